@@ -1,0 +1,1 @@
+"""Images, captions, buckets, caches and batches."""

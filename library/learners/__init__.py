@@ -1,0 +1,1 @@
+"""What learns: the whole model, or adapters inside it."""

@@ -1,0 +1,1 @@
+"""Making a denoiser fit and fly."""

@@ -1,0 +1,1 @@
+"""What the denoiser is asked to predict, and how wrong it was."""
