@@ -1,0 +1,79 @@
+"""The names inside a run's folder, and how its main file is read and written."""
+
+import json
+import math
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.files import write_atomic
+
+RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
+STOP, LAUNCHER = "stop", "launcher.json"
+
+ACTIVE = ("starting", "running", "stopping")
+FINAL = ("finished", "stopped", "failed", "interrupted")
+
+SECRETS = ("wandb_api_key", "huggingface_token")
+
+
+def new_id(name: str) -> str:
+    """A run id that sorts by time within a name: `<name>-<YYYYmmdd-HHMMSS>-<4 hex>`, safe as a folder's name."""
+    plain = re.sub(r"[^\w.-]+", "_", name).strip("._-")[:80] or "run"
+    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def is_id(text: Any) -> bool:
+    """Whether `text` can be a run id at all: one plain name, so that it can never lead out of a folder."""
+    return isinstance(text, str) and re.fullmatch(r"[\w][\w.-]{0,120}", text) is not None
+
+
+def stop_asked(folder: Path) -> str:
+    """How this run was asked to stop: "" (not at all), "after_step" or "now"."""
+    try:
+        asked = (folder / STOP).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+    return asked if asked in ("after_step", "now") else "after_step"
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when the file is missing, half gone or no object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def store(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON object so that a reader sees the old one or the new one, never a torn one."""
+    write_atomic(path, dump(values, indent=1) + "\n")
+
+
+def dump(values: Mapping[str, Any], indent: int | None = None) -> str:
+    """Strict JSON: NaN and infinity become null, and whatever JSON does not know becomes a number or a text."""
+    return json.dumps(_plain(values), ensure_ascii=False, indent=indent)
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values less every token and key, whether they lie flat or by section."""
+    kept = {name: value for name, value in values.items() if name not in SECRETS}
+    return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner) for inner in value]
+    try:
+        number = float(value)  # also what NumPy and torch call a number
+    except (TypeError, ValueError):
+        return str(value)
+    return number if math.isfinite(number) else None

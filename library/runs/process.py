@@ -1,0 +1,55 @@
+"""Which process is meant: a number alone is not enough, since the system hands it out again."""
+
+import contextlib
+import os
+import socket
+from typing import Any
+
+import psutil
+
+HOST = socket.gethostname()
+GRACE = 5.0  # seconds a process has between being asked to end and being ended
+
+
+def identity(pid: int | None = None) -> dict[str, Any]:
+    """What names a process for good: its number, the second it started, and the machine."""
+    pid = pid or os.getpid()
+    return {"pid": pid, "process_start": psutil.Process(pid).create_time(), "host": HOST}
+
+
+def find(known: dict[str, Any]) -> psutil.Process | None:
+    """The living process that `identity` once described, or None when it ended or another one wears its number."""
+    pid, start = known.get("pid"), known.get("process_start")
+    if not isinstance(pid, int) or not isinstance(start, int | float):
+        return None
+    try:
+        found = psutil.Process(pid)
+        # create_time is derived from the boot time, which a clock correction can move a little.
+        if abs(found.create_time() - start) > 2 or found.status() == psutil.STATUS_ZOMBIE:
+            return None
+    except psutil.Error:
+        return None
+    return found
+
+
+def alive(known: dict[str, Any]) -> bool:
+    """Whether the process that `identity` described is still at work on this machine."""
+    return known.get("host", HOST) == HOST and find(known) is not None
+
+
+def end(roots: list[psutil.Process], grace: float = GRACE) -> None:
+    """End processes and all that they started: ask first, and after `grace` seconds insist."""
+    doomed: dict[int, psutil.Process] = {}
+    for root in roots:
+        try:
+            doomed.update({p.pid: p for p in [root, *root.children(recursive=True)]})
+        except psutil.NoSuchProcess:
+            continue
+    for victim in doomed.values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.terminate()
+    _, stubborn = psutil.wait_procs(doomed.values(), timeout=grace)
+    for victim in stubborn:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+    psutil.wait_procs(stubborn, timeout=grace)

@@ -1,0 +1,196 @@
+"""Reading runs: which there are, how each stands, and what it has said since the last look."""
+
+import json
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from library.runs import explain, layout, process, registry
+
+SILENCE = 60.0  # seconds without a sign of life after which a run on another machine counts as gone
+PATIENCE = 30.0  # seconds that a prepared run may take until its launcher is on record
+POINTS = 1500  # points of the loss curve that are kept; a longer one is thinned, which no screen can show
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as it stands now."""
+
+    folder: Path
+    facts: dict[str, Any] = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.folder.name
+
+    @property
+    def state(self) -> str:
+        """One of starting, running, stopping, finished, stopped, failed, interrupted."""
+        return self.facts.get("state", "interrupted")
+
+    @property
+    def active(self) -> bool:
+        """Whether it still works."""
+        return self.state in layout.ACTIVE
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, when it did."""
+        return self.facts.get("error")
+
+
+def runs() -> list[Run]:
+    """Every run of this user, the newest first."""
+    found = [at(folder) for folder in registry.folders().values()]
+    return sorted(found, key=lambda run: run.facts.get("started", 0), reverse=True)
+
+
+def run(run_id: str) -> Run:
+    """One run by its id. Raises KeyError when there is none."""
+    return at(registry.folder(run_id))
+
+
+def active() -> Run | None:
+    """The newest run that still works, if any."""
+    return next((found for found in runs() if found.active), None)
+
+
+def at(folder: Path) -> Run:
+    """The run in this folder. A run whose process is gone is told so, and its file is put right."""
+    path = folder / layout.RUN
+    facts = _loaded(path, _changed(path))
+    if facts.get("state") not in layout.ACTIVE:
+        return Run(folder, facts)
+    if ended := _how_it_ended(folder, facts):
+        # The trainer may have written its last word between our look at the file and our look at the process.
+        facts = layout.load(path)
+        if facts.get("state") in layout.ACTIVE:
+            facts |= {"state": ended[0], "error": ended[1], "ended": facts.get("heartbeat", time.time())}
+            layout.store(path, facts)
+    elif layout.stop_asked(folder):
+        facts = {**facts, "state": "stopping"}
+    return Run(folder, facts)
+
+
+def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None] | None:
+    """State and cause of a run that says it works but does not; None when it really works."""
+    begun = "pid" in facts  # the trainer itself has taken the diary over
+    known = facts if begun else layout.load(folder / layout.LAUNCHER)
+    if known.get("host", process.HOST) != process.HOST:
+        silent = time.time() - facts.get("heartbeat", 0) > SILENCE
+        return ("interrupted", "There has been no sign of life from the other computer.") if silent else None
+    if not known and time.time() - facts.get("started", 0) < PATIENCE:
+        return None
+    if process.alive(known):
+        return None
+    found = explain.cause(tail(folder))
+    if asked := layout.stop_asked(folder):
+        return ("failed", found) if found and asked != "now" else ("stopped", None)
+    if not begun:
+        return "failed", found or "The training ended before it began. Its log says more."
+    return ("failed", found) if found else ("interrupted", "The training was cut off: its process is gone.")
+
+
+def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
+    """The last lines of a run's log. Only the end of the file is read, however long it is."""
+    try:
+        with (folder / layout.LOG).open("rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - size))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    # A progress bar draws over itself: of what it drew, the last state counts.
+    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
+
+
+def read(run_id: str, since: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """What happened after byte `since` of progress.jsonl, and the byte to go on from. KeyError: no such run."""
+    return events(registry.folder(run_id), since)
+
+
+def events(folder: Path, since: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Like `read`, for a folder. A line still being written waits for the next call; a broken one is left out."""
+    try:
+        with (folder / layout.PROGRESS).open("rb") as progress:
+            progress.seek(0, 2)
+            since = since if 0 <= since <= progress.tell() else 0
+            progress.seek(since)
+            data = progress.read()
+    except OSError:
+        return [], 0
+    whole = data[: data.rfind(b"\n") + 1]
+    found = []
+    for line in whole.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            found.append(event)
+    return found, since + len(whole)
+
+
+class Progress:
+    """All that a run has said so far, folded into what a panel shows. `update` reads only what is new."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.offset = folder, 0
+        self.last: dict[str, Any] = {}  # the newest step line
+        self.phase: dict[str, Any] | None = None  # what goes on outside the steps
+        self.curve: list[tuple[int, float, float]] = []  # step, loss, smoothed loss
+        self.told: dict[str, deque[dict[str, Any]]] = {}  # the newest events of every other kind
+        self._smooth, self._weight, self._stride, self._seen = 0.0, 0.0, 1, 0
+        self._lock = threading.Lock()
+
+    def update(self) -> "Progress":
+        """Read on. Safe to call from several threads."""
+        with self._lock:
+            found, self.offset = events(self.folder, self.offset)
+            for event in found:
+                self._take(event)
+        return self
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event.get("kind")
+        if kind == "step":
+            self.last, self.phase = event, None
+            if isinstance(event.get("loss"), int | float) and isinstance(event.get("step"), int):
+                self._point(event["step"], float(event["loss"]))
+        elif kind == "phase":
+            self.phase = event
+        else:
+            self.told.setdefault(str(kind), deque(maxlen=200)).append(event)
+
+    def _point(self, step: int, loss: float) -> None:
+        # An exponential mean that is right from the first point on (Adam's bias correction).
+        self._smooth, self._weight = 0.97 * self._smooth + 0.03 * loss, 0.97 * self._weight + 0.03
+        if self._seen % self._stride == 0:
+            self.curve.append((step, loss, self._smooth / self._weight))
+        self._seen += 1
+        if len(self.curve) > POINTS:
+            self.curve, self._stride = self.curve[::2], self._stride * 2
+
+
+@lru_cache(maxsize=16)
+def progress(folder: Path) -> Progress:
+    """The one Progress of a folder, so that every reader of this process shares what was already read."""
+    return Progress(folder)
+
+
+def _changed(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino  # every write is a new file, so two within one tick of the clock differ too
+
+
+@lru_cache(maxsize=512)
+def _loaded(path: Path, changed: tuple[int, int]) -> dict[str, Any]:
+    return layout.load(path)

@@ -1,0 +1,210 @@
+"""The trainer's own diary: what it is, how far it is, and what happened, for whoever reads along."""
+
+import importlib.metadata
+import logging
+import os
+import platform
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from library.config.values import ConfigError
+from library.runs import layout, process, registry
+
+HEARTBEAT = 2.0  # seconds between two signs of life
+SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
+
+PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "kohya-trainer")
+
+
+class Record:
+    """The diary of one running training. Only the main process of a training writes one.
+
+    Use it as a context manager, and an exception on the way out is written down as the cause of the failure:
+
+        with Record.start(changed(config), script, output_dir, output_name, title) as record:
+            record.plan(1600)
+            record.phase("caching latents", 3, 12)
+            record.step({"step": 1, "loss": 0.12, "lr": {"unet": 1e-4}})
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], in_shell: bool) -> None:
+        self.folder, self.facts = folder, facts
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._phase_said = ("", 0.0)
+        self._progress = (folder / layout.PROGRESS).open("a", encoding="utf-8", buffering=1)
+        self._log = _follow_logging(folder / layout.LOG) if in_shell else None
+        self._write()
+        registry.add(folder)
+        threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
+
+    @classmethod
+    def start(cls, config: Mapping[str, Any], script: str, output_dir: str | Path, output_name: str | None,
+              title: str = "") -> "Record":  # fmt: skip
+        """Begin a run's folder, or take over the one that the page prepared (KOHYA_RUN_DIR).
+
+        `config` is what differs from the defaults, flat or by section; tokens and keys in it are not written.
+        """
+        prepared = os.environ.get("KOHYA_RUN_DIR", "")
+        facts = layout.load(Path(prepared) / layout.RUN) if prepared else {}
+        in_shell = facts.get("state") != "starting"  # also when the variable is left over from a run that ended
+        if in_shell:
+            folder = Path(output_dir).absolute() / "runs" / layout.new_id(output_name or script)
+            folder.mkdir(parents=True)
+            facts = {"id": folder.name, "started": time.time(), "from": "shell"}
+        else:
+            folder = Path(prepared).absolute()
+        facts |= {
+            "script": script,
+            "title": title,
+            "state": "running",
+            **process.identity(),
+            "output_dir": str(Path(output_dir).absolute()),
+            "output_name": output_name,
+            "versions": versions(),
+            "hardware": hardware(),
+            "config": layout.without_secrets(config),
+            "step": 0,
+            "total_steps": 0,
+            "error": None,
+        }
+        return cls(folder, facts, in_shell)
+
+    @property
+    def id(self) -> str:
+        """The run's name, as the page shows it."""
+        return self.folder.name
+
+    def plan(self, total_steps: int, **facts: Any) -> None:
+        """Say how many optimizer steps there will be, and any further fact for run.json (batches, images, epochs)."""
+        self.note(total_steps=int(total_steps), **facts)
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to run.json; a mapping is merged into what is there: note(hardware={"gpu": "L40S"})."""
+        with self._lock:
+            for name, value in facts.items():
+                known = self.facts.get(name)
+                self.facts[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+        self._write()
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Say what is going on before, between and after the steps: `caching latents`, 312 of 1000."""
+        now, (last, said) = time.monotonic(), self._phase_said
+        with self._lock:
+            self.facts["phase"] = {"name": name, "done": done, "total": total}
+        if name != last or done == total or now - said >= SPACING:
+            self._phase_said = (name, now)
+            self.event("phase", name=name, done=done, total=total)
+
+    def step(self, values: Mapping[str, Any]) -> None:
+        """One line of the loss curve: step, epoch, loss, avr_loss, lr {name: rate}, grad_norm, s_it, eta (seconds)."""
+        with self._lock:
+            self.facts |= {"step": int(values.get("step", self.facts["step"])), "phase": None}
+        self._phase_said = ("", 0.0)
+        self.event("step", **values)
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Anything else that a reader should know: compile, saved, sample, warning, error."""
+        line = layout.dump({"t": round(time.time(), 3), "kind": kind, **data})
+        with self._lock:
+            if not self._progress.closed:
+                self._progress.write(line + "\n")
+
+    def say(self, text: str) -> None:
+        """A line for the console that is also kept in log.txt, whoever started the run."""
+        print(text, flush=True)
+        if self._log:
+            self._log.stream.write(text + "\n")
+            self._log.flush()
+
+    def stop_requested(self) -> str:
+        """What a reader asked for: "" (nothing), "after_step" or "now". One look at the disk per call."""
+        asked = layout.stop_asked(self.folder)
+        with self._lock:
+            if asked and self.facts["state"] == "running":
+                self.facts["state"] = "stopping"
+        return asked
+
+    def finish(self, state: str, error: str | None = None) -> None:
+        """Close the diary as finished, stopped or failed, with the cause in one sentence. The first call counts."""
+        if state not in layout.FINAL:
+            raise ValueError(f"A run ends as one of {', '.join(layout.FINAL)}, not as {state!r}.")
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._ended.set()
+            if error:
+                self.event("error", text=error)
+            self.facts |= {"state": state, "error": error, "ended": time.time(), "phase": None}
+            self._progress.close()
+        self._write()
+        if self._log:
+            logging.getLogger().removeHandler(self._log)
+            self._log.close()
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.finish("stopped" if self.facts["state"] == "stopping" else "finished")
+        elif isinstance(error, KeyboardInterrupt):
+            self.finish("stopped")
+        elif isinstance(error, SystemExit) and not error.code:
+            self.finish("finished")
+        else:
+            if self._log:
+                self._log.stream.write("".join(traceback.format_exception(error)))
+            self.finish("failed", sentence(error))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            self.facts["heartbeat"] = time.time()
+            try:
+                layout.store(self.folder / layout.RUN, self.facts)
+            except (
+                OSError,
+                ConfigError,
+            ):  # a full disk or, on Windows, a reader's open file: the next beat tries again
+                logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
+
+
+def sentence(error: BaseException) -> str:
+    """An exception as its user should read it: our own messages as they are, others with their kind in front."""
+    text = str(error).strip()
+    if isinstance(error, ConfigError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def versions() -> dict[str, str]:
+    """What is installed, read from the package records so that nothing heavy is imported."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine as far as it is known without torch; the trainer adds its GPU with `note`."""
+    memory = psutil.virtual_memory().total / 2**30
+    return {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gb": round(memory, 1)}
+
+
+def _follow_logging(path: Path) -> logging.FileHandler:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    logging.getLogger().addHandler(handler)
+    return handler

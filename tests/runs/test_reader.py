@@ -1,0 +1,128 @@
+"""Reading runs: incremental, tolerant of half-written files, and never fooled by ids from a browser."""
+
+import json
+import time
+
+import pytest
+
+from library.runs import explain, layout, process, reader, registry, stop
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+
+
+def make(tmp_path, name="cat-1", **facts):
+    folder = tmp_path / "out" / "runs" / name
+    folder.mkdir(parents=True)
+    layout.store(folder / "run.json", {"id": name, "state": "running", "started": time.time(), **facts})
+    registry.add(folder)
+    return folder
+
+
+def write(folder, *events):
+    with (folder / "progress.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def test_events_go_on_where_the_last_look_stopped(tmp_path):
+    folder = make(tmp_path)
+    write(folder, {"kind": "step", "step": 1}, {"kind": "step", "step": 2})
+    found, at = reader.read("cat-1")
+    assert [event["step"] for event in found] == [1, 2]
+    with (folder / "progress.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+    assert reader.read("cat-1", at) == ([], at)
+    with (folder / "progress.jsonl").open("a") as file:
+        file.write('ep": 3}\nnot json\n')
+    found, at = reader.read("cat-1", at)
+    assert [event["step"] for event in found] == [3]
+    assert reader.read("cat-1", at) == ([], at)
+
+
+def test_progress_folds_events_into_what_a_panel_shows(tmp_path):
+    folder = make(tmp_path)
+    progress = reader.Progress(folder)
+    write(folder, {"kind": "phase", "name": "caching latents", "done": 3, "total": 12})
+    assert progress.update().phase["done"] == 3
+    write(folder, *({"kind": "step", "step": n, "loss": 1.0} for n in range(1, 6)), {"kind": "saved", "path": "a"})
+    progress.update()
+    assert progress.phase is None and progress.last["step"] == 5 and len(progress.told["saved"]) == 1
+    assert [point[0] for point in progress.curve] == [1, 2, 3, 4, 5]
+    assert progress.curve[-1][2] == pytest.approx(1.0)  # the mean of equal losses is that loss, from the start
+
+
+def test_a_long_curve_is_thinned_but_spans_the_run(tmp_path):
+    folder = make(tmp_path)
+    write(folder, *({"kind": "step", "step": n, "loss": 0.1} for n in range(1, 20001)))
+    curve = reader.Progress(folder).update().curve
+    assert len(curve) <= reader.POINTS and curve[0][0] == 1 and curve[-1][0] > 19900
+
+
+@pytest.mark.parametrize("run_id", ["../cat-1", "..", "", "a/b", "a\\b", "x\0y", None, 7, ["cat-1"], "C:\\x", "nope"])
+def test_ids_from_outside_cannot_lead_anywhere(run_id, tmp_path):
+    make(tmp_path)
+    with pytest.raises(KeyError):
+        reader.run(run_id)
+    with pytest.raises(KeyError):
+        stop.request(run_id, "now")
+
+
+def test_a_living_process_is_a_running_run(tmp_path):
+    make(tmp_path, **process.identity())
+    assert reader.active().id == "cat-1"
+
+
+def test_a_launcher_that_died_before_the_trainer_spoke_is_a_failure_with_its_cause(tmp_path):
+    folder = make(tmp_path, state="starting")
+    layout.store(folder / "launcher.json", {**process.identity(), "process_start": 1.0})
+    (folder / "log.txt").write_text("Traceback\nModuleNotFoundError: No module named 'peft'\n")
+    run = reader.run("cat-1")
+    assert run.state == "failed" and "peft" in run.error and "set-up" in run.error
+
+
+def test_a_run_elsewhere_lives_by_its_heartbeat(tmp_path):
+    far = {**process.identity(), "host": "another"}
+    make(tmp_path, "here-1", **far, heartbeat=time.time())
+    make(tmp_path, "gone-1", **far, heartbeat=time.time() - 600)
+    assert reader.run("here-1").state == "running" and reader.run("gone-1").state == "interrupted"
+
+
+def test_a_torn_run_file_is_not_a_running_run(tmp_path):
+    folder = make(tmp_path)
+    (folder / "run.json").write_text('{"state": "runn')
+    assert not reader.run("cat-1").active
+
+
+def test_a_removed_folder_disappears_from_the_list(tmp_path):
+    folder = make(tmp_path)
+    (folder / "run.json").unlink()
+    folder.rmdir()
+    assert reader.runs() == []
+
+
+def test_the_tail_reads_only_the_end_and_the_last_state_of_a_bar(tmp_path):
+    folder = make(tmp_path)
+    (folder / "log.txt").write_text("x" * 200_000 + "\n10%\r50%\r100%\nend", encoding="utf-8")
+    assert reader.tail(folder, lines=2) == "100%\nend"
+    assert len(reader.tail(folder)) < 70_000
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "ran out of memory"),
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'a b.toml'", "a b.toml does not exist"),
+        ("x.py: error: \nlearning_rate: expected float, got 'abc'\n\nTraceback", "learning_rate: expected float"),
+        ("library.config.schema.ConfigError: output_dir: gone\nae: gone\n\nother", "output_dir: gone\nae: gone"),
+        ("RuntimeError: odd\nsubprocess.CalledProcessError: Command died", "RuntimeError: odd"),
+    ],
+)  # fmt: skip
+def test_causes(log, words):
+    assert words in explain.cause(log)
+
+
+def test_no_cause_is_invented():
+    assert explain.cause("step 1\nstep 2\nall is well") is None

@@ -1,0 +1,158 @@
+"""The trainer's diary: what it writes, and what it must never write."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from library.runs import layout, process, reader, registry
+from library.runs.record import Record
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("KOHYA_RUN_DIR", raising=False)
+    return tmp_path / "home"
+
+
+def begin(tmp_path, **config):
+    return Record.start(config, "flux_train_network", tmp_path / "out", "cat", "FLUX LoRA")
+
+
+def facts(record):
+    return json.loads((record.folder / "run.json").read_text(encoding="utf-8"))
+
+
+def test_a_run_is_a_folder_that_the_registry_knows(tmp_path):
+    with begin(tmp_path) as record:
+        assert record.folder.parent == tmp_path / "out" / "runs"
+        assert registry.folder(record.id) == record.folder
+        assert [run.id for run in reader.runs()] == [record.id]
+        found = facts(record)
+        assert found["state"] == "running" and found["pid"] == os.getpid() and found["script"] == "flux_train_network"
+        assert found["versions"]["python"] and found["hardware"]["cpus"]
+    assert reader.run(record.id).state == "finished"
+
+
+def test_steps_phases_and_events_are_lines(tmp_path):
+    with begin(tmp_path) as record:
+        record.plan(10)
+        record.phase("caching latents", 1, 2)
+        record.step({"step": 1, "epoch": 1, "loss": 0.5, "lr": {"unet": 1e-4}})
+        record.event("saved", path="cat.safetensors")
+    lines = [json.loads(line) for line in (record.folder / "progress.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["phase", "step", "saved"]
+    assert lines[1]["loss"] == 0.5 and lines[1]["lr"] == {"unet": 1e-4} and lines[1]["t"] > 0
+    assert facts(record)["step"] == 1 and facts(record)["total_steps"] == 10
+
+
+def test_a_phase_that_reports_every_image_does_not_fill_the_disk(tmp_path):
+    with begin(tmp_path) as record:
+        for done in range(1, 1001):
+            record.phase("caching latents", done, 1000)
+    lines = (record.folder / "progress.jsonl").read_text().splitlines()
+    assert len(lines) < 20 and json.loads(lines[-1])["done"] == 1000
+
+
+def test_numbers_that_json_does_not_know(tmp_path):
+    class Number:
+        def __float__(self):
+            return 0.25
+
+    with begin(tmp_path) as record:
+        record.step({"step": 1, "loss": float("nan"), "grad_norm": Number()})
+    line = (record.folder / "progress.jsonl").read_text()
+    assert json.loads(line, parse_constant=pytest.fail)["loss"] is None
+    assert json.loads(line)["grad_norm"] == 0.25
+
+
+def test_secrets_are_not_written(tmp_path):
+    config = {"log": {"wandb_api_key": "canary-1", "log_with": "wandb"}, "huggingface_token": "canary-2"}
+    with Record.start(config, "flux_train_network", tmp_path / "out", "cat", "") as record:
+        pass
+    assert facts(record)["config"] == {"log": {"log_with": "wandb"}}
+    for file in tmp_path.rglob("*"):
+        assert file.is_dir() or b"canary" not in file.read_bytes(), file
+
+
+def test_an_exception_is_the_cause_of_the_failure(tmp_path):
+    with pytest.raises(RuntimeError), begin(tmp_path) as record:
+        raise RuntimeError("the loss is not a number")
+    found = reader.run(record.id)
+    assert found.state == "failed" and found.error == "RuntimeError: the loss is not a number"
+    assert "Traceback" in reader.tail(record.folder)
+
+
+def test_the_first_word_about_the_end_counts(tmp_path):
+    with begin(tmp_path) as record:
+        record.finish("stopped")
+    assert facts(record)["state"] == "stopped"
+    with pytest.raises(ValueError, match="finished"):
+        record.finish("done")
+
+
+def test_in_a_shell_the_log_is_kept(tmp_path, capsys):
+    with begin(tmp_path) as record:
+        logging.getLogger("library.test").warning("twelve images have no caption")
+        record.say("12 images, 40 steps")
+    text = (record.folder / "log.txt").read_text(encoding="utf-8")
+    assert "twelve images have no caption" in text and "12 images, 40 steps" in text
+    assert "12 images, 40 steps" in capsys.readouterr().out
+    logging.getLogger("library.test").warning("after the end")
+    assert "after the end" not in (record.folder / "log.txt").read_text(encoding="utf-8")
+
+
+def test_a_folder_that_the_page_prepared_is_taken_over(tmp_path, monkeypatch):
+    folder = tmp_path / "out" / "runs" / "cat-1"
+    folder.mkdir(parents=True)
+    layout.store(folder / "run.json", {"id": "cat-1", "state": "starting", "started": 7.0, "from": "page"})
+    monkeypatch.setenv("KOHYA_RUN_DIR", str(folder))
+    with begin(tmp_path) as record:
+        assert record.folder == folder and facts(record)["started"] == 7.0
+        assert not (folder / "log.txt").exists()  # what the page started has its console there already
+    with begin(tmp_path) as second:  # the variable is still set, but that folder is used up
+        assert second.folder != folder
+
+
+def test_it_hears_a_request_to_stop(tmp_path):
+    with begin(tmp_path) as record:
+        assert record.stop_requested() == ""
+        (record.folder / "stop").write_text("after_step")
+        assert record.stop_requested() == "after_step"
+    assert facts(record)["state"] == "stopped"
+
+
+def test_it_gives_signs_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr("library.runs.record.HEARTBEAT", 0.02)
+    with begin(tmp_path) as record:
+        first = facts(record)["heartbeat"]
+        deadline = time.monotonic() + 5
+        while facts(record)["heartbeat"] == first and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert facts(record)["heartbeat"] > first
+
+
+def test_a_killed_trainer_is_interrupted(tmp_path):
+    script = (
+        "import os, signal, sys; from library.runs.record import Record\n"
+        "r = Record.start({}, 'flux_train_network', sys.argv[1], 'cat'); print(r.id, flush=True)\n"
+        "os.kill(os.getpid(), getattr(signal, 'SIGKILL', signal.SIGTERM))"
+    )
+    made = subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], capture_output=True, text=True)
+    run = reader.run(made.stdout.strip())
+    assert run.state == "interrupted" and not run.active
+    assert json.loads((run.folder / "run.json").read_text())["state"] == "interrupted"
+
+
+def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
+    with begin(tmp_path) as record:
+        pass
+    other = {"state": "running", **process.identity(), "heartbeat": time.time()}
+    other["process_start"] -= 100
+    layout.store(record.folder / "run.json", other)
+    assert reader.run(record.id).state == "interrupted"
