@@ -174,7 +174,7 @@ class Record:
             except (
                 OSError,
                 ConfigError,
-            ):  # a full disk or, on Windows, a reader's open file: the next beat tries again
+            ):  # a full disk, or a reader's open file: the next beat tries again
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
 
 
