@@ -1,0 +1,24 @@
+"""What holds for every test: two cores, no network, and never a file in the user's home."""
+
+import getpass
+import os
+import tempfile
+from pathlib import Path
+
+SCRATCH = Path(tempfile.gettempdir()) / f"kohya-tests-{getpass.getuser()}"
+HOME = tempfile.TemporaryDirectory(prefix="kohya-home-", ignore_cleanup_errors=True)
+
+# Set before anything imports torch, gradio or a hub client, and inherited by every process that a test starts.
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    KOHYA_HOME=HOME.name,
+    HF_HOME=str(SCRATCH / "huggingface"),
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    GRADIO_ANALYTICS_ENABLED="False",
+    # Shared by all tests and all runs of them: what one compiled, the next finds.
+    TORCHINDUCTOR_CACHE_DIR=str(SCRATCH / "inductor"),
+)
+for name in ("KOHYA_RUN_DIR", "HF_TOKEN", "WANDB_API_KEY"):
+    os.environ.pop(name, None)

@@ -1,0 +1,61 @@
+"""The source files of the project, and what each imports: read as text, never run."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("library", "kohya_gui", "sd-scripts")
+OURS = ("library", "kohya_gui")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, the line that does it, and when it happens."""
+
+    name: str
+    line: int
+    when: str  # "load": with the module; "call": inside a function; "never": for the type checker only
+
+
+def files() -> list[Path]:
+    """Every Python file that is shipped."""
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+def module(path: Path) -> str:
+    """library/runs/__init__.py -> library.runs; sd-scripts/flux_train.py -> sd-scripts.flux_train."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> list[Import]:
+    """All imports of a file; in `from library.families import base` the module library.families.base, if it is one."""
+    return list(_walk(ast.parse(path.read_text(encoding="utf-8")), "load"))
+
+
+def _walk(node: ast.AST, when: str) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, child.lineno, when) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from (Import(name, child.lineno, when) for name in _targets(child))
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for part in child.body:
+                yield from _walk(ast.Module([part], []), "never")
+            for part in child.orelse:
+                yield from _walk(ast.Module([part], []), when)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _walk(child, "never" if when == "never" else "call")
+        else:
+            yield from _walk(child, when)
+
+
+def _targets(node: ast.ImportFrom) -> Iterator[str]:
+    """A `from x import y` means x.y where that is a module, else x. Relative imports are lint errors (TID)."""
+    base = node.module or ""
+    for alias in node.names:
+        inner = ROOT.joinpath(*base.split("."), alias.name)
+        is_module = inner.with_suffix(".py").exists() or (inner / "__init__.py").exists()
+        yield f"{base}.{alias.name}" if is_module else base

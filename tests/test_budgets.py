@@ -1,0 +1,29 @@
+"""How long files and functions may be. A reader's patience is a budget like any other."""
+
+import ast
+
+from tests import source
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+
+# Longer functions, each with the reason why cutting it would make it worse.
+EXCEPTIONS: dict[str, str] = {}
+
+
+def test_files_are_short():
+    lengths = {str(p.relative_to(source.ROOT)): len(p.read_text(encoding="utf-8").splitlines()) for p in source.files()}
+    long = {name: lines for name, lines in lengths.items() if lines > FILE_LINES}
+    assert not long, f"over {FILE_LINES} lines, each is probably two things: {long}"
+
+
+def test_functions_are_short():
+    long = {}
+    for path in source.files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                name = f"{source.module(path)}.{node.name}"
+                if lines > FUNCTION_LINES and name not in EXCEPTIONS:
+                    long[name] = lines
+    assert not long, f"over {FUNCTION_LINES} lines: {long}"

@@ -1,0 +1,166 @@
+"""The one-way rule: who may import whom, and what must load without torch."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests import source
+
+# Each line: a part of the project, and what of ours it may import. The first line that fits a module is its rule.
+# Everything may import library.config and library.files; a part may always import itself.
+BOTTOM = ("library.config", "library.files")
+PROTOCOL = ("library.families.base",)
+FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/__init__.py"))
+MAY_IMPORT = {
+    "library.config": (),
+    "library.files": ("library.config",),
+    **{f"{family}.options": ("library.config",) for family in FAMILIES},
+    **{family: (*BOTTOM, "library.families", "library.objectives") for family in FAMILIES},
+    "library.families": BOTTOM,
+    "library.runs": BOTTOM,
+    "library.objectives": (*BOTTOM, *PROTOCOL),
+    "library.learners": (*BOTTOM, *PROTOCOL),
+    "library.data": (*BOTTOM, *PROTOCOL),
+    "library.compile_utils": (*BOTTOM, "library.compile_ledger"),
+    "library.compile_ledger": BOTTOM,
+    "library.memory": (*BOTTOM, "library.compile_utils", "library.compile_ledger"),
+    "library.demo": (*BOTTOM, "library.families", "library.runs"),
+    "library.tools": (*BOTTOM, "library.families"),
+    "library.train": ("library",),
+    "library.bench": ("library",),
+    "library": (),
+    "kohya_gui.cli": ("library", "kohya_gui"),
+    "kohya_gui": (*BOTTOM, "library.runs", "library.families", "library.tools"),
+    "sd-scripts": (*BOTTOM, "library.train", "library.families"),
+}
+
+# Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
+HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
+NEVER_HEAVY = ("library.config", "library.files", "library.runs", "kohya_gui")
+LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.bench.doctor", "library.train")
+ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it
+
+
+def within(name: str, part: str) -> bool:
+    return name == part or name.startswith(part + ".")
+
+
+def part_of(name: str) -> str:
+    return max((part for part in MAY_IMPORT if within(name, part)), key=len)
+
+
+def is_options(name: str) -> bool:
+    return name.startswith("library.families.") and name.endswith(".options")
+
+
+def forbidden(module: str, imported: str) -> str | None:
+    """Why this module may not import that one, or None when it may."""
+    part = part_of(module)
+    if part == "library.families" and any(within(imported, family) for family in FAMILIES):
+        return f"{module} is shared by families and may not know one of them ({imported})"
+    if within(imported, part):
+        return None
+    if not any(within(imported, allowed) for allowed in MAY_IMPORT[part]):
+        return f"{module} may not import {imported}"
+    if within(imported, "kohya_gui") and not within(module, "kohya_gui"):
+        return f"{module} may not import the page ({imported})"
+    if part in FAMILIES and any(within(imported, family) for family in FAMILIES):
+        return f"{module} may not know another family ({imported})"
+    if part == "kohya_gui" and within(imported, "library.families"):
+        known = imported in ("library.families", *PROTOCOL) or is_options(imported)
+        return None if known else f"{module} may import a family's options only, not {imported}"
+    return None
+
+
+def every_import() -> Iterator[tuple[str, source.Import]]:
+    for path in source.files():
+        for found in source.imports(path):
+            yield source.module(path), found
+
+
+def test_arrows_point_one_way():
+    wrong = [
+        f"{problem} (line {found.line})"
+        for module, found in every_import()
+        if found.name.split(".")[0] in source.OURS and (problem := forbidden(module, found.name))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_and_the_options_never_touch_torch():
+    wrong = []
+    for module, found in every_import():
+        if found.when == "never" or found.name.split(".")[0] not in HEAVY:
+            continue
+        late = any(module == part or (part not in ONLY_EXACT and within(module, part)) for part in LATE_HEAVY)
+        if is_options(module) or any(within(module, part) for part in NEVER_HEAVY):
+            wrong.append(f"{module} imports {found.name} (line {found.line})")
+        elif late and found.when == "load":
+            wrong.append(f"{module} imports {found.name} with itself; do it inside the function (line {found.line})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_goes_round_in_circles():
+    graph: dict[str, set[str]] = {}
+    for module, found in every_import():
+        if found.when == "load" and found.name.split(".")[0] in source.OURS:
+            graph.setdefault(module, set()).add(found.name)
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail[trail.index(module) :], module))
+        if module not in done:
+            for imported in graph.get(module, ()):
+                visit(imported, (*trail, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def run_without(blocked: tuple[str, ...], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python in which the blocked modules cannot be imported at all."""
+    block = f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+    return subprocess.run(
+        [sys.executable, "-c", block + code, *arguments], capture_output=True, text=True, cwd=source.ROOT, check=False
+    )
+
+
+def test_options_and_form_load_without_torch():
+    code = """
+import importlib
+from pathlib import Path
+for path in Path("library/families").glob("*/options.py"):
+    importlib.import_module(".".join(path.with_suffix("").parts))
+import kohya_gui.form, library.families, library.runs
+"""
+    done = run_without(HEAVY, code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (source.ROOT / "sd-scripts").glob("*.py")))
+def test_help_of_a_script_loads_nothing_heavy(script):
+    code = "import runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = run_without((*HEAVY, "gradio"), code, f"sd-scripts/{script}", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--learning_rate" in done.stdout
+
+
+def test_the_rules_themselves_hold():
+    """A rule that never fires is none: each kind of forbidden import is seen."""
+    assert forbidden("library.config.schema", "library.files")
+    assert forbidden("library.families.flux.family", "library.families.sdxl.keys")
+    assert forbidden("library.families.flux.options", "library.families.base")
+    assert forbidden("library.families.base", "library.objectives.flow")
+    assert forbidden("library.runs.record", "library.train")
+    assert forbidden("library.train", "kohya_gui.form")
+    assert forbidden("library.objectives.flow", "library.train.loss")
+    assert forbidden("kohya_gui.form", "library.train")
+    assert forbidden("kohya_gui.form", "library.families.flux.family")
+    assert not forbidden("kohya_gui.form", "library.families.flux.options")
+    assert not forbidden("library.families.flux.family", "library.objectives.flow")
+    assert not forbidden("library.families.flux.family", "library.families.base")
+    assert not forbidden("library.families.flux.family", "library.families.flux.keys")
+    assert not forbidden("library.train.run", "library.memory")

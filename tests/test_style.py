@@ -1,0 +1,30 @@
+"""Lint, form and types, as tests, so that one line says whether all is well."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from tests import source
+
+
+def run(tool: str, *arguments: str) -> None:
+    if importlib.util.find_spec(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", tool, *arguments], capture_output=True, text=True, cwd=source.ROOT, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ruff_finds_nothing():
+    run("ruff", "check", "--no-cache", ".")
+
+
+def test_every_file_is_formatted():
+    run("ruff", "format", "--no-cache", "--check", ".")
+
+
+def test_public_parts_are_typed():
+    run("pyright")
