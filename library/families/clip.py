@@ -1,0 +1,122 @@
+"""CLIP text encoders: names, sizes from the tensors, token chunks. SDXL reads two of them, FLUX one.
+
+Whatever the installed transformers calls its modules, the names here are the ones in files: `text_model.encoder...`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.families.weights import assign
+
+HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
+LENGTH = 77  # tokens one pass sees: BOS, 75 of the caption, EOS
+
+
+def canonical(name: str) -> str:
+    """A module or tensor path of any transformers version -> the path files use (`text_model.encoder.layers.0...`)."""
+    if name.startswith(("text_model.", "text_projection")) or name == "logit_scale":
+        return name
+    return f"text_model.{name}"
+
+
+def config(tensors: Mapping[str, Any], act: str, eos: int) -> Any:
+    """The sizes of a text encoder, from its tensors by file name (anything with a `shape`)."""
+    from transformers import CLIPTextConfig
+
+    vocabulary, width = tensors["text_model.embeddings.token_embedding.weight"].shape
+    layers = {name.split(".")[3] for name in tensors if name.startswith("text_model.encoder.layers.")}
+    projection = tensors["text_projection.weight"].shape[0] if "text_projection.weight" in tensors else width
+    return CLIPTextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=tensors["text_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
+        projection_dim=projection,
+        num_hidden_layers=len(layers),
+        num_attention_heads=max(1, width // HEAD),
+        max_position_embeddings=tensors["text_model.embeddings.position_embedding.weight"].shape[0],
+        hidden_act=act,
+        bos_token_id=eos - 1,
+        eos_token_id=eos,
+        pad_token_id=eos,
+    )
+
+
+def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | None = None, projected: bool = False):
+    """A text encoder of the sizes of its tensors, which it takes over without a copy.
+
+    `tensors` has file names (`text_model.*`, and `text_projection.weight` when `projected`); others are ignored.
+    `act` is quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id at whose first place the pooled vector is read;
+    the last word of the vocabulary by default. Raises KeyError or RuntimeError when tensors are missing.
+    """
+    from accelerate import init_empty_weights
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+    last = tensors["text_model.embeddings.token_embedding.weight"].shape[0] - 1
+    sizes = config(tensors, act, last if eos is None else eos)
+    with init_empty_weights(include_buffers=False):
+        model = (CLIPTextModelWithProjection if projected else CLIPTextModel)(sizes)
+    wanted = {name: tensors[canonical(name)] for name in model.state_dict() if not name.endswith("position_ids")}
+    return assign(model, wanted)
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """A text encoder's tensors by file name."""
+    return {canonical(n): t for n, t in model.state_dict().items() if not n.endswith("position_ids")}
+
+
+def load_clip_l(path: Any, dtype: torch.dtype | None = None, mmap: bool = True) -> nn.Module:
+    """Read clip_l.safetensors (`text_model.*`, any of the usual prefixes before it) as a CLIPTextModel."""
+    from library.families import weights
+
+    file = weights.read(path, mmap)
+    marker = "text_model.embeddings.token_embedding.weight"
+    prefix = next((name.removesuffix(marker) for name in file if name.endswith(marker)), None)
+    if prefix is None:
+        raise weights.wrong(path, "a CLIP-L text encoder")
+    names = {name.removeprefix(prefix): name for name in file if name.startswith(f"{prefix}text_model.")}
+    names.pop("text_model.embeddings.position_ids", None)
+    return encoder({short: weights.cast(file[name], dtype) for short, name in names.items()})
+
+
+def tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int | None = None) -> Tensor:
+    """Token ids [B, chunks, 77]: each chunk is BOS, 75 tokens of the caption and the sequence's last token.
+
+    `pad` fills a short caption after its EOS; EOS itself by default. With another `pad` (CLIP-G: 0) a chunk that is
+    full ends with EOS, and one that starts with padding starts with EOS (facts: kohya's chunking rule).
+    """
+    ids = tokenizer(list(texts), add_special_tokens=False, truncation=False).input_ids if texts else []
+    return chunked([row[: chunks * (LENGTH - 2)] for row in ids], tokenizer, chunks, pad)
+
+
+def chunked(rows: Sequence[Sequence[int]], tokenizer: Any, chunks: int, pad: int | None) -> Tensor:
+    """Rows of at most 75 * chunks ids without BOS and EOS -> [B, chunks, 77]."""
+    begin, end, inner = tokenizer.bos_token_id, tokenizer.eos_token_id, LENGTH - 2
+    pad = end if pad is None else pad
+    out = []
+    for row in rows:
+        full = [*row, end, *[pad] * (chunks * inner - len(row))]  # BOS is put back below
+        pieces = [[begin, *full[i * inner : (i + 1) * inner], full[-1]] for i in range(chunks)]
+        if pad != end and chunks > 1:
+            for piece in pieces:
+                piece[-1] = piece[-1] if piece[-2] in (end, pad) else end
+                piece[1] = end if piece[1] == pad else piece[1]
+        out.append(pieces)
+    return torch.tensor(out, dtype=torch.int64).view(len(out), chunks, LENGTH)
+
+
+def merged(hidden: Tensor, chunks: int) -> Tensor:
+    """Hidden states [B * chunks, 77, C] -> [B, 75 * chunks + 2, C]: one BOS, every chunk's 75, one last token."""
+    if chunks == 1:
+        return hidden
+    parts = hidden.view(-1, chunks, *hidden.shape[1:])
+    middle = parts[:, :, 1:-1].flatten(1, 2)
+    return torch.cat([parts[:, 0, :1], middle, parts[:, -1, -1:]], dim=1)
+
+
+def chunks_of(max_token_length: int | None) -> int:
+    """How many chunks of 75 tokens a length of 75, 150 or 225 is."""
+    return math.ceil((max_token_length or 75) / 75)

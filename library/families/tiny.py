@@ -1,0 +1,112 @@
+"""Tokenizers trained on the spot from a few sentences, stored as the hub stores the real ones; for demos and tests."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SENTENCES = (
+    "a photo of a red circle on a white background",
+    "a drawing of a blue square, simple, flat colors",
+    "a painting of a green triangle, soft light, high quality",
+    "sks style, a yellow star over the sea at night",
+    "two small cats sit on a wooden table, best quality, masterpiece",
+    "portrait of a woman with long hair, looking at the viewer, outdoors",
+    "1girl, solo, smile, city street, rain, umbrella, 4k",
+    "blurry, bad anatomy, low quality, worst quality, text, watermark",
+)
+
+
+def byte_letters() -> list[str]:
+    """The 256 letters that byte-level BPE writes bytes with, in the order CLIP numbers them ("!" is 0)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in plain]
+    return [chr(b) for b in plain] + [chr(256 + i) for i in range(len(hidden))]
+
+
+def clip_tokenizer(folder: Path, merges: int = 120, pad: str = "<|endoftext|>") -> int:
+    """Train a CLIP tokenizer, write vocab.json, merges.txt and its configuration; returns the size of its vocabulary.
+
+    As in the real ones the last two words are BOS and EOS. `pad` is "!" for CLIP-G.
+    """
+    words = Counter(tuple([*word[:-1], f"{word[-1]}</w>"]) for word in _words(SENTENCES))
+    pairs = [_merge_best(words) for _ in range(merges)]
+    letters = byte_letters()
+    vocabulary = [*letters, *(f"{c}</w>" for c in letters), *(a + b for a, b in pairs)]
+    vocabulary = list(dict.fromkeys([*vocabulary, "<|startoftext|>", "<|endoftext|>"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "vocab.json", {word: i for i, word in enumerate(vocabulary)})
+    lines = ["#version: 0.2", *(f"{a} {b}" for a, b in pairs)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    special = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    special["pad_token"] = pad
+    about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **special}
+    _write_json(folder / "tokenizer_config.json", about)
+    _write_json(folder / "special_tokens_map.json", special)
+    return len(vocabulary)
+
+
+def t5_tokenizer(folder: Path) -> int:
+    """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; returns the size of its vocabulary."""
+    from transformers import T5TokenizerFast
+
+    counts = Counter(f"\u2581{word}" for word in _words(SENTENCES))
+    total = sum(counts.values())
+    pieces = [(word, math.log(count / total)) for word, count in sorted(counts.items(), key=lambda p: (-p[1], p[0]))]
+    letters = [chr(b) for b in range(33, 127)]
+    known = {word for word, _ in pieces}
+    pieces += [(letter, -12.0) for letter in ["\u2581", *letters] if letter not in known]
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces]
+    tokenizer = T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=512)
+    tokenizer.save_pretrained(str(folder))
+    return len(tokenizer)
+
+
+def noise(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Seeded weights for named shapes: matrices scaled by their inputs, norms at one, biases near zero.
+
+    With these a random network passes a signal of about unit size, so that losses are finite and fall.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    out = {}
+    for name, shape in shapes:
+        if len(shape) < 2:
+            one = 1.0 if "norm" in name and name.endswith(("weight", "scale")) else 0.0
+            tensor = one + 0.02 * torch.randn(shape, generator=generator)
+        else:
+            inputs = 1.0 if "embed" in name and len(shape) == 2 and "token" in name else math.prod(shape[1:])
+            tensor = torch.randn(shape, generator=generator) * (0.7 / math.sqrt(inputs))
+        out[name] = tensor.to(dtype)
+    return out
+
+
+def _words(sentences: Iterable[str]) -> Iterator[str]:
+    for sentence in sentences:
+        yield from sentence.replace(",", " ,").split()
+
+
+def _merge_best(words: Counter) -> tuple[str, str]:
+    """Join the most frequent pair everywhere (byte pair encoding); ties go to the pair that sorts first."""
+    pairs: Counter = Counter()
+    for word, count in words.items():
+        for pair in zip(word, word[1:], strict=False):
+            pairs[pair] += count
+    best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+    for word, count in list(words.items()):
+        joined, i = [], 0
+        while i < len(word):
+            step = 2 if word[i : i + 2] == best else 1
+            joined.append("".join(word[i : i + step]))
+            i += step
+        if len(joined) != len(word):
+            del words[word]
+            words[tuple(joined)] += count
+    return best
+
+
+def _write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8", newline="\n")

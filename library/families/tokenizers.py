@@ -1,0 +1,125 @@
+"""Where a text encoder's tokenizer is: beside the model, in a folder of tokenizers, in the hub's cache, or online."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError
+
+CLIP_L = "openai/clip-vit-large-patch14"
+CLIP_G = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
+T5_XXL = "google/t5-v1_1-xxl"
+
+LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
+
+# What each kind of tokenizer is stored in; one complete line of files is enough.
+STORED = {"BPE": (("vocab.json", "merges.txt"),), "Unigram": (("spiece.model",),)}
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "spiece.model"),
+)
+
+
+def kind(name: str) -> str:
+    """The algorithm behind a tokenizer id: "Unigram" for T5, "BPE" for CLIP."""
+    return "Unigram" if "t5" in name.lower() else "BPE"
+
+
+def holds(folder: Path, wanted: str) -> bool:
+    """Whether a folder has a tokenizer of the wanted kind, so that CLIP is never read from a folder made for T5."""
+    for files in STORED[wanted]:
+        if all((folder / file).is_file() for file in files):
+            return True
+    try:
+        stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return stored.get("model", {}).get("type") == wanted
+
+
+def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None) -> Iterator[Path]:
+    """The local folders a tokenizer may be in, in the order they are looked at."""
+    if model and Path(model).exists():
+        beside = Path(model) if Path(model).is_dir() else Path(model).parent
+        yield beside / subfolder
+        yield beside / "tokenizers" / name.replace("/", "_")
+        if beside.parent != beside:  # models/unet/x.safetensors with models/tokenizers
+            yield beside.parent / "tokenizers" / name.replace("/", "_")
+    if cache_dir:
+        yield Path(cache_dir) / name.replace("/", "_")
+
+
+def find(
+    name: str,
+    model: str | Path | None = None,
+    subfolder: str = "tokenizer",
+    cache_dir: str | Path | None = None,
+    token: str | None = None,
+) -> Path:
+    """The folder of a tokenizer, downloaded when it is nowhere on this machine.
+
+    `model` is the checkpoint's file or folder and `subfolder` the tokenizer's place in a diffusers layout. A download
+    is kept in `cache_dir` as well, when that is given. Raises ConfigError when the tokenizer cannot be had.
+    """
+    looked = list(places(name, model, subfolder, cache_dir))
+    for folder in looked:
+        if holds(folder, kind(name)):
+            return folder
+    folder = cached(name) or download(name, token, looked)
+    return keep(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
+
+
+def cached(name: str) -> Path | None:
+    """The tokenizer's folder in the hub's cache, if it is there; never goes online."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in ("tokenizer.json", "merges.txt", "spiece.model"):
+        path = try_to_load_from_cache(name, file)
+        if isinstance(path, str) and holds(Path(path).parent, kind(name)):
+            return Path(path).parent
+    return None
+
+
+def download(name: str, token: str | None, looked: list[Path]) -> Path:
+    """Fetch a tokenizer's few small files from the hub into the hub's own cache."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(FILES), token=token or os.environ.get("HF_TOKEN")))
+    except Exception as e:  # every network library has its own family of errors; the advice is the same for all
+        reason = str(e).strip().splitlines() or [type(e).__name__]
+        places_tried = ", ".join(map(str, looked)) or "no local folder was given"
+        where = looked[-1] if looked else Path("tokenizers") / name.replace("/", "_")
+        raise ConfigError(
+            f"the tokenizer {name} is on this machine neither in its folders ({places_tried}) nor in the Hugging Face "
+            f"cache, and could not be downloaded ({reason[0]}): go online once, or copy its files "
+            f"({' and '.join(STORED[kind(name)][0])}) into {where}"
+        ) from e
+    if not holds(folder, kind(name)):
+        raise ConfigError(f"the repository {name} has no tokenizer of the expected kind ({kind(name)})")
+    return folder
+
+
+def keep(folder: Path, target: Path) -> Path:
+    """Copy a tokenizer's files where --tokenizer_cache_dir wants them; the last one arrives only when all are there."""
+    target.mkdir(parents=True, exist_ok=True)
+    present = [file for file in FILES if (folder / file).is_file()]
+    for file in present:
+        unfinished = target / f".{file}.{os.getpid()}.tmp"
+        shutil.copyfile(folder / file, unfinished)
+        os.replace(unfinished, target / file)
+    return target
+
+
+def load(folder: Path, name: str) -> Any:
+    """Read a tokenizer from its folder. Nothing is unpickled and no network is asked."""
+    from transformers import CLIPTokenizer, T5TokenizerFast
+
+    reader = T5TokenizerFast if kind(name) == "Unigram" else CLIPTokenizer
+    try:
+        return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
+    except Exception as e:
+        raise ConfigError(f"the tokenizer in {folder} cannot be read ({e}): copy {name} there again") from e

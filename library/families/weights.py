@@ -1,0 +1,210 @@
+"""Reading checkpoints that people have: what a file is (from its header alone), and its tensors, one at a time."""
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError
+
+COMPILED = "_orig_mod."  # torch.compile's wrapper, left in the names by other tools
+PICKLED = (".ckpt", ".pt", ".pth", ".bin")
+LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
+
+
+def header(path: str | Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by tensor name, read from a .safetensors file's header without torch. Names are cleaned of `_orig_mod.`.
+
+    Raises ConfigError when the file is absent, is not a safetensors file or was cut short.
+    """
+    return {name.replace(COMPILED, ""): tuple(about["shape"]) for name, about in entries(path).items()}
+
+
+def entries(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The raw header of a .safetensors file: dtype, shape and data_offsets by tensor name."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= LARGEST_HEADER:
+            raise ConfigError(f"{path} is not a safetensors file: give a .safetensors checkpoint")
+        text = file.read(length)
+    try:
+        found = json.loads(text)
+    except ValueError as e:
+        why = "was cut short: download it again" if len(text) < length else "is not a safetensors file"
+        raise ConfigError(f"{path} {why}") from e
+    found.pop("__metadata__", None)
+    end = 8 + length + max((about["data_offsets"][1] for about in found.values()), default=0)
+    if end > size:
+        raise ConfigError(f"{path} was cut short: it has {size:,} of {end:,} bytes, download it again")
+    return found
+
+
+class Weights(Mapping):
+    """The tensors of one or several files by name, read when asked for: a 24 GB file costs no memory at once."""
+
+    def __init__(self, paths: list[Path], mmap: bool = True):
+        self.paths = paths
+        self._where: dict[str, tuple[Any, str]] = {}
+        for path in paths:
+            source = _opened(path, mmap)
+            self._where |= {name.replace(COMPILED, ""): (source, name) for name in source.keys()}  # noqa: SIM118
+
+    def __getitem__(self, name: str):
+        source, stored = self._where[name]
+        return source[stored] if isinstance(source, dict) else source.get_tensor(stored)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by name, without reading the tensors."""
+        return {
+            name: tuple(source[stored].shape if isinstance(source, dict) else source.get_slice(stored).get_shape())
+            for name, (source, stored) in self._where.items()
+        }
+
+
+def _opened(path: Path, mmap: bool) -> Any:
+    """A safetensors file as a lazy reader, or a dict of tensors for the formats that have to be read at once."""
+    if path.suffix.lower() in PICKLED:
+        return _unpickled(path)
+    entries(path)  # its errors are the ones a person understands
+    if not mmap:
+        from safetensors.torch import load
+
+        return load(path.read_bytes())
+    from safetensors import safe_open
+
+    return safe_open(path, framework="pt")
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    """Tensors of a .ckpt or .bin, without running any code that may hide in it."""
+    import pickle
+
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as e:
+        raise ConfigError(
+            f"{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors"
+        ) from e
+    found = found.get("state_dict", found)
+    return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+
+
+def read(path: str | Path, mmap: bool = True) -> Weights:
+    """Open a checkpoint: a file, a sharded file (any of its shards or its index), or a folder that holds one.
+
+    In a folder with several precisions the fp32 / unmarked one is taken; `part` names are up to the caller.
+    """
+    return Weights(files(Path(path)), mmap)
+
+
+def files(path: Path, variant: str | None = None) -> list[Path]:
+    """The files that make up one checkpoint. In a folder `variant` ("fp16") is preferred when given."""
+    if path.is_dir():
+        return files(_main(path, variant))
+    if path.name.endswith(".index.json"):
+        shards = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+        return [_present(path.parent / shard) for shard in sorted(shards)]
+    shard = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})(\.\w+)", path.name)
+    if shard:
+        stem, count, suffix = shard.groups()
+        return [_present(path.parent / f"{stem}-{i:05d}-of-{count}{suffix}") for i in range(1, int(count) + 1)]
+    return [_present(path)]
+
+
+def _present(path: Path) -> Path:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    return path
+
+
+def _main(folder: Path, variant: str | None) -> Path:
+    """The file of a diffusers or transformers sub-folder that holds its weights."""
+    for mark in [f".{variant}", ""] if variant else ["", ".fp16"]:
+        for pattern in (f"*.safetensors.index{mark}.json", f"*{mark}.safetensors.index.json", f"*{mark}.safetensors"):
+            found = sorted(p for p in folder.glob(pattern) if mark or not re.search(r"\.fp16|non_ema", p.name))
+            if found:
+                return found[0]
+    for name in ("diffusion_pytorch_model.bin", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigError(f"{folder}: no .safetensors weights in this folder")
+
+
+def assign(model: Any, tensors: Mapping[str, Any]) -> Any:
+    """Give a model built without memory its tensors, without a copy; every one must be there and fit."""
+    model.load_state_dict(dict(tensors), strict=True, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def cast(tensor: Any, dtype: Any) -> Any:
+    """A tensor in another floating dtype; integers, and everything when `dtype` is None, stay as they are."""
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+
+def describe(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """What a checkpoint is, from its names and shapes, in words that fit into a sentence ("an SDXL checkpoint")."""
+    names = shapes.keys()
+
+    def some(*parts: str) -> bool:
+        return any(part in name for name in names for part in parts)
+
+    if some("lora_down", "lora_up", "lora_A", "lora_B", ".hada_w1", ".lokr_w"):
+        return "a LoRA file"
+    if some("double_blocks.0.img_attn.qkv.weight"):
+        return "a FLUX.1 transformer"
+    if some("single_transformer_blocks.0."):
+        return "a FLUX.1 transformer in the diffusers layout"
+    if some("joint_blocks.0."):
+        return "an SD3 checkpoint"
+    if any(name.startswith(("model.diffusion_model.input_blocks.", "down_blocks.")) for name in names):
+        return _unet(shapes)
+    if some("encoder.block.0.layer.0.SelfAttention.q.weight"):
+        return "a T5 text encoder"
+    if some("text_model.encoder.layers.0."):
+        return "a CLIP text encoder"
+    if some("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"):
+        return "a VAE"
+    return "a checkpoint of an unknown kind"
+
+
+def _unet(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Which Stable Diffusion a U-Net belongs to: they differ in their text encoders."""
+    names = shapes.keys()
+    whole = any(name.startswith("model.diffusion_model.") for name in names)
+    if not whole:
+        sdxl = "add_embedding.linear_1.weight" in names
+        return f"{'an SDXL' if sdxl else 'an SD 1.5 / SD 2'} U-Net in the diffusers layout"
+    if any(name.startswith("conditioner.embedders.1.") for name in names):
+        return "an SDXL checkpoint"
+    if any(name.startswith("conditioner.embedders.0.model.") for name in names):
+        return "an SDXL refiner checkpoint"
+    if any(name.startswith("cond_stage_model.model.") for name in names):
+        return "an SD 2 checkpoint"
+    if any(name.startswith("cond_stage_model.") for name in names):
+        return "an SD 1.5 checkpoint"
+    sdxl = "model.diffusion_model.label_emb.0.0.weight" in names
+    return "an SDXL U-Net without text encoders" if sdxl else "a U-Net of Stable Diffusion without text encoders"
+
+
+def wrong(path: str | Path, wanted: str) -> ConfigError:
+    """The error for a file that is something else than what was wanted, saying what it is."""
+    try:
+        found = describe(header(path) if Path(path).suffix.lower() == ".safetensors" else {})
+    except ConfigError as e:
+        return e
+    return ConfigError(f"{path} is {found}, not {wanted}")
