@@ -1,0 +1,370 @@
+"""The FLUX.1 denoiser, in the tree of its own checkpoints.
+
+Module paths are the keys of the single files (`double_blocks.0.img_attn.qkv.weight`) and the names of LoRA modules, so
+nothing is renamed on the way in or out. The matrices that the files hold fused (q, k, v; q, k, v and MLP) stay fused.
+
+Shape letters in this file: B images, S tokens (I of the image, L of the text, S = L + I), C hidden width, H heads,
+D width of one head, so that C = H * D.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EPS = 1e-6
+TIME_CHANNELS = 256  # width of the sinusoids before the embedding MLPs
+TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What tells one FLUX model from another, read from the shapes of its tensors."""
+
+    in_channels: int
+    out_channels: int
+    vector_channels: int
+    text_channels: int
+    hidden: int
+    head: int
+    mlp: int
+    double_blocks: int
+    single_blocks: int
+    guidance: bool
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Iterable[int]]) -> "Sizes":
+        """Tensor shapes by key of the single file -> sizes. KeyError names the first key that is missing."""
+        hidden, in_channels = shapes["img_in.weight"]
+        return cls(
+            in_channels=in_channels,
+            out_channels=tuple(shapes["final_layer.linear.weight"])[0],
+            vector_channels=tuple(shapes["vector_in.in_layer.weight"])[1],
+            text_channels=tuple(shapes["txt_in.weight"])[1],
+            hidden=hidden,
+            head=tuple(shapes["double_blocks.0.img_attn.norm.query_norm.scale"])[0],
+            mlp=tuple(shapes["double_blocks.0.img_mlp.0.weight"])[0],
+            double_blocks=_count(shapes, "double_blocks"),
+            single_blocks=_count(shapes, "single_blocks"),
+            guidance="guidance_in.in_layer.weight" in shapes,
+        )
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """How the width of a head is shared by the three axes of a position: (index, row, column).
+
+        128 gives FLUX.1's (16, 56, 56). Other widths keep the first axis near one eighth, as a multiple of 4, so that
+        the other two are equal and even.
+        """
+        if self.head % 4:
+            raise ValueError(f"a head of width {self.head} cannot be shared by three axes; it must be a multiple of 4")
+        first = 4 * max(self.head // 32, 1)
+        return first, (self.head - first) // 2, (self.head - first) // 2
+
+
+def _count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
+    return len({key.split(".")[1] for key in shapes if key.startswith(f"{blocks}.")})
+
+
+class Linear(nn.Linear):
+    """A linear layer whose weight may be stored in 8 bits; it is widened where it is used.
+
+    Autocast widens such weights by itself; without autocast the type of the input is taken.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        if self.weight.dtype == torch.float8_e4m3fn:
+            kind = x.device.type
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+            return F.linear(x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        return F.linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """Bring each head's vector to length sqrt(D), in float32 whatever comes in, so that q and k are rounded once."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D] in float32."""
+        return F.rms_norm(x.float(), self.scale.shape, self.scale.float(), EPS)
+
+
+class QKNorm(nn.Module):
+    """The two norms of an attention, under the names they have in the files."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.query_norm = RMSNorm(width)
+        self.key_norm = RMSNorm(width)
+
+
+class SelfAttention(nn.Module):
+    """The parts of one stream's attention; the block joins the streams and calls them."""
+
+    def __init__(self, hidden: int, head: int):
+        super().__init__()
+        self.qkv = Linear(hidden, 3 * hidden)
+        self.norm = QKNorm(head)
+        self.proj = Linear(hidden, hidden)
+
+
+class MLPEmbedder(nn.Module):
+    """Two layers that turn a vector of conditioning into the width of the model."""
+
+    def __init__(self, channels: int, hidden: int):
+        super().__init__()
+        self.in_layer = Linear(channels, hidden)
+        self.silu = nn.SiLU()
+        self.out_layer = Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels] -> [B, C]."""
+        return self.out_layer(self.silu(self.in_layer(x.to(self.in_layer.weight.dtype))))
+
+
+class Modulation(nn.Module):
+    """The conditioning vector -> `triples` times shift, scale and gate, in one matrix."""
+
+    def __init__(self, hidden: int, triples: int):
+        super().__init__()
+        self.lin = Linear(hidden, 3 * triples * hidden)
+
+    def forward(self, vec: Tensor) -> Tensor:
+        """[B, C] -> [B, 1, 3 * triples * C]; the caller chunks it."""
+        return self.lin(F.silu(vec))[:, None]
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """LayerNorm without weights of its own, then the conditioning's scale and shift."""
+    return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
+
+
+def split_heads(qkv: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, S, 3 * C] -> q, k (normed, float32) and v, each [B, H, S, D]. The width of a head is that of its norm."""
+    q, k, v = qkv.unflatten(-1, (3, -1, norm.query_norm.scale.shape[0])).permute(2, 0, 3, 1, 4)
+    return norm.query_norm(q), norm.key_norm(k), v
+
+
+def rotated(x: Tensor, pe: Tensor) -> Tensor:
+    """Turn neighbouring pairs of channels by the angles of their position.
+
+    x [B, H, S, D], pe [2, S, D / 2] (cosines, sines); all in float32.
+    """
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = pe
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention by torch: q, k, v [B, H, S, D]; mask [B, S], true where a key may be seen, or None -> [B, S, C]."""
+    if mask is not None:
+        mask = mask[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def finite(x: Tensor) -> Tensor:
+    """Keep float16, which some of the trained activations exceed, from becoming infinite."""
+    return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
+
+
+class DoubleStreamBlock(nn.Module):
+    """Image and text, each with weights of its own, that attend to one another."""
+
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
+
+    def __init__(self, hidden: int, head: int, mlp: int):
+        super().__init__()
+        self.img_mod = Modulation(hidden, triples=2)
+        self.img_attn = SelfAttention(hidden, head)
+        self.img_mlp = nn.Sequential(Linear(hidden, mlp), nn.GELU(approximate="tanh"), Linear(mlp, hidden))
+        self.txt_mod = Modulation(hidden, triples=2)
+        self.txt_attn = SelfAttention(hidden, head)
+        self.txt_mlp = nn.Sequential(Linear(hidden, mlp), nn.GELU(approximate="tanh"), Linear(mlp, hidden))
+
+    def forward(self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None):
+        """img [B, I, C], txt [B, L, C], vec [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt."""
+        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = self.img_mod(vec).chunk(6, dim=-1)
+        t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = self.txt_mod(vec).chunk(6, dim=-1)
+
+        img_q, img_k, img_v = split_heads(self.img_attn.qkv(modulated(img, i_shift1, i_scale1)), self.img_attn.norm)
+        txt_q, txt_k, txt_v = split_heads(self.txt_attn.qkv(modulated(txt, t_shift1, t_scale1)), self.txt_attn.norm)
+        v = torch.cat((txt_v, img_v), dim=2)
+        q = rotated(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
+        k = rotated(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
+        joint = self.attend(q, k, v, mask)
+        txt_out, img_out = joint[:, : txt.shape[1]], joint[:, txt.shape[1] :]
+
+        img = img + i_gate1 * self.img_attn.proj(img_out)
+        img = img + i_gate2 * self.img_mlp(modulated(img, i_shift2, i_scale2))
+        txt = txt + t_gate1 * self.txt_attn.proj(txt_out)
+        txt = txt + t_gate2 * self.txt_mlp(modulated(txt, t_shift2, t_scale2))
+        return img, finite(txt)
+
+
+class SingleStreamBlock(nn.Module):
+    """Text and image as one stream; attention and MLP side by side, behind one fused matrix."""
+
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
+
+    def __init__(self, hidden: int, head: int, mlp: int):
+        super().__init__()
+        self.linear1 = Linear(hidden, 3 * hidden + mlp)
+        self.linear2 = Linear(hidden + mlp, hidden)
+        self.norm = QKNorm(head)
+        self.modulation = Modulation(hidden, triples=1)
+
+    def forward(self, joint: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None) -> Tensor:
+        """joint [B, S, C], vec [B, C], pe [2, S, D / 2], mask [B, S] -> joint."""
+        shift, scale, gate = self.modulation(vec).chunk(3, dim=-1)
+        both = self.linear1(modulated(joint, shift, scale))
+        split = 3 * joint.shape[-1]
+        q, k, v = split_heads(both[..., :split], self.norm)
+        seen = self.attend(rotated(q, pe).to(v.dtype), rotated(k, pe).to(v.dtype), v, mask)
+        out = self.linear2(torch.cat((seen, F.gelu(both[..., split:], approximate="tanh")), dim=-1))
+        return finite(joint + gate * out)
+
+
+class LastLayer(nn.Module):
+    """The conditioned norm and the projection back to latent patches."""
+
+    def __init__(self, hidden: int, out_channels: int):
+        super().__init__()
+        self.linear = Linear(hidden, out_channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(hidden, 2 * hidden))
+
+    def forward(self, img: Tensor, vec: Tensor) -> Tensor:
+        """img [B, I, C], vec [B, C] -> [B, I, out channels]."""
+        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
+        return self.linear(modulated(img, shift, scale))
+
+
+def sinusoids(t: Tensor) -> Tensor:
+    """[B] in 0..1 -> [B, 256]: cosines, then sines, of 1000 t at frequencies from 1 down to 1/10000, in float32.
+
+    float32 to the end: in bfloat16 a timestep above 512 would be rounded to a multiple of 4.
+    """
+    half = TIME_CHANNELS // 2
+    steps = torch.arange(half, dtype=torch.float32, device=t.device)
+    angles = 1000.0 * t.float()[:, None] * torch.exp(-math.log(10000) * steps / half)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+@torch.no_grad()
+def rope(ids: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Positions [S, 3] -> cosines and sines [2, S, D / 2], computed in float64 and rounded once to float32."""
+    exact = torch.float32 if ids.device.type == "mps" else torch.float64
+    angles = []
+    for axis, width in enumerate(axes):
+        steps = torch.arange(0, width, 2, dtype=exact, device=ids.device) / width
+        angles.append(ids[:, axis, None].to(exact) * 10000.0**-steps)
+    joined = torch.cat(angles, dim=-1)
+    return torch.stack((joined.cos(), joined.sin())).float()
+
+
+class Flux(nn.Module):
+    """FLUX.1 dev or schnell (or any smaller one) as its sizes say."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        width = (sizes.hidden, sizes.head, sizes.mlp)
+        self.sizes = sizes
+        self.axes = sizes.axes
+        self.img_in = Linear(sizes.in_channels, sizes.hidden)
+        self.time_in = MLPEmbedder(TIME_CHANNELS, sizes.hidden)
+        self.vector_in = MLPEmbedder(sizes.vector_channels, sizes.hidden)
+        self.guidance_in = MLPEmbedder(TIME_CHANNELS, sizes.hidden) if sizes.guidance else None
+        self.txt_in = Linear(sizes.text_channels, sizes.hidden)
+        self.double_blocks = nn.ModuleList(DoubleStreamBlock(*width) for _ in range(sizes.double_blocks))
+        self.single_blocks = nn.ModuleList(SingleStreamBlock(*width) for _ in range(sizes.single_blocks))
+        self.final_layer = LastLayer(sizes.hidden, sizes.out_channels)
+        self._tables: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def forward(  # noqa: PLR0913 - what the model is conditioned on
+        self,
+        img: Tensor,
+        img_ids: Tensor,
+        txt: Tensor,
+        txt_ids: Tensor,
+        timesteps: Tensor,
+        y: Tensor,
+        guidance: Tensor | None = None,
+        txt_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Packed latents -> the velocity, packed alike.
+
+        img [B, I, in channels]; img_ids [I, 3] and txt_ids [L, 3], positions shared by the whole batch; txt [B, L, text
+        channels]; timesteps [B] in 0..1 and guidance [B], float32; y [B, vector channels];
+        txt_attention_mask [B, L], 1 or true where the text may be seen, None for everywhere.
+        """
+        vec = self.conditioning(timesteps, y, guidance)
+        img = self.img_in(img.to(self.img_in.weight.dtype))
+        txt = self.txt_in(txt.to(self.txt_in.weight.dtype))
+        pe = self.positions(txt_ids, img_ids)
+        masks = () if txt_attention_mask is None else (self.joint_mask(txt_attention_mask, img),)
+
+        need_gradient(self.double_blocks, img, txt)
+        self.enter(img, txt, pe, *masks)
+        for block in self.double_blocks:
+            img, txt = block(img, txt, vec, pe, *masks)
+
+        joint = torch.cat((txt, img), dim=1)
+        need_gradient(self.single_blocks, joint)
+        self.enter(joint, pe, *masks)
+        for block in self.single_blocks:
+            joint = block(joint, vec, pe, *masks)
+
+        return self.final_layer(joint[:, txt.shape[1] :], vec)
+
+    def enter(self, *tensors: Tensor) -> None:
+        """Called with (img, txt, pe[, mask]) before the double blocks, with (joint, pe[, mask]) before the single ones.
+
+        It does nothing. Compiling may replace it to mark the one dimension that varies: dimension 1 of each of these
+        tensors is a number of tokens.
+        """
+
+    def conditioning(self, timesteps: Tensor, y: Tensor, guidance: Tensor | None) -> Tensor:
+        """Time, guidance and pooled text as one vector [B, C]."""
+        vec = self.time_in(sinusoids(timesteps)) + self.vector_in(y)
+        if self.guidance_in is None:
+            return vec
+        if guidance is None:
+            raise ValueError("this model was distilled with guidance and needs a guidance value for each image")
+        return vec + self.guidance_in(sinusoids(guidance))
+
+    def positions(self, txt_ids: Tensor, img_ids: Tensor) -> Tensor:
+        """The RoPE table [2, L + I, D / 2] of a text and an image, kept for the tensors it was made from.
+
+        A caller that passes the very same id tensors again gets the very same table; comparing their values instead
+        would make the host wait for the device.
+        """
+        for index, (txt_known, img_known, table) in enumerate(self._tables):
+            if txt_known is txt_ids and img_known is img_ids:
+                self._tables.append(self._tables.pop(index))
+                return table
+        table = rope(torch.cat((txt_ids, img_ids)), self.axes)
+        self._tables = [*self._tables[1 - TABLES_KEPT :], (txt_ids, img_ids, table)]
+        return table
+
+    @staticmethod
+    def joint_mask(txt_mask: Tensor, img: Tensor) -> Tensor:
+        """[B, L] of the text -> [B, L + I] boolean: every image token may be seen."""
+        everywhere = torch.ones(img.shape[:2], dtype=torch.bool, device=img.device)
+        return torch.cat((txt_mask.to(torch.bool), everywhere), dim=1)
+
+
+def need_gradient(blocks: nn.ModuleList, *streams: Tensor) -> None:
+    """Ask for the gradient of what enters the first block, if anything in these blocks learns.
+
+    Else the first block, alone among its equals, would see inputs without gradient, and torch.compile would make a
+    second graph for it. Where nothing in the blocks learns, none is asked for: it would run their backward for nothing.
+    """
+    if torch.is_grad_enabled() and any(p.requires_grad for p in blocks.parameters()):
+        for stream in streams:
+            stream.requires_grad_()

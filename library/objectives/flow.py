@@ -1,0 +1,155 @@
+"""Flow matching: how noise is mixed in, what the model should answer, and how much each answer weighs.
+
+sigma in [0, 1] is the share of noise: x = (1 - sigma) * x0 + sigma * noise; the answer is noise - x0, whatever the
+prediction type. A FLUX timestep is 1000 * sigma; our denoiser takes sigma itself. Formulas are those of
+kohya-ss/sd-scripts. Every number stays on the latents' device: nothing here makes the host wait.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from library.config.schema import ConfigError
+
+TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
+NO_SNR = (
+    "huber_schedule: snr needs a noise schedule that FLUX does not have; set huber_schedule to constant or exponential"
+)
+
+
+def problems(loss: Any) -> Iterator[str]:
+    """What of the loss options cannot work with flow matching."""
+    if loss.loss_type in ("huber", "smooth_l1") and loss.huber_schedule == "snr":
+        yield NO_SNR
+
+
+def noised(latents: Tensor, noise: Any, loss: Any, generator: torch.Generator) -> dict[str, Tensor | None]:
+    """Mix noise into latents [B, C, h, w] by the options of the sections `noise` and `loss`.
+
+    Returns the fields of `Noised`: latents and target [B, C, h, w], timesteps, sigmas and weight [B], huber_c [B] or
+    None; all float32. The generator lives on the latents' device; it is asked for noise, timesteps, perturbation, in
+    this order.
+    """
+    latents = latents.float()
+    eps = _normal(latents, generator)
+    sigmas = sampled(latents, noise, generator)
+    share = sigmas.view(-1, 1, 1, 1)
+    return {
+        "latents": (1 - share) * latents + share * (eps + perturbation(latents, noise, generator)),
+        "timesteps": sigmas,
+        "target": eps - latents,
+        "weight": weights(sigmas, noise),
+        "sigmas": sigmas,
+        "huber_c": huber_threshold(sigmas, loss),
+    }
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator)
+
+
+def perturbation(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor | float:
+    """Noise that the model sees and the target does not contain (ip_noise_gamma), or 0."""
+    if not noise.ip_noise_gamma:
+        return 0.0
+    strength: Tensor | float = noise.ip_noise_gamma
+    if noise.ip_noise_gamma_random_strength:
+        strength = strength * torch.rand((), device=latents.device, generator=generator)
+    return strength * _normal(latents, generator)
+
+
+def sampled(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor:
+    """One sigma per image [B], distributed as timestep_sampling says; flux_shift looks at the size of the latents."""
+    count, device = latents.shape[0], latents.device
+
+    def uniform() -> Tensor:
+        return torch.rand(count, device=device, generator=generator)
+
+    def normal() -> Tensor:
+        return torch.randn(count, device=device, generator=generator)
+
+    if noise.timestep_sampling == "uniform":
+        return uniform()
+    if noise.timestep_sampling == "sigma":
+        return from_table(density(noise, uniform, normal), noise.discrete_flow_shift)
+    bell = torch.sigmoid(noise.sigmoid_scale * normal())
+    if noise.timestep_sampling == "sigmoid":
+        return bell
+    if noise.timestep_sampling == "shift":
+        return shifted(bell, noise.discrete_flow_shift)
+    if noise.timestep_sampling == "flux_shift":
+        return shifted(bell, math.exp(shift_of_size(latents.shape[-2], latents.shape[-1])))
+    raise ConfigError(
+        f"timestep_sampling: {noise.timestep_sampling!r} is not known; use sigma, uniform, sigmoid, shift or flux_shift"
+    )
+
+
+def density(noise: Any, uniform: Callable[[], Tensor], normal: Callable[[], Tensor]) -> Tensor:
+    """Where in the table to look, in [0, 1] for each image: the half of weighting_scheme that chooses timesteps."""
+    if noise.weighting_scheme == "logit_normal":
+        return torch.sigmoid(noise.logit_mean + noise.logit_std * normal())
+    u = uniform()
+    if noise.weighting_scheme == "mode":
+        return 1 - u - noise.mode_scale * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)
+    return u
+
+
+def from_table(u: Tensor, shift: float) -> Tensor:
+    """Positions in [0, 1] -> sigmas of the table of 1000 shifted steps, from noise (1) to image (0)."""
+    index = torch.floor(TABLE * u).clamp(0, TABLE - 1)
+    return shifted((TABLE - index) / TABLE, shift)
+
+
+def shifted(sigmas: Tensor, shift: float) -> Tensor:
+    """Move sigmas towards noise (shift > 1) or towards the image (shift < 1); 0 and 1 stay where they are."""
+    return shift * sigmas / (1 + (shift - 1) * sigmas)
+
+
+def shift_of_tokens(tokens: int) -> float:
+    """mu of FLUX: 0.5 for 256 image tokens, 1.15 for 4096, linear between and beyond. The shift is e^mu."""
+    return 0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256)
+
+
+def shift_of_size(height: int, width: int) -> float:
+    """mu for latents of a height and width; a token is a square of 2 by 2."""
+    return shift_of_tokens((height // 2) * (width // 2))
+
+
+def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:
+    """The steps + 1 sigmas of a sampling run, from 1 to 0; shifted for the number of tokens (dev) or not (schnell)."""
+    line = torch.linspace(1, 0, steps + 1)
+    return (shifted(line, math.exp(shift_of_tokens(tokens))) if shift else line).tolist()
+
+
+def weights(sigmas: Tensor, noise: Any) -> Tensor:
+    """How much each image counts [B]: weighting_scheme, which only applies when predictions are sigma_scaled."""
+    if noise.model_prediction_type != "sigma_scaled":
+        return torch.ones_like(sigmas)
+    if noise.weighting_scheme == "sigma_sqrt":
+        return sigmas.clamp_min(1e-6) ** -2  # a sigma of exactly 0 would weigh infinitely much
+    if noise.weighting_scheme == "cosmap":
+        return 2 / (math.pi * (1 - 2 * sigmas + 2 * sigmas**2))
+    return torch.ones_like(sigmas)
+
+
+def huber_threshold(sigmas: Tensor, loss: Any) -> Tensor | None:
+    """Where huber and smooth_l1 turn from square to linear [B]; None for the other losses."""
+    if loss.loss_type not in ("huber", "smooth_l1"):
+        return None
+    if loss.huber_schedule == "constant":
+        return torch.full_like(sigmas, loss.huber_c * loss.huber_scale)
+    if loss.huber_schedule == "exponential":
+        return loss.huber_c**sigmas * loss.huber_scale
+    raise ConfigError(NO_SNR)
+
+
+def prediction(output: Tensor, noisy: Tensor, sigmas: Tensor, kind: str) -> Tensor:
+    """What the model answered -> what is compared with the target, by model_prediction_type."""
+    if kind == "raw":
+        return output
+    if kind == "additive":
+        return output + noisy
+    return output * -sigmas.view(-1, 1, 1, 1) + noisy

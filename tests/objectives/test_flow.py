@@ -1,0 +1,189 @@
+"""Flow matching against the reference numbers of kohya-ss/sd-scripts (tests/golden/flow.json)."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from library.config.schema import ConfigError
+from library.objectives import flow
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "flow.json").read_text(encoding="utf-8"))
+
+
+def noise(**changes):
+    defaults = {
+        "timestep_sampling": "sigma",
+        "weighting_scheme": "uniform",
+        "logit_mean": 0.0,
+        "logit_std": 1.0,
+        "mode_scale": 1.29,
+        "sigmoid_scale": 1.0,
+        "discrete_flow_shift": 3.0,
+        "model_prediction_type": "sigma_scaled",
+        "ip_noise_gamma": None,
+        "ip_noise_gamma_random_strength": False,
+    }
+    return SimpleNamespace(**{**defaults, **changes})
+
+
+def loss(**changes):
+    return SimpleNamespace(
+        **{"loss_type": "l2", "huber_schedule": "snr", "huber_c": 0.1, "huber_scale": 1.0, **changes}
+    )
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("size", [64, 96])
+def test_flux_shift_equals_the_reference(size):
+    expected = GOLDEN["flux_shift"][f"latent{size}x{size}"]
+    mu = flow.shift_of_size(size, size)
+    assert mu == pytest.approx(expected["mu"])
+    shifted = flow.shifted(torch.tensor(GOLDEN["shift_input"]), math.exp(mu))
+    torch.testing.assert_close(shifted, torch.tensor(expected["s"]), rtol=1e-5, atol=1e-6)
+
+
+def test_shift_equals_the_reference():
+    shifted = flow.shifted(torch.tensor(GOLDEN["shift_input"]), 3.1582)
+    torch.testing.assert_close(shifted, torch.tensor(GOLDEN["shift_3.1582"]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("steps", "tokens"), [(20, 4096), (4, 1024)])
+def test_sampling_schedule_equals_the_reference(steps, tokens):
+    expected = GOLDEN[f"flux_schedule_{steps}_seq{tokens}"]
+    torch.testing.assert_close(torch.tensor(flow.schedule(steps, tokens)), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_table_equals_the_reference():
+    expected = GOLDEN["flowmatch_sched_shift3"]
+    everything = flow.from_table(torch.arange(1000) / 1000 + 1e-5, 3.0)
+    first, last = torch.tensor(expected["timesteps_first3"]), torch.tensor(expected["timesteps_last3"])
+    torch.testing.assert_close(everything[:3] * 1000, first, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(everything[-3:] * 1000, last, rtol=1e-5, atol=1e-3)
+    assert everything[500].item() == pytest.approx(expected["sigmas_500"])
+
+
+def test_positions_at_both_ends_stay_inside_the_table():
+    ends = flow.from_table(torch.tensor([-0.1, 0.0, 1.0, 1.1]), 3.0)
+    assert ends.tolist() == pytest.approx([1.0, 1.0, 3 * 0.001 / 1.002, 3 * 0.001 / 1.002])
+
+
+@pytest.mark.parametrize("sampling", ["sigma", "uniform", "sigmoid", "shift", "flux_shift"])
+@pytest.mark.parametrize("scheme", ["uniform", "logit_normal", "mode", "cosmap", "sigma_sqrt", "none"])
+def test_mixture_and_target_obey_their_formulas(sampling, scheme):
+    latents = torch.randn(6, 16, 8, 12, generator=generator(1))
+    made = flow.noised(latents, noise(timestep_sampling=sampling, weighting_scheme=scheme), loss(), generator())
+    sigmas = made["sigmas"]
+    assert sigmas.shape == (6,) and ((sigmas >= 0) & (sigmas <= 1)).all() and len(sigmas.unique()) == 6
+    assert torch.equal(made["timesteps"], sigmas)
+    eps = made["target"] + latents
+    share = sigmas.view(-1, 1, 1, 1)
+    torch.testing.assert_close(made["latents"], (1 - share) * latents + share * eps)
+    assert abs(eps.mean()) < 0.05 and abs(eps.std() - 1) < 0.05
+    assert all(t is None or t.dtype == torch.float32 for t in made.values())
+
+
+def test_sampled_sigmas_follow_their_distribution():
+    latents = torch.zeros(20000, 1, 2, 2)
+    q = torch.tensor([0.25, 0.5, 0.75])
+    quartiles = torch.sigmoid(torch.tensor([-0.67449, 0.0, 0.67449]))
+    cases = {
+        "uniform": q,
+        "sigmoid": quartiles,
+        "shift": flow.shifted(quartiles, 3.0),
+        "sigma": flow.shifted(q, 3.0),
+    }
+    for sampling, expected in cases.items():
+        drawn = flow.sampled(latents, noise(timestep_sampling=sampling), generator())
+        torch.testing.assert_close(drawn.quantile(q), expected, atol=0.015, rtol=0, msg=sampling)
+    normal = flow.sampled(latents, noise(weighting_scheme="logit_normal", discrete_flow_shift=1.0), generator())
+    torch.testing.assert_close(normal.quantile(q), quartiles, atol=0.015, rtol=0)
+
+
+def test_mode_scheme_maps_the_uniform_draw():
+    made = flow.density(noise(weighting_scheme="mode"), lambda: torch.tensor([0.0, 0.5, 1.0]), None)
+    expected = [1 - u - 1.29 * (math.cos(math.pi * u / 2) ** 2 - 1 + u) for u in (0.0, 0.5, 1.0)]
+    torch.testing.assert_close(made, torch.tensor(expected), atol=1e-6, rtol=1e-6)
+
+
+def test_weights_apply_to_scaled_predictions_only():
+    sigmas = torch.tensor([0.1, 0.5, 1.0])
+    sqrt = flow.weights(sigmas, noise(weighting_scheme="sigma_sqrt"))
+    torch.testing.assert_close(sqrt, torch.tensor([100.0, 4.0, 1.0]))
+    cosmap = flow.weights(sigmas, noise(weighting_scheme="cosmap"))
+    torch.testing.assert_close(cosmap, 2 / (math.pi * torch.tensor([0.82, 0.5, 1.0])))
+    for changes in (
+        {"weighting_scheme": "logit_normal"},
+        {"weighting_scheme": "cosmap", "model_prediction_type": "raw"},
+    ):
+        assert flow.weights(sigmas, noise(**changes)).tolist() == [1, 1, 1]
+
+
+def test_prediction_types():
+    output, noisy, sigmas = (
+        torch.tensor([2.0]).view(1, 1, 1, 1),
+        torch.tensor([3.0]).view(1, 1, 1, 1),
+        torch.tensor([0.5]),
+    )
+    answers = {
+        kind: flow.prediction(output, noisy, sigmas, kind).item() for kind in ("raw", "additive", "sigma_scaled")
+    }
+    assert answers == {"raw": 2.0, "additive": 5.0, "sigma_scaled": 2.0}
+
+
+def test_perturbation_is_seen_by_the_model_and_not_by_the_target():
+    latents = torch.randn(2, 16, 8, 8, generator=generator(1))
+    plain = flow.noised(latents, noise(timestep_sampling="uniform"), loss(), generator())
+    shaken = flow.noised(latents, noise(timestep_sampling="uniform", ip_noise_gamma=0.5), loss(), generator())
+    assert torch.equal(plain["target"], shaken["target"])
+    added = (shaken["latents"] - plain["latents"]) / plain["sigmas"].view(-1, 1, 1, 1)
+    assert added.std().item() == pytest.approx(0.5, rel=0.05)
+    random = noise(timestep_sampling="uniform", ip_noise_gamma=0.5, ip_noise_gamma_random_strength=True)
+    weaker = (flow.noised(latents, random, loss(), generator())["latents"] - plain["latents"]).std()
+    assert 0 < weaker < (shaken["latents"] - plain["latents"]).std()
+
+
+def test_huber_thresholds():
+    sigmas = torch.tensor([0.0, 0.5, 1.0])
+    assert flow.huber_threshold(sigmas, loss()) is None
+    constant = flow.huber_threshold(sigmas, loss(loss_type="huber", huber_schedule="constant", huber_scale=2.0))
+    torch.testing.assert_close(constant, torch.full((3,), 0.2))
+    exponential = flow.huber_threshold(sigmas, loss(loss_type="smooth_l1", huber_schedule="exponential"))
+    torch.testing.assert_close(exponential, torch.tensor([1.0, 0.1**0.5, 0.1]))
+
+
+def test_snr_schedule_is_refused_only_where_it_would_be_used():
+    assert list(flow.problems(loss())) == []
+    refused = list(flow.problems(loss(loss_type="huber")))
+    assert len(refused) == 1 and "huber_schedule" in refused[0] and "exponential" in refused[0]
+    with pytest.raises(ConfigError, match="huber_schedule"):
+        flow.huber_threshold(torch.ones(1), loss(loss_type="huber"))
+
+
+def test_same_seed_same_noise_and_global_random_state_untouched():
+    latents = torch.zeros(2, 16, 8, 8)
+    before = torch.get_rng_state()
+    first = flow.noised(latents, noise(ip_noise_gamma=0.1), loss(), generator(7))
+    again = flow.noised(latents, noise(ip_noise_gamma=0.1), loss(), generator(7))
+    assert torch.equal(first["latents"], again["latents"]) and torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("sampling", ["sigma", "uniform", "sigmoid", "shift", "flux_shift"])
+def test_nothing_makes_the_host_wait_for_the_device(sampling):
+    """Fake tensors have no values: reading one (.item(), nonzero, a branch) would raise."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    options = noise(timestep_sampling=sampling, ip_noise_gamma=0.1, ip_noise_gamma_random_strength=True)
+    for scheme in ("logit_normal", "mode", "sigma_sqrt", "cosmap"):
+        options.weighting_scheme = scheme
+        with FakeTensorMode():
+            made = flow.noised(
+                torch.zeros(2, 16, 8, 8), options, loss(loss_type="huber", huber_schedule="exponential"), None
+            )
+            flow.prediction(made["latents"], made["latents"], made["sigmas"], "sigma_scaled")
