@@ -1,1 +1,44 @@
-"""Model families, one folder each."""
+"""Model families, one folder each.
+
+`RUNS` has a line for every kind of training: the page makes a tab of it, the docs a chapter, the tests a case. Nothing
+here loads torch before `of` is called.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from library.config.schema import ConfigError
+from library.config.values import meant
+
+if TYPE_CHECKING:
+    from library.families.base import Family
+
+RUNS = {
+    "sdxl_train_network": "library.families.sdxl.options:SdxlLora",
+    "sdxl_train": "library.families.sdxl.options:SdxlTrain",
+    "flux_train_network": "library.families.flux.options:FluxLora",
+    "flux_train": "library.families.flux.options:FluxTrain",
+}
+
+FAMILIES = {
+    "sdxl": "library.families.sdxl.family:Sdxl",
+    "flux": "library.families.flux.family:Flux",
+}
+
+
+def config_class(script: str) -> type[Any]:
+    """The config class of a script, by its file name with or without .py. Raises ConfigError for an unknown one."""
+    name = script.removesuffix(".py")
+    if name not in RUNS:
+        raise ConfigError(f"{script} is not a kind of training{meant(name, RUNS)}; there are {', '.join(RUNS)}")
+    return _load(RUNS[name])
+
+
+def of(config: Any) -> "Family":
+    """The family of a run's config, holding that config. Loads torch."""
+    return _load(FAMILIES[config.family])(config)
+
+
+def _load(where: str) -> Any:
+    module, name = where.split(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,84 @@
+"""Values that are more than a number or a word: each function turns what a user may write into what is stored."""
+
+import re
+from typing import Any
+
+from library.config.values import ConfigError, number, shown, whole, words
+
+
+def count(value: Any) -> int | None:
+    """How many of something; 0 is how forms say "not set"."""
+    result = whole(value)
+    if result < 0:
+        raise ConfigError(f"must be at least 1 (or 0 for not set), got {shown(value)}")
+    return result or None
+
+
+def count_or_off(value: Any) -> int | None:
+    """The same, where sd-scripts reads a negative number as "not set" too."""
+    return max(0, whole(value)) or None
+
+
+def steps_or_share(value: Any) -> int | float:
+    """Steps (100), or a share of the training (0.05, "5%")."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        result = number(value.strip()[:-1]) / 100
+    else:
+        result = number(value)
+    if result < 0:
+        raise ConfigError(f"must be at least 0, got {shown(value)}")
+    return int(result) if result >= 1 else result if result else 0
+
+
+def resolution(value: Any) -> str:
+    """1024, "1024,768", "1024x768" or [1024, 768] -> "1024" or "1024,768"."""
+    return ",".join(map(str, _sides(value)))
+
+
+def positive_pair(value: Any) -> tuple[int, int]:
+    """A resolution as (width, height); one number means a square."""
+    sides = _sides(value)
+    return sides[0], sides[-1]
+
+
+def _sides(value: Any) -> list[int]:
+    parts = list(value) if isinstance(value, list | tuple) else re.split(r"\s*[,xX]\s*", words(value).strip())
+    sides = [whole(part) for part in parts]
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise ConfigError(f"must be one size in pixels or width,height (1024 or 1024,768), got {shown(value)}")
+    return sides
+
+
+def pair(value: Any) -> str:
+    """Two numbers, the smaller first: "2.0,4.0" or [2.0, 4.0] -> "2.0,4.0"."""
+    parts = list(value) if isinstance(value, list | tuple) else words(value).split(",")
+    sides = [number(part) for part in parts]
+    if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
+        raise ConfigError(f"must be two numbers, the smaller first (2.0,4.0), got {shown(value)}")
+    return f"{sides[0]},{sides[1]}"
+
+
+def numbers(value: Any) -> str:
+    """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
+    parts = list(value) if isinstance(value, list | tuple) else words(value).split(",")
+    found = [number(part) for part in parts]
+    if min(found) < 0:
+        raise ConfigError(f"must be numbers of at least 0 with commas between, got {shown(value)}")
+    return ",".join(map(str, found))
+
+
+def extension(value: Any) -> str:
+    """The ending of a file's name, with its dot."""
+    text = words(value).strip()
+    return text if text.startswith(".") else "." + text
+
+
+def token_length(value: Any) -> int | None:
+    """75, 150 or 225 tokens; 75 is what "not set" means."""
+    result = whole(value)
+    return None if result == 75 else result
+
+
+def switch(value: Any) -> str:
+    """The words auto, true and false, also from a real boolean."""
+    return str(value).strip().lower()

@@ -1,0 +1,66 @@
+"""Names that old command lines and TOML files contain and that are no options here, each with what to do about it."""
+
+# Another spelling of an option that exists. Read as that option, with a note.
+ALIASES: dict[str, str] = {
+    "caption_extention": "caption_extension",
+    "skip_latents_validity_check": "skip_cache_check",
+}
+
+_DEEPSPEED = (
+    "DeepSpeed is not used; several GPUs share the work with `accelerate launch --num_processes N`, and memory "
+    "is saved by blocks_to_swap, fused_backward_pass or fp8_base"
+)
+_BLOCKS = "set blocks_to_swap, which counts both kinds of blocks"
+
+# Flags of sd-scripts that are gone. Asking for one is an error with this advice; leaving it off (false, 0) is not.
+RETIRED: dict[str, str] = {
+    "split_mode": "set blocks_to_swap instead (18 holds about as much in host memory)",
+    "double_blocks_to_swap": _BLOCKS,
+    "single_blocks_to_swap": _BLOCKS,
+    "torch_compile": "set compile, which compiles block by block and leaves the saved names alone",
+    "dataset_class": "describe the data with train_data_dir or a dataset_config",
+    "conditioning_data_dir": "name the mask folder in a subset of the dataset_config (it never worked as a flag)",
+    "controlnet_model_name_or_path": "ControlNet is not trained by this script; leave it out (it never had an effect)",
+    "deepspeed": _DEEPSPEED,
+    "zero_stage": _DEEPSPEED,
+    "offload_optimizer_device": _DEEPSPEED,
+    "offload_optimizer_nvme_path": _DEEPSPEED,
+    "offload_param_device": _DEEPSPEED,
+    "offload_param_nvme_path": _DEEPSPEED,
+    "zero3_init_flag": _DEEPSPEED,
+    "zero3_save_16bit_model": _DEEPSPEED,
+    "fp16_master_weights_and_gradients": _DEEPSPEED,
+}
+
+_SDPA = "attention is PyTorch's SDPA, which is faster and needs less memory"
+_GUI = "it is a setting of the kohya_ss page that no script reads"
+_SCRIPT = "no SDXL or FLUX.1 script reads it"
+
+# Keys that are harmless to leave out: ignored, with a note.
+FOREIGN: dict[str, str] = {
+    "mem_eff_attn": _SDPA,
+    "diffusers_xformers": _SDPA,
+    "dynamo_backend": "compile_backend is the one that counts",
+    "epoch": _GUI + "; max_train_epochs is the one that counts",
+    "noise_offset_type": _GUI,
+    "stop_text_encoder_training": _SCRIPT,
+    "no_token_padding": _SCRIPT,
+    "lowvram": _SCRIPT,
+    "train_inpainting": _SCRIPT,
+    "show_timesteps": _SCRIPT,
+    "show_timesteps_resolution": _SCRIPT,
+    "qwen_image_vae_2d": _SCRIPT,
+    "fp8_scaled": _SCRIPT,
+    "fp8_fast": _SCRIPT,
+    "disable_numpy_memmap": _SCRIPT,
+    "learning_rate_te": "the text encoders of FLUX.1 are not trained; SDXL has learning_rate_te1 and learning_rate_te2",
+    "num_cpu_threads_per_process": "it belongs to `accelerate launch`",
+    "num_processes": "it belongs to `accelerate launch`",
+    "num_machines": "it belongs to `accelerate launch`",
+    "multi_gpu": "it belongs to `accelerate launch`",
+    "gpu_ids": "it belongs to `accelerate launch`",
+    "main_process_port": "it belongs to `accelerate launch`",
+    "dynamo_mode": "compile_mode is the one that counts",
+    "dynamo_use_fullgraph": "compile_fullgraph is the one that counts",
+    "dynamo_use_dynamic": "compile_dynamic is the one that counts",
+}

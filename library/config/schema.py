@@ -1,0 +1,307 @@
+"""The one place that knows what a config is.
+
+A run's config is a frozen dataclass of sections; a section is a frozen dataclass of options, each declared once with
+`opt`. The flags, the TOML reader and writer, the form, docs/options.md and the checks are all derived from that.
+
+A section, or the run itself, may have three methods, each yielding sentences: `check(run)` for rules across options
+that are broken, `notes(run)` for what the user should know though nothing is broken, and `missing(run)` for what must
+be filled in before a training can start (an untouched form is a valid config that cannot be started).
+"""
+
+import dataclasses
+import functools
+import logging
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from library.config.values import ConfigError, Option, meant
+
+__all__ = [
+    "ConfigError",
+    "Layer",
+    "Option",
+    "build",
+    "build_layers",
+    "changed",
+    "docs",
+    "flat",
+    "missing",
+    "opt",
+    "options",
+    "parse",
+    "read_section",
+    "read_toml",
+    "replace",
+    "section",
+    "to_toml",
+    "values",
+]
+
+C = TypeVar("C")
+HINTS = {"min", "max", "kind", "parse", "label", "advanced"}
+
+
+def opt(default: Any, help: str, **hints: Any) -> Any:
+    """Declare one option: its default, one sentence of help, and hints.
+
+    Hints: `min`, `max`; `kind` ("file", "folder", "secret", "text" for several lines); `parse`, a function from any
+    value to the option's type; `label`, where the name alone reads badly; `advanced`, to fold it away.
+    """
+    if unknown := set(hints) - HINTS:
+        raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")
+    return dataclasses.field(default=default, metadata={"help": help, **hints})
+
+
+def section(cls: type[C]) -> C:
+    """Declare one group of options inside a run's config."""
+    return dataclasses.field(default_factory=cls)  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """Values by option name, and where they come from: a file's name, "--" for flags, "" for a form."""
+
+    values: Mapping[str, Any]
+    source: str = ""
+
+    def name(self, option: str) -> str:
+        """How a message names an option of this layer."""
+        if self.source == "--":
+            return f"--{option}"
+        return f"in {self.source}: {option}" if self.source else option
+
+
+# ---- what a config consists of
+
+
+@functools.cache
+def options(config: type) -> Mapping[str, Option]:
+    """Every option of a config class by name, in the order of declaration."""
+    found: dict[str, Option] = {}
+    for part in dataclasses.fields(config):
+        for option in section_options(part.default_factory, part.name).values():  # type: ignore[arg-type]
+            if option.name in found:
+                raise TypeError(f"{option.name} is declared in both {found[option.name].section} and {part.name}")
+            found[option.name] = option
+    return types.MappingProxyType(found)
+
+
+@functools.cache
+def section_options(cls: type, name: str = "") -> Mapping[str, Option]:
+    """The options of one section class by name; fields that are not made by `opt` are left out."""
+    hints = typing.get_type_hints(cls)
+    fields = (f for f in dataclasses.fields(cls) if "help" in f.metadata)
+    return types.MappingProxyType({f.name: _option(f, hints[f.name], name) for f in fields})
+
+
+def _option(field: dataclasses.Field, hint: Any, section: str) -> Option:
+    kinds = list(get_args(hint)) if get_origin(hint) in (types.UnionType, typing.Union) else [hint]
+    optional = type(None) in kinds
+    kinds = [k for k in kinds if k is not type(None)]
+    choices = tuple(c for k in kinds if get_origin(k) is Literal for c in get_args(k))
+    plain = [k for k in kinds if get_origin(k) is not Literal]
+    kind = plain[-1] if plain else type(choices[0])  # of `int | float` the wider one, which is last
+    many = get_origin(kind) is tuple
+    if many:
+        kind = get_args(kind)[0]
+    is_open = bool(choices and plain)  # Literal["a", "b"] | str: these, or anything else
+    return Option(field.name, section, kind, many, optional, choices, is_open, field.default, field.metadata)
+
+
+def values(config: Any) -> dict[str, Any]:
+    """Every option's value by name."""
+    return {o.name: getattr(getattr(config, o.section), o.name) for o in options(type(config)).values()}
+
+
+def changed(config: Any, secrets: bool = False) -> dict[str, dict[str, Any]]:
+    """What differs from the defaults, by section: a preset, a run's TOML and its record are all this.
+
+    Tokens and keys stay out of files unless `secrets` is asked for.
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for name, value in values(config).items():
+        o = options(type(config))[name]
+        if value != o.default and (secrets or o.kind != "secret"):
+            out.setdefault(o.section, {})[name] = value
+    return out
+
+
+def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """One level of tables taken away: {"optim": {"learning_rate": 1}} -> {"learning_rate": 1}. Later ones win."""
+    out: dict[str, Any] = {}
+    for key, value in sections.items():
+        out.update(value if isinstance(value, Mapping) else {key: value})
+    return out
+
+
+# ---- making one
+
+
+def build(config: type[C], values: Mapping[str, Any], source: str = "", notes: list[str] | None = None) -> C:
+    """Values by option name -> a checked config.
+
+    Raises ConfigError with every problem, a line each. What the user should know though nothing is wrong (a key that
+    is ignored, an option without effect) is appended to `notes`; without such a list it is logged as warnings.
+    """
+    return build_layers(config, [Layer(values, source)], notes)
+
+
+def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | None = None) -> C:
+    """Like `build`, from several layers of values; a later layer wins over an earlier one."""
+    known, problems, told = options(config), [], []
+    chosen: dict[str, tuple[str, Any]] = {}  # option -> how to name it, and its value
+    for layer in layers:
+        for name, value in layer.values.items():
+            if option := _resolve(config, layer, name, value, problems, told):
+                chosen[option] = layer.name(name), value
+    read, wrong = {}, set()
+    for name, (title, value) in chosen.items():
+        try:
+            read[name] = known[name].read(value)
+        except ConfigError as e:
+            problems.append(f"{title} {e}")
+            wrong.add(name)
+    made = _assemble(config, read)
+    # A rule that speaks of a value which could not be read would only repeat that it is wrong.
+    problems += [p for p in _ask(made, "check") if wrong.isdisjoint(re.findall(r"\w+", p))]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    _tell([*told, *_ask(made, "notes")], notes)
+    return made
+
+
+def replace(config: C, **changes: Any) -> C:
+    """A new config with some options changed, checked again."""
+    return build(type(config), {**values(config), **changes}, notes=[])
+
+
+def missing(config: Any) -> list[str]:
+    """What must be filled in before this config can be trained with, a sentence each."""
+    return list(_ask(config, "missing"))
+
+
+def read_section(cls: type, layer: Layer, problems: list[str]) -> dict[str, Any]:
+    """The values of one table (as of a dataset TOML) -> checked values by name; what is wrong goes to `problems`."""
+    known, read = section_options(cls), {}
+    for name, value in layer.values.items():
+        if name not in known:
+            problems.append(f"{layer.name(name)} is not a known key{meant(name, known)}")
+            continue
+        try:
+            read[name] = known[name].read(value)
+        except ConfigError as e:
+            problems.append(f"{layer.name(name)} {e}")
+    return read
+
+
+def _resolve(config: Any, layer: Layer, name: str, value: Any, problems: list[str], told: list[str]) -> str | None:
+    """The option a name stands for, or None when there is nothing to set; says why in `problems` or `told`."""
+    title = layer.name(name)
+    known = options(config)
+    if name in known:
+        return name
+    if new := getattr(config, "aliases", {}).get(name):
+        told.append(f"{title} is an old name; it is read as {new}")
+        return new
+    if advice := getattr(config, "retired", {}).get(name):
+        if value not in (None, False, 0, "", []):
+            problems.append(f"{title} is gone: {advice}")
+    elif reason := getattr(config, "foreign", {}).get(name):
+        told.append(f"{title} is ignored: {reason}")
+    else:
+        problems.append(f"{title} is not an option{meant(name, known)}")
+    return None
+
+
+def _assemble(config: type[C], read: Mapping[str, Any]) -> C:
+    parts: dict[str, dict[str, Any]] = {f.name: {} for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+    for name, value in read.items():
+        parts[options(config)[name].section][name] = value
+    return config(**{f.name: f.default_factory(**parts[f.name]) for f in dataclasses.fields(config)})  # type: ignore
+
+
+def _ask(config: Any, what: str) -> Iterator[str]:
+    if hasattr(config, what):
+        yield from getattr(config, what)()
+    for f in dataclasses.fields(config):
+        part = getattr(config, f.name)
+        if hasattr(part, what):
+            yield from getattr(part, what)(config)
+
+
+def _tell(told: list[str], notes: list[str] | None) -> None:
+    if notes is not None:
+        notes.extend(told)
+        return
+    for note in told:
+        logging.getLogger(__name__).warning(note)
+
+
+# ---- TOML
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Values by option name. Tables are for the reader's eye: as in sd-scripts, their names do not matter."""
+    return flat(load_toml(path))
+
+
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """A TOML file as it is. Raises ConfigError when it is absent, not text, or not TOML."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist") from None
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read: {e.strerror or e}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file in UTF-8") from None
+    except tomllib.TOMLDecodeError as e:
+        hint = "; in double quotes write \\\\ for \\, or use single quotes" if "escape" in str(e) else ""
+        raise ConfigError(f"{path} is not valid TOML: {e}{hint}") from None
+
+
+def to_toml(config: Any, comment: str = "", secrets: bool = False) -> str:
+    """TOML of what differs from the defaults, a table per section, with a comment on top if wanted."""
+    blocks = ["\n".join(f"# {line}".rstrip() for line in comment.splitlines())] if comment else []
+    for name, members in changed(config, secrets).items():
+        blocks.append("\n".join([f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in members.items())]))
+    return "\n\n".join(blocks) + "\n" if blocks else ""
+
+
+def toml_value(value: Any) -> str:
+    """One value as TOML. Paths of Windows become 'literal strings', so that they can be read. NaN is refused."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise ConfigError(f"{value} cannot be written: only finite numbers have a meaning")
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    text = str(value)
+    if "\\" in text and "'" not in text and text.isprintable():
+        return f"'{text}'"
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return '"' + "".join(escapes.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'
+
+
+# ---- the shell and the docs, which are longer and have files of their own
+
+
+def parse(config: type[C], argv: list[str] | None = None) -> C:
+    """The command line, and the file it names, -> a checked config. Prints what is wrong and exits with 2."""
+    from library.config.shell import parse as parse_shell
+
+    return parse_shell(config, argv)
+
+
+def docs(config: type) -> str:
+    """The tables of options of one config class, in Markdown."""
+    from library.config.docs import tables
+
+    return tables(options(config).values())

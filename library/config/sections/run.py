@@ -1,0 +1,40 @@
+"""What every run's config has besides its sections."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from library.config import pending, schema
+from library.config.retired import ALIASES, FOREIGN, RETIRED
+
+
+class Run:
+    """The part of a run's config that is the same for all: its facts, old names, and rules about its own options."""
+
+    __slots__ = ()
+
+    family: ClassVar[str]  # "sdxl", "flux": the folder in library/families
+    script: ClassVar[str]  # the file in sd-scripts/ without .py
+    title: ClassVar[str]  # what a person calls it
+    adapters: ClassVar[bool]  # adapters learn and the model does not
+    grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
+    idle: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
+
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    retired: ClassVar[Mapping[str, str]] = RETIRED
+    foreign: ClassVar[Mapping[str, str]] = FOREIGN
+
+    def check(self) -> Iterator[str]:
+        """Refuse what this version cannot do yet, so that no flag is accepted and ignored."""
+        for name, value in self._touched():
+            if refusal := pending.refusal(self.script, name, value):
+                yield refusal
+
+    def notes(self) -> Iterator[str]:
+        """Say which options are set but do nothing in this kind of run."""
+        for name, _ in self._touched():
+            if reason := self.idle.get(name):
+                yield f"{name} has no effect here: {reason}"
+
+    def _touched(self) -> Iterator[tuple[str, Any]]:
+        for members in schema.changed(self).values():
+            yield from members.items()

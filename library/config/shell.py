@@ -1,0 +1,184 @@
+"""The command line of a config: flags over a TOML file over defaults, every mistake at once, and --help.
+
+Flags are cut by hand and not by argparse, which stops at the first mistake and prints its usage over it. The help text
+is argparse's.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from library.config.schema import ConfigError, Layer, Option, build_layers, flat, load_toml, options, to_toml
+from library.config.values import meant
+
+C = TypeVar("C")
+OWN = ("config_file", "output_config", "help")
+
+
+def parse(config: type[C], argv: list[str] | None = None) -> C:
+    """defaults < --config_file < flags. On mistakes: one line each on stderr, exit code 2."""
+    try:
+        flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv)
+        if flags.pop("help", False):
+            print(help_text(config))
+            raise SystemExit(0)
+        return _parse(config, flags, problems)
+    except ConfigError as e:
+        fail(e)
+
+
+def _parse(config: type[C], flags: dict[str, Any], problems: list[str]) -> C:
+    path = config_path(flags.pop("config_file", None))
+    writing = flags.pop("output_config", False)
+    layers = [Layer(flags, "--")]
+    notes: list[str] = []
+    try:
+        # With --output_config the file is where to write, as in sd-scripts.
+        if path and not writing:
+            layers.insert(0, Layer(flat(load_toml(path)), path.name))
+        made = build_layers(config, layers, notes)
+    except ConfigError as e:
+        problems.append(str(e))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    if first_process():
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+    if writing:
+        write_config(made, path)
+        raise SystemExit(0)
+    return made
+
+
+def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Command line -> values by option name as text, and what could not be understood. Repeated flags: the last wins.
+
+    Everything up to the next `--flag` belongs to a flag, so negative numbers need no care; a value that itself begins
+    with two dashes is written --flag=value.
+    """
+    known, found, problems = options(config), {}, []
+    for flag, given in _groups(argv):
+        if flag in ("-h", "--help"):
+            return {"help": True}, []
+        if not flag.startswith("--"):
+            problems.append(f"{flag}: what is this for? Every value follows a flag, as in --output_dir {flag}")
+            continue
+        name = flag[2:]
+        if name.startswith("no-") and (off := known.get(name[3:])) and off.type is bool:
+            found[off.name] = "false"
+            problems += [f"{flag} takes no value"] * bool(given)
+        elif name in OWN:
+            found[name] = True if name == "output_config" else given[0] if len(given) == 1 else None
+            problems += [f"{flag} takes one value"] * (name == "config_file" and len(given) != 1)
+        elif name not in known:
+            # It may still be an old name with a better answer than "no such option", which the config knows.
+            old = {**getattr(config, "aliases", {}), **getattr(config, "retired", {}), **getattr(config, "foreign", {})}
+            if name in old:
+                found[name] = given[0] if given else True
+            else:
+                problems.append(f"{flag} is not an option{meant(name, [*known, *OWN])}")
+        elif problem := _take(known[name], given, found):
+            problems.append(f"{flag} {problem}")
+    return found, problems
+
+
+def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
+    """The command line as flags with the values that follow each; a stray value at the start stands for itself."""
+    groups: list[tuple[str, list[str]]] = []
+    for token in argv:
+        if token.startswith("--") and len(token) > 2 or token == "-h":
+            flag, equals, value = token.partition("=")
+            groups.append((flag, [value] if equals else []))
+        elif groups and groups[-1][0].startswith("--"):
+            groups[-1][1].append(token)
+        else:
+            groups.append((token, []))
+    return groups
+
+
+def _take(option: Option, given: list[str], found: dict[str, Any]) -> str:
+    """Put what a flag was given into `found`; the answer is what is wrong with it, or ""."""
+    if option.many:
+        found[option.name] = given
+    elif option.type is bool and not given:
+        found[option.name] = "true"
+    elif not given:
+        return f"needs a value: {option.expects}"
+    elif len(given) > 1:
+        return f'takes one value, got {len(given)}; put quotes around a value with blanks: "{" ".join(given)}"'
+    else:
+        found[option.name] = given[0]
+    return ""
+
+
+def config_path(given: str | None) -> Path | None:
+    """The file --config_file means: ".toml" may be left off."""
+    if given is None:
+        return None
+    path = Path(given).expanduser()
+    return path if path.suffix.lower() == ".toml" else path.with_name(path.name + ".toml")
+
+
+def write_config(config: Any, path: Path | None) -> None:
+    """--output_config: what differs from the defaults, without secrets, into a file that must not exist yet."""
+    if path is None:
+        raise ConfigError("--output_config needs --config_file, which names the file to write")
+    try:
+        with open(path, "x", encoding="utf-8", newline="\n") as f:
+            f.write(to_toml(config))
+    except FileExistsError:
+        raise ConfigError(f"{path} already exists; name another file or delete it first") from None
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be written: {e.strerror or e}") from None
+    print(f"wrote {path}")
+
+
+def help_text(config: type) -> str:
+    """--help: every option with its meaning, by section."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog=f"{getattr(config, 'script', config.__name__)}.py",
+        usage="%(prog)s [--config_file FILE.toml] [--option value ...]",
+        description=config.__doc__,
+        epilog="Options of a file are overridden by flags; --no-NAME switches a yes/no option off.",
+        add_help=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="show this text")
+    parser.add_argument("--config_file", metavar="FILE", help="TOML with options, flat or in tables")
+    parser.add_argument("--output_config", action="store_true", help="write the options to --config_file, and end")
+    add_arguments(parser, options(config))
+    return parser.format_help()
+
+
+def add_arguments(parser: Any, known: Mapping[str, Option]) -> None:
+    """Declare options on an argparse parser, a group per section; an absent flag stays absent."""
+    import argparse
+
+    groups: dict[str, Any] = {}
+    for o in known.values():
+        group = groups.get(o.section) or groups.setdefault(o.section, parser.add_argument_group(o.section))
+        default = "" if o.default in (None, (), "", False) else f" (default: {o.text(o.default)})"
+        about = (o.help + default).replace("%", "%%")
+        if o.type is bool:
+            group.add_argument(f"--{o.name}", action="store_true", default=argparse.SUPPRESS, help=about)
+            continue
+        word = "{" + ",".join(map(str, o.choices)) + "}" if o.choices and not o.open else o.type.__name__.upper()
+        shape = {"nargs": "*"} if o.many else {}
+        group.add_argument(f"--{o.name}", metavar=word, default=argparse.SUPPRESS, help=about, **shape)
+
+
+def first_process() -> bool:
+    """Whether this is the process of a multi-process launch that talks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def fail(error: Exception | str, code: int = 2) -> NoReturn:
+    """End with what the user must fix, a line each, and no traceback."""
+    if first_process():
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+    raise SystemExit(code)

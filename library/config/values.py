@@ -1,0 +1,217 @@
+"""One option, and how its value is read from and shown as text.
+
+A value may come from a command line (always text), from TOML or JSON (typed, but old files hold numbers as text), or
+from a form. All of them pass through `Option.read`, so they are checked by the same rules and fail in the same words.
+"""
+
+import dataclasses
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", dict: "a table"}
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+class ConfigError(ValueError):
+    """Everything the user must fix, one problem per line: what is wrong, and what to write instead."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One option, resolved from its field: all that the shell, the TOML reader, the form and the docs need."""
+
+    name: str
+    section: str
+    type: type
+    many: bool  # takes any number of values; the value is a tuple
+    optional: bool  # None is a value: "not set"
+    choices: tuple[Any, ...]
+    open: bool  # other values than the choices are allowed
+    default: Any
+    hints: Mapping[str, Any]
+
+    @property
+    def help(self) -> str:
+        """One sentence for the reader."""
+        return self.hints["help"]
+
+    @property
+    def label(self) -> str:
+        """What a form writes above the field."""
+        return self.hints.get("label") or self.name.replace("_", " ").capitalize()
+
+    @property
+    def advanced(self) -> bool:
+        """Whether most people can leave it folded away."""
+        return bool(self.hints.get("advanced"))
+
+    @property
+    def kind(self) -> str:
+        """What the text stands for: "file", "folder", "secret", "text" (several lines), or "" for nothing special."""
+        return self.hints.get("kind", "")
+
+    @property
+    def expects(self) -> str:
+        """What a value must be, in words."""
+        if self.choices and not self.open:
+            return "one of " + ", ".join(map(str, self.choices))
+        return KINDS[self.type] + (", or several" if self.many else "")
+
+    def read(self, value: Any) -> Any:
+        """A value of any origin -> the declared type. Raises ConfigError without the option's name in it.
+
+        None and "" mean "not set": the answer is then None, an empty tuple, or the default of a text option.
+        """
+        if value is None or (isinstance(value, str) and not value.strip() and not (value and self.type is str)):
+            return self._unset()
+        if self.many:
+            return tuple(self._one(v) for v in self._items(value))
+        if isinstance(value, list | tuple) and not self.hints.get("parse"):
+            if len(value) != 1:
+                raise ConfigError(f"takes one value, got {len(value)}: {shown(value)}")
+            value = value[0]
+        return self._one(value)
+
+    def text(self, value: Any) -> str:
+        """A value as one line of text that `read` turns back into it; "" where nothing is set."""
+        if value is None:
+            return ""
+        if self.many:
+            return join(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def _unset(self) -> Any:
+        if self.many:
+            return ()
+        if self.optional:
+            return None
+        if self.type is str:
+            return self.default
+        raise ConfigError(f"needs {self.expects}; the default is {self.default}")
+
+    def _items(self, value: Any) -> list[Any]:
+        if isinstance(value, list | tuple):
+            return list(value)
+        if not isinstance(value, str):
+            return [value]
+        # "1e-4, 1e-5" is how people write two numbers; in text a comma may be part of the value (betas=0.9,0.99).
+        return split(value.replace(",", " ") if self.type in (int, float) else value)
+
+    def _one(self, value: Any) -> Any:
+        try:
+            value = self.hints.get("parse", CONVERT[self.type])(value)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(f"must be {self.expects}, got {shown(value)}") from None
+        if value is None:  # a `parse` may say that a value means "not set"
+            return None
+        if self.choices:
+            value = self._chosen(value)
+        low, high = self.hints.get("min"), self.hints.get("max")
+        if (low is not None and value < low) or (high is not None and value > high):
+            limits = [f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None)
+            raise ConfigError(f"must be {' and '.join(limits)}, got {shown(value)}")
+        return value
+
+    def _chosen(self, value: Any) -> Any:
+        for choice in self.choices:
+            if value == choice or (isinstance(value, str) and value.casefold() == str(choice).casefold()):
+                return choice
+        if self.open:
+            return value
+        raise ConfigError(f"must be {self.expects}, got {shown(value)}{meant(str(value), map(str, self.choices))}")
+
+
+def truth(value: Any) -> bool:
+    """True, False, 0, 1 and the usual words -> bool."""
+    word = str(value).strip().casefold()
+    if isinstance(value, bool | int | str) and word in TRUE + FALSE:
+        return word in TRUE
+    raise ValueError(value)
+
+
+def number(value: Any) -> float:
+    """A finite number, also written as text ("5e-5"). No option means anything by infinity or NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(value)
+    result = float(value)
+    if not math.isfinite(result):
+        raise ValueError(value)
+    return result
+
+
+def whole(value: Any) -> int:
+    """A whole number, also written as text or as 1600.0."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+        return int(value)  # exact for any length, which a float is not
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    result = number(value)
+    if not result.is_integer():
+        raise ValueError(value)
+    return int(result)
+
+
+def words(value: Any) -> str:
+    """Text; a bare number of a TOML file is taken as its digits."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
+        raise ValueError(value)
+    return str(value)
+
+
+def path(value: Any) -> Path:
+    """A path, with ~ for the home folder."""
+    return Path(words(value)).expanduser()
+
+
+def table(value: Any) -> dict[str, Any]:
+    """A table, as it is."""
+    if not isinstance(value, Mapping):
+        raise ValueError(value)
+    return dict(value)
+
+
+CONVERT = {bool: truth, int: whole, float: number, str: words, Path: path, dict: table}
+
+
+def shown(value: Any) -> str:
+    """A value as it appears in a message: short, and in quotes when it is text."""
+    text = repr(str(value)) if isinstance(value, str | Path) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def meant(name: str, known: Any) -> str:
+    """The ending " (did you mean ...?)" when something close is known, else nothing."""
+    import difflib  # only needed when something is wrong
+
+    names = {k.casefold(): k for k in known}
+    close = difflib.get_close_matches(name.strip("-").replace("-", "_").casefold(), names, n=1, cutoff=0.6)
+    return f" (did you mean {names[close[0]]}?)" if close else ""
+
+
+def split(text: str) -> list[str]:
+    """Text -> items, cut at blanks outside quotes. A backslash is an ordinary character, as Windows paths need."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
+    try:
+        return list(lexer)
+    except ValueError:
+        raise ConfigError(f"has a quote that is never closed: {shown(text)}") from None
+
+
+def join(items: Any) -> str:
+    """Items -> one line that `split` cuts back into them."""
+    return " ".join(_quoted(str(item)) for item in items)
+
+
+def _quoted(item: str) -> str:
+    if item and not re.search(r"[\s\"']", item):
+        return item
+    if '"' not in item:
+        return f'"{item}"'
+    return "'\"'".join(f'"{part}"' if part else "" for part in item.split('"'))

@@ -1,0 +1,102 @@
+"""What a model family answers, and the values it hands around. Importing this needs no torch."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass
+class Parts:
+    """The networks of one checkpoint, on the host until something moves them."""
+
+    denoiser: "nn.Module"
+    vae: "nn.Module | None"
+    encoders: "dict[str, nn.Module]"  # text encoders by short name: clip_l, clip_g, t5xxl
+    tokenizers: dict[str, Any]
+    source: dict[str, Any] = field(default_factory=dict)  # what saving needs besides the networks: paths, logit_scale
+
+
+@dataclass(frozen=True)
+class Noised:
+    """One batch made hard: what the denoiser sees, and what it should answer. All on the latents' device."""
+
+    latents: "Tensor"  # float32 [B, C, h, w], what the denoiser sees
+    timesteps: "Tensor"  # float32 [B], in the denoiser's own units: SDXL 0 to 999, FLUX.1 0 to 1
+    target: "Tensor"  # float32 [B, C, h, w]
+    weight: "Tensor"  # float32 [B]; every weighting scheme ends here
+    sigmas: "Tensor | None" = None  # float32 [B], FLUX.1
+    huber_c: "Tensor | None" = None  # float32 [B], threshold of huber and smooth_l1
+
+
+@dataclass(frozen=True)
+class LatentCache:
+    """How a family's encoded images are kept beside the images."""
+
+    suffix: str  # of the file's name, after <stem>_<W>x<H>: "_sdxl.npz"
+    keyed_by_size: bool  # keys carry the latents' size, so that one file holds several
+
+
+@dataclass(frozen=True)
+class TextCache:
+    """How a family's encoded captions are kept beside the images."""
+
+    suffix: str  # of the file's name, after <stem>: "_te_outputs.npz"
+    keys: tuple[str, ...]  # the arrays in it, which are also the names that Family.text answers with
+
+
+class Family(Protocol):
+    """What differs between SDXL, FLUX.1 and the next one. Nothing else in library/ may ask which it is.
+
+    A family object holds the run's config, so its methods take none.
+    """
+
+    name: str  # "sdxl", "flux": in file names and metadata
+    grid: int  # bucket sides are multiples of this many pixels
+    regions: tuple[str, ...]  # classes in the denoiser that are compiled, checkpointed and swapped
+    adapter_targets: tuple[str, ...]  # classes in the denoiser whose linear layers can carry an adapter
+    latent_cache: LatentCache
+    text_cache: TextCache
+    architecture: str  # modelspec's word: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the model's files, a sentence each: from headers only, nothing is loaded."""
+        ...
+
+    def load(self, dtype: "torch.dtype") -> Parts:
+        """Everything on the CPU; sizes come from the file. The denoiser is in `dtype`, or in fp8 as the file has it."""
+        ...
+
+    def latents(self, parts: Parts, pixels: "Tensor", generator: "torch.Generator | None" = None) -> "Tensor":
+        """Pixels [B, 3, H, W] in [-1, 1] -> latents in the cache's convention, float32."""
+        ...
+
+    def text(self, parts: Parts, captions: list[str], encoders: tuple[str, ...] | None = None) -> "dict[str, Tensor]":
+        """Captions -> what the denoiser reads, by the cache's keys; of some encoders only, if named."""
+        ...
+
+    def noised(self, latents: "Tensor", generator: "torch.Generator") -> Noised:
+        """Latents of the cache made hard. Stays on their device, without waiting for it."""
+        ...
+
+    def predict(self, denoiser: "nn.Module", noised: Noised, text: "dict[str, Tensor]", sizes: "Tensor") -> "Tensor":
+        """The denoiser's answer in the terms of the target, float32. `denoiser` may be wrapped; it is called itself.
+
+        sizes: float32 [B, 6], original height and width, crop top and left, target height and width.
+        """
+        ...
+
+    def export(self, parts: Parts) -> "dict[str, Tensor]":
+        """The whole model under the keys of a single file."""
+        ...
+
+    def sampler(self, parts: Parts) -> Callable[..., Any]:
+        """A function that draws one image: draw(prompt, negative, width, height, steps, scale, guidance, seed, name)."""
+        ...
+
+    def adapter_name(self, part: str, path: str) -> str:
+        """The name of a module's adapter in files: ("denoiser", "img_in") -> "lora_unet_img_in"."""
+        ...

@@ -1,0 +1,205 @@
+"""What can be set when FLUX.1 is trained."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from library.config import sections
+from library.config.reading import count
+from library.config.schema import opt, section
+from library.config.sections.inputs import TextBatchCache
+
+_NOISE = "FLUX.1 is trained on straight paths from noise to image, where it has no meaning"
+_WEIGHT = "it weighs steps of a diffusion model; for FLUX.1 see weighting_scheme"
+# Parsed by sd-scripts for every family, without a meaning for this one.
+IDLE = {
+    "vae": "FLUX.1 has its autoencoder in ae; vae is only written into the metadata",
+    "v_parameterization": "FLUX.1 always predicts a velocity",
+    "max_token_length": "captions of FLUX.1 are as long as t5xxl_max_token_length",
+    "clip_skip": "FLUX.1 reads the last layer; it is only written into the metadata",
+    "weighted_captions": "FLUX.1 captions have no weights",
+    "noise_offset": _NOISE,
+    "noise_offset_random_strength": _NOISE,
+    "adaptive_noise_scale": _NOISE,
+    "multires_noise_iterations": _NOISE,
+    "multires_noise_discount": _NOISE,
+    "zero_terminal_snr": _NOISE,
+    "min_timestep": "FLUX.1 draws its noise by timestep_sampling",
+    "max_timestep": "FLUX.1 draws its noise by timestep_sampling",
+    "min_snr_gamma": _WEIGHT,
+    "debiased_estimation_loss": _WEIGHT,
+    "scale_v_pred_loss_like_noise_pred": _WEIGHT,
+    "v_pred_like_loss": _WEIGHT,
+    "sample_sampler": "FLUX.1 samples are always drawn with Euler steps",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxModel(sections.Model):
+    """The FLUX.1 transformer and the networks around it."""
+
+    clip_l: str | None = opt(None, "CLIP-L text encoder (.safetensors)", kind="file", label="CLIP-L")
+    t5xxl: str | None = opt(None, "T5-XXL text encoder (.safetensors; fp16, bf16 or fp8)", kind="file", label="T5-XXL")
+    ae: str | None = opt(None, "FLUX.1 autoencoder (ae.safetensors)", kind="file", label="Autoencoder")
+    t5xxl_max_token_length: int | None = opt(
+        None, "tokens of a caption; 512 for dev and 256 for schnell when not set", parse=count, label="T5 token length"
+    )
+    apply_t5_attn_mask: bool = opt(False, "do not look at the padding after a caption", label="T5 attention mask")
+    guidance_scale: float = opt(3.5, "guidance the model is told while training; most people use 1", min=0.0)
+    model_type: Literal["flux", "chroma"] = opt("flux", "kind of transformer", advanced=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxLoraModel(FluxModel):
+    """The same, when adapters learn."""
+
+    no_half_vae: bool = opt(False, "run the autoencoder in full precision", advanced=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxAdapterCache(TextBatchCache):
+    """What is encoded once, when adapters learn."""
+
+    def check(self, run: Any) -> Iterator[str]:
+        """T5 that learns cannot be asked once; CLIP-L can learn while T5 is cached."""
+        yield from TextBatchCache.check(self, run)
+        if self.text and "train_t5xxl=True" in run.network.network_args:
+            yield "cache_text_encoder_outputs cannot be used with train_t5xxl=True: switch one of them off"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flow(sections.Noise):
+    """How much noise a step has, and what the model answers."""
+
+    timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
+        "sigma", "how the amount of noise is drawn; most people use shift, flux_shift or sigmoid"
+    )
+    discrete_flow_shift: float = opt(3.0, "more noise when above 1 (shift and sigma)", min=0.0)
+    sigmoid_scale: float = opt(1.0, "width of sigmoid, shift and flux_shift", min=0.0)
+    model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
+        "sigma_scaled", "how the answer is read; raw is the consistent one and what most people use"
+    )
+    weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
+        "uniform", "which amounts of noise count more (sigma sampling, sigma_scaled prediction)"
+    )
+    logit_mean: float = opt(0.0, "middle of logit_normal", advanced=True)
+    logit_std: float = opt(1.0, "width of logit_normal", min=0.0, advanced=True)
+    mode_scale: float = opt(1.29, "scale of mode", advanced=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxLoss(sections.Loss):
+    """How wrong an answer is."""
+
+    def check(self, run: Any) -> Iterator[str]:
+        """A straight path has no signal-to-noise table to take a threshold from."""
+        if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
+            yield f"huber_schedule = snr is not possible with FLUX.1 and loss_type = {self.loss_type}: use constant"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxNetwork(sections.Network):
+    """The adapters that learn."""
+
+    @property
+    def module(self) -> str:
+        """The kind of adapter that is meant."""
+        return self.network_module or "networks.lora_flux"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxMemory(sections.OffloadMemory):
+    """What makes a training fit; FLUX.1 has 19 double and 38 single blocks."""
+
+    blocks_to_swap: int | None = opt(
+        None, "blocks that wait in host memory, at most 35; a double block counts as two single ones", min=0, max=35
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxFullOptim(sections.FullOptim):
+    """Rates, and what saves memory when the whole transformer learns."""
+
+    blockwise_fused_optimizers: bool = opt(
+        False, "one optimizer per block, stepped during backward; saves memory", advanced=True
+    )
+
+    def check(self, run: Any) -> Iterator[str]:
+        """One way of stepping early."""
+        yield from sections.FullOptim.check(self, run)
+        if self.blockwise_fused_optimizers and self.fused_backward_pass:
+            yield "fused_backward_pass and blockwise_fused_optimizers exclude each other: choose one"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxFullSave(sections.FullSave):
+    """Where the result goes."""
+
+    mem_eff_save: bool = opt(False, "write tensor by tensor, for little host memory", advanced=True)
+
+    def notes(self, run: Any) -> Iterator[str]:
+        """One kind of file."""
+        if self.save_model_as not in (None, "safetensors"):
+            yield "save_model_as has no effect here: FLUX.1 is always saved as safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxLora(sections.Run):
+    """LoRA and other adapters for FLUX.1."""
+
+    family: ClassVar[str] = "flux"
+    script: ClassVar[str] = "flux_train_network"
+    title: ClassVar[str] = "FLUX.1 LoRA"
+    adapters: ClassVar[bool] = True
+    grid: ClassVar[int] = 64
+    idle: ClassVar[Mapping[str, str]] = IDLE
+
+    model: FluxLoraModel = section(FluxLoraModel)
+    data: sections.AdapterData = section(sections.AdapterData)
+    captions: sections.Captions = section(sections.Captions)
+    cache: FluxAdapterCache = section(FluxAdapterCache)
+    network: FluxNetwork = section(FluxNetwork)
+    optim: sections.AdapterOptim = section(sections.AdapterOptim)
+    steps: sections.AdapterSteps = section(sections.AdapterSteps)
+    save: sections.AdapterSave = section(sections.AdapterSave)
+    sample: sections.Sample = section(sections.Sample)
+    noise: Flow = section(Flow)
+    loss: FluxLoss = section(FluxLoss)
+    precision: sections.AdapterPrecision = section(sections.AdapterPrecision)
+    memory: FluxMemory = section(FluxMemory)
+    compile: sections.Compile = section(sections.Compile)
+    validation: sections.Validation = section(sections.Validation)
+    metadata: sections.Metadata = section(sections.Metadata)
+    hub: sections.Hub = section(sections.Hub)
+    log: sections.Log = section(sections.Log)
+    distributed: sections.Distributed = section(sections.Distributed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxTrain(sections.Run):
+    """Full fine-tuning and DreamBooth for FLUX.1."""
+
+    family: ClassVar[str] = "flux"
+    script: ClassVar[str] = "flux_train"
+    title: ClassVar[str] = "FLUX.1 fine-tune"
+    adapters: ClassVar[bool] = False
+    grid: ClassVar[int] = 16
+    idle: ClassVar[Mapping[str, str]] = IDLE
+
+    model: FluxModel = section(FluxModel)
+    data: sections.Data = section(sections.Data)
+    captions: sections.Captions = section(sections.Captions)
+    cache: TextBatchCache = section(TextBatchCache)
+    optim: FluxFullOptim = section(FluxFullOptim)
+    steps: sections.Steps = section(sections.Steps)
+    save: FluxFullSave = section(FluxFullSave)
+    sample: sections.Sample = section(sections.Sample)
+    noise: Flow = section(Flow)
+    loss: FluxLoss = section(FluxLoss)
+    precision: sections.Precision = section(sections.Precision)
+    memory: FluxMemory = section(FluxMemory)
+    compile: sections.Compile = section(sections.Compile)
+    metadata: sections.Metadata = section(sections.Metadata)
+    hub: sections.Hub = section(sections.Hub)
+    log: sections.Log = section(sections.Log)
+    distributed: sections.Distributed = section(sections.Distributed)

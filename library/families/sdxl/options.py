@@ -1,0 +1,141 @@
+"""What can be set when SDXL is trained."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from library.config import sections
+from library.config.reading import numbers
+from library.config.schema import opt, section
+
+# Parsed by sd-scripts for every family, without a meaning for this one.
+IDLE = {"clip_skip": "SDXL always reads the last but one layer; it is only written into the metadata"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlModel(sections.Model):
+    """The SDXL checkpoint."""
+
+    no_half_vae: bool = opt(False, "run the VAE in full precision; the original SDXL VAE needs it with fp16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlAdapterCache(sections.Cache):
+    """What is encoded once, when adapters learn."""
+
+    def check(self, run: Any) -> Iterator[str]:
+        """A text encoder that learns cannot be asked once."""
+        yield from sections.Cache.check(self, run)
+        if self.text and not run.network.network_train_unet_only:
+            yield "cache_text_encoder_outputs needs network_train_unet_only: encoders that learn are asked each step"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlFullCache(sections.Cache):
+    """What is encoded once, when the model learns."""
+
+    def check(self, run: Any) -> Iterator[str]:
+        """A text encoder that learns cannot be asked once."""
+        yield from sections.Cache.check(self, run)
+        if self.text and run.steps.train_text_encoder:
+            yield "cache_text_encoder_outputs cannot be used with train_text_encoder: switch one of them off"
+        if self.text and run.model.weighted_captions:
+            yield "cache_text_encoder_outputs cannot be used with weighted_captions: switch one of them off"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlFullOptim(sections.FullOptim):
+    """Rates for the parts of the model."""
+
+    learning_rate_te1: float | None = opt(
+        None, "rate of the first text encoder (CLIP-L); 0 freezes it, learning_rate when not set", min=0.0
+    )
+    learning_rate_te2: float | None = opt(
+        None, "rate of the second text encoder (CLIP-G); 0 freezes it, learning_rate when not set", min=0.0
+    )
+    block_lr: str | None = opt(
+        None,
+        "23 rates with commas between: embeddings, 9 in, 3 middle, 9 out, last; 0 freezes",
+        parse=numbers,
+        advanced=True,
+    )
+
+    @property
+    def block_lrs(self) -> tuple[float, ...]:
+        """The 23 rates of block_lr, or none."""
+        return tuple(float(rate) for rate in self.block_lr.split(",")) if self.block_lr else ()
+
+    def check(self, run: Any) -> Iterator[str]:
+        """The U-Net has 23 places for a rate."""
+        yield from sections.FullOptim.check(self, run)
+        if self.block_lrs and len(self.block_lrs) != 23:
+            yield f"block_lr needs 23 rates with commas between, got {len(self.block_lrs)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlFullSteps(sections.Steps):
+    """How long, and what learns."""
+
+    train_text_encoder: bool = opt(False, "let the text encoders learn too")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlLora(sections.Run):
+    """LoRA and other adapters for SDXL."""
+
+    family: ClassVar[str] = "sdxl"
+    script: ClassVar[str] = "sdxl_train_network"
+    title: ClassVar[str] = "SDXL LoRA"
+    adapters: ClassVar[bool] = True
+    grid: ClassVar[int] = 32
+    idle: ClassVar[Mapping[str, str]] = IDLE
+
+    model: SdxlModel = section(SdxlModel)
+    data: sections.AdapterData = section(sections.AdapterData)
+    captions: sections.Captions = section(sections.Captions)
+    cache: SdxlAdapterCache = section(SdxlAdapterCache)
+    network: sections.Network = section(sections.Network)
+    optim: sections.AdapterOptim = section(sections.AdapterOptim)
+    steps: sections.AdapterSteps = section(sections.AdapterSteps)
+    save: sections.AdapterSave = section(sections.AdapterSave)
+    sample: sections.Sample = section(sections.Sample)
+    noise: sections.Noise = section(sections.Noise)
+    loss: sections.Loss = section(sections.Loss)
+    precision: sections.AdapterPrecision = section(sections.AdapterPrecision)
+    memory: sections.OffloadMemory = section(sections.OffloadMemory)
+    compile: sections.Compile = section(sections.Compile)
+    validation: sections.Validation = section(sections.Validation)
+    metadata: sections.Metadata = section(sections.Metadata)
+    hub: sections.Hub = section(sections.Hub)
+    log: sections.Log = section(sections.Log)
+    distributed: sections.Distributed = section(sections.Distributed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlTrain(sections.Run):
+    """Full fine-tuning and DreamBooth for SDXL."""
+
+    family: ClassVar[str] = "sdxl"
+    script: ClassVar[str] = "sdxl_train"
+    title: ClassVar[str] = "SDXL fine-tune"
+    adapters: ClassVar[bool] = False
+    grid: ClassVar[int] = 32
+    idle: ClassVar[Mapping[str, str]] = IDLE
+
+    model: SdxlModel = section(SdxlModel)
+    data: sections.Data = section(sections.Data)
+    captions: sections.Captions = section(sections.Captions)
+    cache: SdxlFullCache = section(SdxlFullCache)
+    optim: SdxlFullOptim = section(SdxlFullOptim)
+    steps: SdxlFullSteps = section(SdxlFullSteps)
+    save: sections.FullSave = section(sections.FullSave)
+    sample: sections.Sample = section(sections.Sample)
+    noise: sections.Noise = section(sections.Noise)
+    loss: sections.Loss = section(sections.Loss)
+    precision: sections.Precision = section(sections.Precision)
+    memory: sections.Memory = section(sections.Memory)
+    compile: sections.Compile = section(sections.Compile)
+    metadata: sections.Metadata = section(sections.Metadata)
+    hub: sections.Hub = section(sections.Hub)
+    log: sections.Log = section(sections.Log)
+    distributed: sections.Distributed = section(sections.Distributed)

@@ -1,0 +1,108 @@
+"""Files that are never half written: everything goes to a temporary name, is flushed, and is renamed into place."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from library.config.values import ConfigError
+
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+FULL_ON_WINDOWS = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
+
+
+def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], object]) -> Path:
+    """Write a file so that `path` holds either what it held before or all of `content`, also after a power cut.
+
+    `content` is bytes, text (UTF-8, line ends as they are), or a function that writes a file at the path it is given.
+    That temporary path is in the same folder and has the same suffix (np.savez and image writers look at it). The
+    folder is made if needed. Raises ConfigError when the disk is full or the place is not writable.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp{path.suffix}")
+    try:
+        with clear_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _fill(temporary, content)
+            _replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+    return path
+
+
+def free_space(path: str | Path) -> int:
+    """Bytes free where `path` is or will be; the nearest folder that exists answers."""
+    place = Path(path).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def need_space(path: str | Path, size: int) -> None:
+    """Raise ConfigError unless `size` bytes (and a little) fit where `path` will be."""
+    free = free_space(path)
+    if free < size + 2**20:
+        raise ConfigError(f"not enough disk space for {path}: {_bytes(size)} needed, {_bytes(free)} free")
+
+
+@contextlib.contextmanager
+def clear_errors(path: str | Path) -> Iterator[None]:
+    """Turn "no space left", "permission denied" and the like into one sentence about `path`."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in FULL or getattr(e, "winerror", None) in FULL_ON_WINDOWS:
+            raise ConfigError(f"the disk is full: cannot write {path} ({_bytes(free_space(path))} free)") from e
+        if isinstance(e, PermissionError) or e.errno == errno.EROFS:
+            raise ConfigError(f"cannot write {path}: no permission; choose another folder or change its rights") from e
+        raise
+
+
+def _fill(temporary: Path, content: bytes | str | Callable[[Path], object]) -> None:
+    if callable(content):
+        content(temporary)
+        with open(temporary, "r+b") as f:
+            os.fsync(f.fileno())
+        return
+    with open(temporary, "xb") as f:
+        f.write(content.encode("utf-8") if isinstance(content, str) else content)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Rename over `path`. On Windows a reader or a virus scanner may hold the old file for a moment, so try again."""
+    for pause in (0.05, 0.1, 0.2, 0.4, 0.8) if os.name == "nt" else ():
+        try:
+            os.replace(temporary, path)
+            return
+        except PermissionError:
+            time.sleep(pause)
+    os.replace(temporary, path)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself last. Windows has no such call, and some network folders refuse it."""
+    if os.name == "nt":
+        return
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _bytes(size: float) -> str:
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

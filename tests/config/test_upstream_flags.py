@@ -1,0 +1,57 @@
+"""Every flag of sd-scripts is an equal option here, or retired.py says what became of it."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from library import families
+from library.config.retired import ALIASES, FOREIGN, RETIRED
+from library.config.schema import options
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sd_scripts_flags.csv"
+TYPES = {"str": str, "int": int, "float": float, "flag": bool, "int_or_float": float, "Path": Path}
+OWN = {"config_file", "output_config"}  # of the command line itself
+
+
+def upstream():
+    with open(GOLDEN, encoding="utf-8", newline="") as f:
+        for row in csv.DictReader(f):
+            for script in row["scripts"].split(";"):
+                yield script, row["flag"].removeprefix("--"), row
+
+
+FLAGS = [pytest.param(s, n, r, id=f"{s}-{n}") for s, n, r in upstream() if n not in OWN]
+
+
+@pytest.mark.parametrize(("script", "name", "row"), FLAGS)
+def test_flag_is_equal_or_accounted_for(script, name, row):
+    known = options(families.config_class(script))
+    if name not in known:
+        answer = RETIRED.get(name) or FOREIGN.get(name) or ALIASES.get(name)
+        assert answer, f"{name} is neither an option of {script} nor in retired.py"
+        return
+    option, kind = known[name], row["type"].split()[0]
+    assert option.many == ("nargs" in row["type"])
+    if row["choices"]:
+        assert {str(c) for c in option.choices} == set(row["choices"].split("|")) - {"None"}
+        assert not option.open
+    else:
+        assert option.open or not option.choices
+        assert option.type is TYPES[kind]
+    assert option.default == default(row, option)
+
+
+def default(row, option):
+    text = row["default"]
+    if text == "None":
+        return () if option.many else None
+    if text == "''":
+        return ""
+    return text == "True" if option.type is bool else option.read(text.strip('"'))
+
+
+def test_what_is_told_about_old_names_points_to_something_that_exists():
+    every = {name for script in families.RUNS for name in options(families.config_class(script))}
+    assert set(ALIASES.values()) <= every
+    assert not every & (set(ALIASES) | set(RETIRED) | set(FOREIGN))
