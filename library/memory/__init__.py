@@ -1,1 +1,60 @@
-"""Making a denoiser fit and fly."""
+"""Making a denoiser fit and fly: storage, checkpointing, compilation and swapping, in the one order that works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from library.config.schema import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device, num_shapes: int) -> str:
+    """Place the denoiser on its device and apply everything that saves memory or time. The order matters.
+
+    Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. Returns why the
+    blocks run eagerly although compiling was asked for, '' when nothing is wrong.
+    """
+    from library.memory import checkpointing, precision, swapping
+
+    blocks = repeated(denoiser, family.regions)
+    precision.store(blocks, config)  # 1. storage: fp8 for the frozen matrices of the blocks
+    swap = swapping.Swap(swapping.choose(denoiser, _to_swap(family, config)), device)  # 2. what waits on the host
+    swap.place(denoiser)
+    if config.memory.gradient_checkpointing:  # 3. recompute in backward, inside what is compiled
+        checkpointing.wrap(blocks, offload=config.memory.cpu_offload_checkpointing)
+    why = _compile(denoiser, blocks, family, config, num_shapes)  # 4. in place: names in state_dict stay
+    swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
+    return why
+
+
+def repeated(denoiser: nn.Module, regions: tuple[str, ...]) -> list[list[nn.Module]]:
+    """The denoiser's blocks, one list for each class in `regions`, in the order of the module tree."""
+    return [[m for m in denoiser.modules() if type(m).__name__ == region] for region in regions]
+
+
+def _to_swap(family: Any, config: Any) -> dict[str, int]:
+    number = config.memory.blocks_to_swap or 0
+    return family.swapped(number) if number else {}
+
+
+def _compile(denoiser: nn.Module, blocks: list[list[nn.Module]], family: Any, config: Any, num_shapes: int) -> str:
+    if not config.compile.compile:
+        return ""
+    from library import compile_utils
+
+    inputs: Mapping[str, compile_utils.Inputs] = family.block_inputs
+    if num_shapes == 1:  # nothing varies, and static sizes give the faster kernels
+        inputs = {kind: replace(given, dynamic=()) for kind, given in inputs.items()}
+    try:
+        compile_utils.compile_model(config.compile, denoiser, blocks, log_prefix=family.name, inputs=inputs)
+    except ConfigError as e:
+        if not config.compile.compile_fallback:
+            raise
+        compile_utils.LEDGER.fallback = str(e)
+        return str(e)
+    return ""

@@ -1,0 +1,249 @@
+"""torch.compile for the repeated blocks of a denoiser: what the options mean, and proof that it ran.
+
+Blocks are compiled in place (`module.compile()`), one by one. PyTorch keeps compiled code with the `forward` function,
+so blocks of one class share their graphs, and parameter names never change. Compile last: after adapters, dtype,
+device and `requires_grad` are final.
+"""
+
+import argparse
+import functools
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from library.compile_ledger import LEDGER
+from library.config.schema import ConfigError
+from library.memory.blocks import under_its_name
+
+logger = logging.getLogger(__name__)
+
+MINIMUM_TORCH = (2, 11)
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+WRAPPER = "_orig_mod."
+
+M = TypeVar("M", bound=nn.Module)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What blocks of one class are called with, by position, so that one graph can serve all of them.
+
+    `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
+    size depends on the bucket: ((position, dimension), ...).
+    """
+
+    streams: tuple[int, ...] = (0,)
+    dynamic: tuple[tuple[int, int], ...] = ()
+
+
+def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the six flags to a parser of your own. The trainers get theirs from `library.config`, with the same meaning."""
+    group = parser.add_argument_group("Torch Compile Settings")
+    group.add_argument("--compile", action="store_true", help="compile the model's blocks with torch.compile")
+    group.add_argument("--compile_backend", default="inductor", help="torch.compile backend (default: inductor)")
+    group.add_argument("--compile_mode", default="default", choices=MODES, help="what inductor optimises for")
+    group.add_argument(
+        "--compile_dynamic",
+        default=None,
+        type=str.lower,
+        choices=("auto", "true", "false"),
+        help="compile for varying sizes: true, false, or auto (PyTorch's own choice)",
+    )
+    group.add_argument("--compile_fullgraph", action="store_true", help="fail where a block does not fit in one graph")
+    group.add_argument(
+        "--compile_cache_size_limit",
+        type=int,
+        default=0,
+        help="graphs kept per block before torch gives up; 0 is PyTorch's own limit",
+    )
+
+
+def torch_compile_options(args: Any) -> dict[str, Any]:
+    """The options -> keyword arguments of torch.compile. `auto` and 0 leave the choice to PyTorch."""
+    dynamic = str(args.compile_dynamic or "auto").lower()
+    chosen: dict[str, Any] = {
+        "backend": args.compile_backend,
+        "dynamic": {"true": True, "false": False, "auto": None}[dynamic],
+        "fullgraph": bool(args.compile_fullgraph),
+    }
+    if args.compile_mode not in (None, "default"):
+        chosen["mode"] = args.compile_mode
+    if args.compile_cache_size_limit and _version() >= (2, 13):
+        # The keyword holds in every thread; the config value is invisible to autograd's threads (pytorch#186537).
+        chosen["recompile_limit"] = int(args.compile_cache_size_limit)
+    return chosen
+
+
+def problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[str]:
+    """Why blocks cannot be compiled here, one sentence each, found before a model is loaded."""
+    if _version() < MINIMUM_TORCH:
+        need = ".".join(map(str, MINIMUM_TORCH))
+        yield f"compile: needs PyTorch {need} or newer, this is {torch.__version__}; update PyTorch or switch compile off"
+        return
+    # Names with an underscore need not be listed; every other one is.
+    if args.compile_backend not in torch._dynamo.list_backends(exclude_tags=()):
+        known = ", ".join(sorted(torch._dynamo.list_backends()))
+        yield f"compile_backend: PyTorch has no backend called {args.compile_backend!r}; choose one of {known}"
+        return
+    if args.compile_backend != "inductor" and args.compile_mode not in (None, "default"):
+        yield f"compile_mode: {args.compile_mode} only exists for the inductor backend; use default"
+    if disable_linear and args.compile_fullgraph:
+        yield "compile_fullgraph: cannot hold while Linear layers are kept out of the graph; switch it off"
+    if args.compile_backend == "inductor" and (why := _no_inductor(device)):
+        yield f"compile: {why}"
+
+
+def compile_model(  # noqa: PLR0913 - the signature is a published one
+    args: Any,
+    model: M,
+    target_blocks: Iterable[Sequence[nn.Module]],
+    disable_linear: bool = False,
+    log_prefix: str = "Model",
+    inputs: Mapping[str, Inputs] | None = None,
+) -> M:
+    """Compile every block of `target_blocks` (a list of lists) in place and return `model`.
+
+    `args` is anything with the six option names. `inputs` (by class name) lets blocks of a class share one graph.
+    Raises ConfigError when this machine cannot compile.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if wrong := list(problems(args, device, disable_linear)):
+        raise ConfigError("\n".join(wrong))
+    _settings(args, device)
+    LEDGER.listen()
+    options = torch_compile_options(args)
+    blocks = [block for group in target_blocks for block in group]
+    for block in blocks:
+        if disable_linear:
+            disable_linear_from_compile(block)
+        kind = type(block).__name__
+        _add_door(block, (inputs or {}).get(kind), mark=options["dynamic"] is None)
+        block.compile(**options)
+        LEDGER.expect(kind)
+    shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
+    logger.info("%s: %d blocks compiled in place (%s)", log_prefix, len(blocks), shown)
+    return model
+
+
+def uncompile_model(model: nn.Module) -> None:
+    """Go back to eager blocks. Call it between steps only: forward and backward must not differ."""
+    for module in model.modules():
+        module._compiled_call_impl = None
+
+
+def disable_linear_from_compile(module: nn.Module) -> None:
+    """Keep every Linear layer of `module` out of compiled graphs. A fallback for weights that move; costs most of the gain."""
+    for child in module.modules():
+        if isinstance(child, nn.Linear):
+            child.forward = torch.compiler.disable(child.forward)
+
+
+def maybe_uncompile_state_dict(state_dict: dict[str, V]) -> dict[str, V]:
+    """Keys without the `_orig_mod.` that wrapped (not in-place) compilation leaves in them; values are not copied."""
+    if not any(WRAPPER in key for key in state_dict):
+        return state_dict
+    cleaned = {key.replace(WRAPPER, ""): value for key, value in state_dict.items()}
+    if len(cleaned) != len(state_dict):
+        raise ConfigError("this file holds compiled and plain copies of the same weights; keep one of them")
+    return cleaned
+
+
+def is_compile_error(error: BaseException) -> bool:
+    """Whether compiling failed, as opposed to the model: out of memory and the like are the model's own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, torch.OutOfMemoryError):
+            return False
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
+            return True
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return False
+
+
+def _version() -> tuple[int, int]:
+    major, minor = torch.__version__.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+def _no_inductor(device: torch.device) -> str:
+    """Why inductor has no tool chain for this device, or ''."""
+    if device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except Exception:
+            return (
+                "no C++ compiler was found, and inductor needs one on the CPU; "
+                "install one (Debian: apt install g++, Windows: Visual Studio Build Tools), or switch compile off"
+            )
+        return ""
+    from torch.utils._triton import has_triton
+
+    if has_triton():
+        return ""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
+        return (
+            f"{torch.cuda.get_device_name(device)} is too old for it (needs compute capability 7.0); switch compile off"
+        )
+    return "Triton was not found; install it (Windows: pip install triton-windows), or switch compile off"
+
+
+def _settings(args: Any, device: torch.device) -> None:
+    """Global switches that block-wise compilation needs."""
+    import torch.fx.experimental._config as shapes
+
+    # DDP's own splitting would cut a block into several graphs; each block's backward already overlaps communication.
+    torch._dynamo.config.optimize_ddp = False
+    # Text and image lengths that happen to be equal must not be taken for the same size.
+    shapes.use_duck_shape = False
+    if args.compile_cache_size_limit and _version() < (2, 13):
+        torch._dynamo.config.recompile_limit = int(args.compile_cache_size_limit)
+    if device.type == "cuda":
+        import torch._inductor.config as inductor
+
+        # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
+        setattr(inductor, "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random", True)
+
+
+def _add_door(block: nn.Module, inputs: Inputs | None, mark: bool) -> None:
+    """Make the block's eager call site tell the ledger where it is, and hand every block the same kind of tensors."""
+    block.__class__ = _with_door(type(block), inputs or Inputs(streams=()), mark)
+
+
+@functools.cache
+def _with_door(cls: type[nn.Module], inputs: Inputs, mark: bool) -> type[nn.Module]:
+    """A subclass whose call runs eager code before the compiled one. One per class: graphs are shared by class."""
+    kind = cls.__name__
+
+    class Door(cls):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            given = list(args)
+            for position in inputs.streams:
+                given[position] = _as_inner(given[position])
+            if mark:
+                for position, dimension in inputs.dynamic:
+                    if position < len(given) and isinstance(given[position], Tensor):
+                        torch._dynamo.maybe_mark_dynamic(given[position], dimension)
+            with LEDGER.inside(kind):
+                return super().__call__(*given, **kwargs)
+
+    return under_its_name(Door, cls)
+
+
+def _as_inner(stream: Tensor) -> Tensor:
+    """The first block's input looks like every other block's: contiguous, and part of the graph of gradients.
+
+    Without this, frozen embeddings in front of the first block cost a second graph (compile.md 3a: requires_grad, strides).
+    """
+    if stream.dim() == 3:
+        stream = stream.contiguous()
+    if torch.is_grad_enabled() and not stream.requires_grad:
+        stream = stream.detach().requires_grad_(True)
+    return stream

@@ -1,0 +1,33 @@
+"""Changing how a block behaves without changing what it is: its names, its weights, its place in the tree.
+
+A block is given a subclass of its own class. All blocks of one class get the same one, so that compiled graphs, which
+PyTorch keeps with the code of `forward`, go on being shared.
+"""
+
+import types
+
+from torch import nn
+
+
+def under_its_name(made: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
+    """Let a subclass go by the name of the block's class, by which families, adapters and compiling know it.
+
+    Its `forward`, if it has one, becomes code of its own: subclasses made by one function share their code, and blocks
+    of different classes would look like recompilations of each other.
+    """
+    if "forward" in vars(made):
+        made.forward = _copied(vars(made)["forward"])
+    made.__name__, made.__qualname__, made.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return made
+
+
+def _copied(function: types.FunctionType) -> types.FunctionType:
+    copy = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,65 @@
+"""Activation checkpointing: keep a block's inputs, recompute the rest in backward."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from library.memory.blocks import under_its_name
+
+
+def wrap(blocks: Iterable[Sequence[nn.Module]], offload: bool = False) -> None:
+    """Make every block recompute in backward.
+
+    Checkpointing sits inside the block's forward, so that a compiled block holds one graph for forward and recompute.
+    With `offload` the kept inputs wait in host memory instead; the copies have to stay out of the compiled graph, so
+    checkpointing then goes around the block's call.
+    """
+    for group in blocks:
+        for block in group:
+            block.__class__ = (_offloaded if offload else _checkpointed)(type(block))
+
+
+@functools.cache
+def _checkpointed(cls: type[nn.Module]) -> type[nn.Module]:
+    class Checkpointed(cls):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return super().forward(*args, **kwargs)
+            return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+
+    return under_its_name(Checkpointed, cls)
+
+
+@functools.cache
+def _offloaded(cls: type[nn.Module]) -> type[nn.Module]:
+    class Offloaded(cls):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return super().__call__(*args, **kwargs)
+            call, device, fresh = super().__call__, args[0].device, [args]
+
+            def run(*parked: Any) -> Any:
+                # Forward uses the tensors it was given; only the recompute fetches the parked ones.
+                given = fresh.pop() if fresh else [x.to(device, non_blocking=True) if _moves(x) else x for x in parked]
+                return call(*given, **kwargs)
+
+            return checkpoint(run, *[_park(x) if _moves(x) else x for x in args], use_reentrant=False)
+
+    return under_its_name(Offloaded, cls)
+
+
+def _moves(x: Any) -> bool:
+    """Whether an input is worth parking: what flows from block to block, not what all of them share."""
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def _park(x: Tensor) -> Tensor:
+    """A copy in pinned host memory, made on the compute stream, so that it is ordered before the way back."""
+    if x.device.type == "cpu":
+        return x.detach().requires_grad_(True)
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return host.copy_(x.detach(), non_blocking=True).requires_grad_(True)

@@ -1,0 +1,73 @@
+"""How weights are stored, and in which type a run computes."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FP8 = torch.float8_e4m3fn
+
+
+def compute_type(config: Any) -> torch.dtype:
+    """The type of matrix products, from `mixed_precision`."""
+    return TYPES[config.precision.mixed_precision]
+
+
+def storage_type(config: Any) -> torch.dtype:
+    """The type the denoiser is loaded in.
+
+    Adapters learn on a frozen base in the compute type. A whole model learns on float32 masters, unless `full_bf16` or
+    `full_fp16` says otherwise; FLUX is loaded in the compute type in any case, as its float32 masters alone are 48 GB.
+    """
+    precision = config.precision
+    whole_in_half = precision.full_bf16 or precision.full_fp16
+    if config.adapters or whole_in_half or config.family == "flux":
+        return compute_type(config)
+    return torch.float32
+
+
+def store(blocks: Iterable[Sequence[nn.Module]], config: Any) -> None:
+    """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
+
+    Norms, biases, embeddings and everything outside the blocks keep the type they were loaded in.
+    """
+    precision = config.precision
+    if not (getattr(precision, "fp8_base", False) or getattr(precision, "fp8_base_unet", False)):
+        return
+    for group in blocks:
+        for module in (m for block in group for m in block.modules()):
+            if isinstance(module, nn.Linear | nn.Conv2d) and not module.weight.requires_grad:
+                if module.weight.dtype != FP8:
+                    module.weight.data = module.weight.data.to(FP8)
+                if type(module) is nn.Linear:
+                    module.__class__ = StoredLinear
+                elif type(module) is nn.Conv2d:
+                    module.__class__ = StoredConv2d
+
+
+class StoredLinear(nn.Linear):
+    """A linear layer whose weight is stored in fewer bits than it computes in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Cast the weight to the input's type (autocast's, where that is on), then multiply."""
+        dtype = _target(input)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return F.linear(input.to(dtype), self.weight.to(dtype), bias)
+
+
+class StoredConv2d(nn.Conv2d):
+    """A convolution whose weight is stored in fewer bits than it computes in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Cast the weight to the input's type (autocast's, where that is on), then convolve."""
+        dtype = _target(input)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return self._conv_forward(input.to(dtype), self.weight.to(dtype), bias)
+
+
+def _target(input: Tensor) -> torch.dtype:
+    kind = input.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype

@@ -1,0 +1,163 @@
+"""Block swapping: some blocks wait in host memory and visit the device when it is their turn.
+
+Weights only ever travel to the device: the host keeps the one true copy in pinned memory, and the device has a ring of
+slots that blocks of the same shape take turns in. The next block is fetched on a side stream while the present one
+computes. All of this happens around the block's call, so that a compiled block stays one graph with its Linear layers
+in it. Blocks are checkpointed, since a weight may have left between forward and backward.
+"""
+
+import functools
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.memory.blocks import under_its_name
+
+SLOTS = 2  # one in use, one being filled
+ALIGNMENT = 256  # bytes; kernels expect aligned weights
+
+
+def choose(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
+    """The blocks to swap: `counts` of each class, evenly spread, so that every transfer hides behind resident blocks."""
+    chosen: list[nn.Module] = []
+    for kind, count in counts.items():
+        blocks = [m for m in denoiser.modules() if type(m).__name__ == kind]
+        chosen += [blocks[(2 * i + 1) * len(blocks) // (2 * count)] for i in range(count)]
+    return chosen
+
+
+class Swap:
+    """The swapped blocks of a denoiser, in the order in which it calls them."""
+
+    def __init__(self, blocks: Sequence[nn.Module], device: torch.device) -> None:
+        self.blocks = [_Packed(block, pin=device.type == "cuda") for block in blocks]
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._rings: dict[Any, _Ring] = {}
+        for packed in self.blocks:
+            self._rings.setdefault(packed.layout, _Ring(packed, device))
+
+    def place(self, denoiser: nn.Module) -> None:
+        """Move everything but the swapped weights to the device."""
+        hidden = {id(p) for packed in self.blocks for p, _, _ in packed.parts}
+        for module in denoiser.modules():
+            for name, p in module.named_parameters(recurse=False):
+                if id(p) not in hidden:
+                    p.data = p.data.to(self.device)
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(self.device)
+
+    def attach(self, denoiser: nn.Module) -> None:
+        """Fetch each block's weights when it is called, and again when its gradient is computed."""
+        kinds = {type(packed.block) for packed in self.blocks}
+        for index, packed in enumerate(self.blocks):
+            packed.block.__dict__["_swap"] = (self, index)
+        for module in denoiser.modules():
+            if type(module) in kinds:  # resident ones too: blocks of one class share their graphs
+                module.__class__ = _swapped(type(module))
+
+    def use(self, index: int, forward: bool) -> None:
+        """The weights of a block are needed now; the next one's will be."""
+        self._fetch(index)
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        following = index + 1 if forward else index - 1
+        if 0 <= following < len(self.blocks):
+            self._fetch(following)
+
+    def _fetch(self, index: int) -> None:
+        packed = self.blocks[index]
+        ring = self._rings[packed.layout]
+        if ring.holds(packed):
+            return
+        if self.stream is None:
+            ring.fill(packed)
+            return
+        # All that may still read the slot has been queued on the compute stream before this call.
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            ring.fill(packed)
+
+
+class _Packed:
+    """The frozen weights of one block in one piece of host memory."""
+
+    def __init__(self, block: nn.Module, pin: bool) -> None:
+        self.block = block
+        frozen = [p for p in block.parameters() if not p.requires_grad and p.dim() >= 2]
+        self.layout = tuple((tuple(p.shape), p.dtype) for p in frozen)
+        self.parts: list[tuple[nn.Parameter, int, Tensor]] = []
+        size = sum(_padded(p.nbytes) for p in frozen)
+        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+        offset = 0
+        for p in frozen:
+            view = _view(self.host, offset, p)
+            view.copy_(p.data)
+            p.data = view
+            self.parts.append((p, offset, view))
+            offset += _padded(p.nbytes)
+
+    def point_at(self, memory: Tensor | None) -> None:
+        """Let the parameters be views of `memory` on the device, or of the host's copy."""
+        for p, offset, view in self.parts:
+            p.data = view if memory is None else _view(memory, offset, view)
+
+
+class _Ring:
+    """Device memory that blocks of one layout take turns in, least recently used first."""
+
+    def __init__(self, like: _Packed, device: torch.device) -> None:
+        free = [torch.empty_like(like.host, device=device, pin_memory=False) for _ in range(SLOTS)]
+        self.slots: OrderedDict[int, tuple[_Packed | None, Tensor]] = OrderedDict(
+            (number, (None, memory)) for number, memory in enumerate(free)
+        )
+
+    def holds(self, packed: _Packed) -> bool:
+        """Whether a block is on the device; if so it counts as just used."""
+        for number, (owner, _) in self.slots.items():
+            if owner is packed:
+                self.slots.move_to_end(number)
+                return True
+        return False
+
+    def fill(self, packed: _Packed) -> None:
+        """Copy a block's weights into the slot that was used longest ago."""
+        number, (owner, memory) = next(iter(self.slots.items()))
+        if owner is not None:
+            owner.point_at(None)
+        memory.copy_(packed.host, non_blocking=True)
+        packed.point_at(memory)
+        self.slots[number] = (packed, memory)
+        self.slots.move_to_end(number)
+
+
+@functools.cache
+def _swapped(cls: type[nn.Module]) -> type[nn.Module]:
+    """A subclass of the block whose call fetches its weights."""
+
+    class Swapped(cls):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if "_swap" not in self.__dict__:
+                return super().__call__(*args, **kwargs)
+            swap, index = self.__dict__["_swap"]
+            swap.use(index, forward=True)
+            result = super().__call__(*args, **kwargs)
+            for output in result if isinstance(result, tuple) else (result,):
+                if output.grad_fn is not None:
+                    # Right before the block's own backward. A hook leaves the tensor as it is; a wrapper would make it
+                    # a view, which the next block's graph would have to be made anew for.
+                    output.grad_fn.register_prehook(lambda _: swap.use(index, forward=False))
+            return result
+
+    return under_its_name(Swapped, cls)
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _view(memory: Tensor, offset: int, like: Tensor) -> Tensor:
+    return memory[offset : offset + like.nbytes].view(like.dtype).view(like.shape)

@@ -1,0 +1,68 @@
+"""How long a run is, where it stands, and what is due."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Clock:
+    """Steps are optimizer steps. Epochs count from 1, as file names and captions do."""
+
+    total: int
+    per_epoch: int
+    epochs: int
+    step: int = 0  # steps done
+    epoch: int = 1  # the epoch that the last or next step belongs to
+    in_epoch: int = 0  # steps done of it
+
+    @classmethod
+    def of(cls, config: Any, num_batches: int) -> "Clock":
+        """Length of a run over `num_batches` batches per epoch and process."""
+        per_epoch = math.ceil(num_batches / config.steps.gradient_accumulation_steps)
+        if config.steps.max_train_epochs:
+            total = config.steps.max_train_epochs * per_epoch
+        else:
+            total = config.steps.max_train_steps
+        return cls(total=total, per_epoch=per_epoch, epochs=math.ceil(total / per_epoch))
+
+    def tick(self) -> None:
+        """One more step is done."""
+        if self.in_epoch == self.per_epoch:
+            self.epoch, self.in_epoch = self.epoch + 1, 0
+        self.step += 1
+        self.in_epoch += 1
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.step >= self.total
+
+    @property
+    def epoch_ended(self) -> bool:
+        """Whether the last step was the last of its epoch."""
+        return self.in_epoch == self.per_epoch
+
+    def every(self, steps: int | None, epochs: int | None) -> Iterator[str]:
+        """Which of "step" and "epoch" have just become due."""
+        if steps and self.step and self.step % steps == 0:
+            yield "step"
+        if epochs and self.epoch_ended and self.epoch % epochs == 0:
+            yield "epoch"
+
+    def state(self) -> dict[str, int]:
+        """What a resumed run has to know."""
+        return {"current_step": self.step, "current_epoch": self.epoch, "step_in_epoch": self.in_epoch}
+
+
+def windows(batches: Any, size: int) -> Iterator[list[Any]]:
+    """The batches of each optimizer step: `size` at a time; the last of an epoch may be fewer."""
+    window: list[Any] = []
+    for batch in batches:
+        window.append(batch)
+        if len(window) == size:
+            yield window
+            window = []
+    if window:
+        yield window

@@ -1,0 +1,98 @@
+"""Numbers of the steps, read from the device only once they have arrived, so that reading them never waits."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UP = 3  # steps left out of the speed: they load kernels and compile
+RECENT = 50  # steps that the remaining time is judged by
+
+
+@dataclass(slots=True)
+class _Pending:
+    line: dict[str, Any]
+    values: Tensor  # in host memory, filled in by `arrived`
+    names: tuple[str, ...]
+    arrived: Any  # a CUDA event, or None
+
+
+@dataclass
+class Meter:
+    """Turns steps into lines for the log: loss, its average, speed without warm-up, and the time left."""
+
+    total: int
+    per_epoch: int
+    _pending: deque[_Pending] = field(default_factory=deque)
+    _losses: list[float] = field(default_factory=list)
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _last: float = 0.0
+    _seen: int = 0
+    warm_steps: int = 0
+    warm_seconds: float = 0.0
+
+    def push(self, line: dict[str, Any], values: dict[str, Tensor], compiled: bool = False) -> None:
+        """Note a step. `values` are scalars on the device; `compiled` marks a step that is not typical of the speed."""
+        now = time.monotonic()
+        self._seen += 1
+        if self._seen > WARM_UP and not compiled and self._last:
+            self._times.append(now - self._last)
+            self.warm_steps += 1
+            self.warm_seconds += now - self._last
+        self._last = now
+        stacked = torch.stack([v.detach().float() for v in values.values()])
+        arrived = None
+        if stacked.device.type == "cuda":
+            host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+            stacked = host.copy_(stacked, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        self._pending.append(_Pending(line | self.speed(line["step"]), stacked, tuple(values), arrived))
+
+    def pause(self) -> None:
+        """What comes next is no step (a save, samples): leave it out of the speed."""
+        self._last = 0.0
+
+    def lines(self, wait: bool = False) -> list[dict[str, Any]]:
+        """The lines whose numbers have arrived, in order; all of them with `wait`."""
+        ready = []
+        while self._pending:
+            first = self._pending[0]
+            if first.arrived is not None and not first.arrived.query():
+                if not wait:
+                    break
+                first.arrived.synchronize()
+            ready.append(self._line(self._pending.popleft()))
+        return ready
+
+    def speed(self, step: int) -> dict[str, float]:
+        """Seconds per step without warm-up, and the seconds left; nothing before there is a typical step."""
+        if not self._times:
+            return {}
+        recent = sum(self._times) / len(self._times)
+        overall = self.warm_seconds / self.warm_steps
+        return {"s_it": round(overall, 4), "eta": round(recent * max(self.total - step, 0), 1)}
+
+    def _line(self, pending: _Pending) -> dict[str, Any]:
+        numbers = dict(zip(pending.names, pending.values.tolist(), strict=True))
+        return pending.line | numbers | {"avr_loss": self._average(pending.line["step"], numbers["loss"])}
+
+    def _average(self, step: int, loss: float) -> float:
+        """Upstream's moving average: one slot for each step of an epoch, overwritten by the next epoch's."""
+        slot = (step - 1) % self.per_epoch
+        if slot < len(self._losses):
+            self._losses[slot] = loss
+        else:
+            self._losses.append(loss)
+        return sum(self._losses) / len(self._losses)
+
+    def state(self) -> list[float]:
+        """The average's slots, for a resumed run."""
+        return list(self._losses)
+
+    def load(self, losses: list[float]) -> None:
+        """Take over the slots of the run that is resumed."""
+        self._losses = list(losses)

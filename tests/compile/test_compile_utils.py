@@ -1,0 +1,218 @@
+"""Blocks compiled in place: few graphs, the same numbers, clean names, and honest refusals."""
+
+import argparse
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from library import compile_utils
+from library.compile_ledger import LEDGER
+from library.compile_utils import Inputs, compile_model
+from library.config.schema import ConfigError
+from library.memory import checkpointing, swapping
+
+
+class Block(nn.Module):
+    """A block as denoisers have them: frozen matrices, a norm that learns, a stream and a table beside it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        for p in (*self.up.parameters(), *self.down.parameters()):
+            p.requires_grad_(False)
+
+    def forward(self, x, table):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x) * table)))
+
+
+class Other(Block):
+    def forward(self, x, table):
+        return x + table * self.down(torch.nn.functional.silu(self.up(self.norm(x))))
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8).requires_grad_(False)
+        self.blocks = nn.ModuleList([Block(8) for _ in range(5)])
+        self.others = nn.ModuleList([Other(8) for _ in range(3)])
+
+    def forward(self, x, table):
+        x = self.first(x)
+        for block in (*self.blocks, *self.others):
+            x = block(x, table)
+        return x
+
+
+def options(**changed):
+    values = {
+        "compile": True,
+        "compile_backend": "aot_eager",
+        "compile_mode": "default",
+        "compile_dynamic": None,
+        "compile_fullgraph": True,
+        "compile_cache_size_limit": 0,
+    }
+    return SimpleNamespace(**values | changed)
+
+
+INPUTS = {kind: Inputs(streams=(0,), dynamic=((0, 1), (1, 1))) for kind in ("Block", "Other")}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    LEDGER.clear()
+    LEDGER._listening = False  # reset() forgets the callback
+    LEDGER.listen()
+    yield
+    torch._dynamo.reset()
+
+
+def made(checkpoint=False, swap=0, compiled=True, offload=False, **changed):
+    torch.manual_seed(0)
+    model = Denoiser()
+    ring = swapping.Swap(swapping.choose(model, {"Block": swap} if swap else {}), torch.device("cpu"))
+    ring.place(model)
+    if checkpoint:
+        checkpointing.wrap([list(model.blocks), list(model.others)], offload)
+    if compiled:
+        compile_model(options(**changed), model, [list(model.blocks), list(model.others)], inputs=INPUTS)
+    ring.attach(model)
+    return model
+
+
+def gradients(model, lengths=(6, 9, 12, 7)):
+    torch.manual_seed(1)
+    losses = []
+    for length in lengths:
+        loss = model(torch.randn(2, length, 4), torch.randn(2, length, 8)).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("swap", [0, 1, 3, 5])
+def test_one_graph_per_class_and_eager_numbers(checkpoint, swap):
+    if swap and not checkpoint:
+        pytest.skip("swapping recomputes; the config asks for checkpointing")
+    expected = gradients(made(compiled=False))
+    loss, grad = gradients(made(checkpoint, swap))
+    LEDGER.drain()
+    assert LEDGER.summary()["graphs"] == {"Block": 1, "Other": 1}
+    assert LEDGER.summary()["recompiles"] == 0
+    assert LEDGER.unproven() == []
+    torch.testing.assert_close(loss, expected[0])
+    torch.testing.assert_close(grad, expected[1])
+
+
+def test_offloaded_checkpoints_give_the_same_numbers():
+    expected = gradients(made(compiled=False))
+    loss, grad = gradients(made(checkpoint=True, offload=True))
+    torch.testing.assert_close(loss, expected[0])
+    torch.testing.assert_close(grad, expected[1])
+
+
+def test_without_known_inputs_the_first_block_costs_a_second_graph():
+    """What `inputs` is for: the rivals' way recompiles, and the ledger says why."""
+    model = Denoiser()
+    compile_model(options(), model, [list(model.blocks), list(model.others)])
+    gradients(model)
+    LEDGER.drain()
+    assert LEDGER.summary()["num_graphs"] > 2
+    assert any("requires_grad" in event.reason or "size" in event.reason for event in LEDGER.events)
+
+
+def test_names_stay_as_they_are():
+    assert list(made().state_dict()) == list(Denoiser().state_dict())
+    assert [type(m).__name__ for m in made(checkpoint=True, swap=2).blocks] == ["Block"] * 5
+
+
+def test_wrapped_names_are_cleaned_and_clashes_refused():
+    wrapped = {"_orig_mod.a.weight": 1, "b._orig_mod.weight": 2, "c": 3}
+    assert compile_utils.maybe_uncompile_state_dict(wrapped) == {"a.weight": 1, "b.weight": 2, "c": 3}
+    plain = {"a": 1}
+    assert compile_utils.maybe_uncompile_state_dict(plain) is plain
+    with pytest.raises(ConfigError):
+        compile_utils.maybe_uncompile_state_dict({"a": 1, "_orig_mod.a": 2})
+
+
+def test_auto_and_zero_leave_the_choice_to_pytorch():
+    for dynamic in (None, "auto", "AUTO"):
+        chosen = compile_utils.torch_compile_options(options(compile_dynamic=dynamic))
+        assert chosen["dynamic"] is None
+        assert "recompile_limit" not in chosen and "mode" not in chosen
+    assert compile_utils.torch_compile_options(options(compile_dynamic="True"))["dynamic"] is True
+    assert compile_utils.torch_compile_options(options(compile_dynamic="false"))["dynamic"] is False
+    assert compile_utils.torch_compile_options(options(compile_cache_size_limit=64))["recompile_limit"] == 64
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"compile_backend": "inducter"}, ["compile_backend", "inductor"]),
+        ({"compile_mode": "max-autotune"}, ["compile_mode", "inductor"]),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(changed, words):
+    with pytest.raises(ConfigError) as caught:
+        compile_model(options(**changed), nn.Linear(2, 2), [])
+    assert len(str(caught.value).splitlines()) == 1
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_old_pytorch_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.0.1+cpu")
+    with pytest.raises(ConfigError, match=r"2\.0\.1"):
+        compile_model(options(), nn.Linear(2, 2), [])
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    import torch._inductor.cpp_builder as builder
+
+    def none_found(*_):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(builder, "get_cpp_compiler", none_found)
+    with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
+        compile_model(options(compile_backend="inductor"), nn.Linear(2, 2), [])
+
+
+def test_disabled_linears_still_compute():
+    torch.manual_seed(0)
+    model = Denoiser()
+    expected = model(torch.ones(1, 3, 4), torch.ones(1, 3, 8))
+    compile_model(options(compile_fullgraph=False), model, [list(model.blocks)], disable_linear=True)
+    torch.testing.assert_close(model(torch.ones(1, 3, 4), torch.ones(1, 3, 8)), expected)
+    with pytest.raises(ConfigError):
+        compile_model(options(), model, [list(model.blocks)], disable_linear=True)
+
+
+def test_the_flags_have_the_trainers_names_and_meaning():
+    parser = argparse.ArgumentParser()
+    compile_utils.add_compile_arguments(parser)
+    given = parser.parse_args(["--compile", "--compile_dynamic", "TRUE", "--compile_cache_size_limit", "32"])
+    assert compile_utils.torch_compile_options(given)["dynamic"] is True
+    assert compile_utils.torch_compile_options(given)["recompile_limit"] == 32
+
+
+def test_compile_errors_are_told_from_the_models_own():
+    from torch._dynamo.exc import Unsupported
+
+    assert compile_utils.is_compile_error(Unsupported("x", gb_type="x")) or compile_utils.is_compile_error(
+        Unsupported("x")
+    )
+    try:
+        try:
+            raise torch._inductor.exc.InductorError(ValueError("x"), None)
+        except Exception as inner:
+            raise RuntimeError("outer") from inner
+    except RuntimeError as outer:
+        assert compile_utils.is_compile_error(outer)
+    assert not compile_utils.is_compile_error(ValueError("shape"))
+    assert not compile_utils.is_compile_error(torch.OutOfMemoryError("x"))

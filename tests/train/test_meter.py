@@ -1,0 +1,32 @@
+"""The averages and the speed that a run reports."""
+
+import torch
+
+from library.train import meter as module
+from library.train.meter import Meter
+
+
+def lines(losses, per_epoch):
+    meter = Meter(total=len(losses), per_epoch=per_epoch)
+    for step, loss in enumerate(losses, start=1):
+        meter.push({"step": step}, {"loss": torch.tensor(float(loss))})
+    return meter.lines(wait=True)
+
+
+def test_the_average_keeps_one_slot_for_each_step_of_an_epoch():
+    # 0..5 over epochs of three: 3, 4, 5 have replaced 0, 1, 2, as upstream's recorder does it.
+    assert [line["avr_loss"] for line in lines(range(6), 3)] == [0.0, 0.5, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_speed_leaves_out_warm_up_compiling_and_pauses(monkeypatch):
+    now = iter([0, 100, 200, 201, 202, 302, 303, 1000, 1001])
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(now)))
+    meter = Meter(total=20, per_epoch=20)
+    for step in range(1, 8):
+        meter.push({"step": step}, {"loss": torch.tensor(0.0)}, compiled=step == 6)
+    meter.pause()
+    meter.push({"step": 8}, {"loss": torch.tensor(0.0)})
+    meter.push({"step": 9}, {"loss": torch.tensor(0.0)})
+    last = meter.lines(wait=True)[-1]
+    assert last["s_it"] == 1.0
+    assert last["eta"] == 11.0
