@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Compiled:
-    """One graph that PyTorch made. `reason` is empty for the first graph of its kind, and says why for a recompilation."""
+    """One graph that PyTorch made. `reason` is empty for the first of its kind; a recompilation says why."""
 
     block: str
     graph: str  # PyTorch's id, "frame/attempt"

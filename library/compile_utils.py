@@ -42,7 +42,7 @@ class Inputs:
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the six flags to a parser of your own. The trainers get theirs from `library.config`, with the same meaning."""
+    """Add the six flags to a parser of your own. The trainers get theirs from `library.config`."""
     group = parser.add_argument_group("Torch Compile Settings")
     group.add_argument("--compile", action="store_true", help="compile the model's blocks with torch.compile")
     group.add_argument("--compile_backend", default="inductor", help="torch.compile backend (default: inductor)")
@@ -83,7 +83,7 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
     """Why blocks cannot be compiled here, one sentence each, found before a model is loaded."""
     if _version() < MINIMUM_TORCH:
         need = ".".join(map(str, MINIMUM_TORCH))
-        yield f"compile: needs PyTorch {need} or newer, this is {torch.__version__}; update PyTorch or switch compile off"
+        yield f"compile: needs PyTorch {need} or newer, this is {torch.__version__}; update it, or switch compile off"
         return
     # Names with an underscore need not be listed; every other one is.
     if args.compile_backend not in torch._dynamo.list_backends(exclude_tags=()):
@@ -137,7 +137,7 @@ def uncompile_model(model: nn.Module) -> None:
 
 
 def disable_linear_from_compile(module: nn.Module) -> None:
-    """Keep every Linear layer of `module` out of compiled graphs. A fallback for weights that move; costs most of the gain."""
+    """Keep every Linear layer of `module` out of compiled graphs. It costs most of the gain, and is never needed here."""
     for child in module.modules():
         if isinstance(child, nn.Linear):
             child.forward = torch.compiler.disable(child.forward)
@@ -240,7 +240,7 @@ def _with_door(cls: type[nn.Module], inputs: Inputs, mark: bool) -> type[nn.Modu
 def _as_inner(stream: Tensor) -> Tensor:
     """The first block's input looks like every other block's: contiguous, and part of the graph of gradients.
 
-    Without this, frozen embeddings in front of the first block cost a second graph (compile.md 3a: requires_grad, strides).
+    Without this, frozen embeddings in front of the first block cost a second graph: requires_grad and strides differ.
     """
     if stream.dim() == 3:
         stream = stream.contiguous()

@@ -21,7 +21,7 @@ ALIGNMENT = 256  # bytes; kernels expect aligned weights
 
 
 def choose(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
-    """The blocks to swap: `counts` of each class, evenly spread, so that every transfer hides behind resident blocks."""
+    """The blocks to swap: `counts` of each class, evenly spread, so that transfers hide behind resident blocks."""
     chosen: list[nn.Module] = []
     for kind, count in counts.items():
         blocks = [m for m in denoiser.modules() if type(m).__name__ == kind]
@@ -44,7 +44,7 @@ class Swap:
         """Move everything but the swapped weights to the device."""
         hidden = {id(p) for packed in self.blocks for p, _, _ in packed.parts}
         for module in denoiser.modules():
-            for name, p in module.named_parameters(recurse=False):
+            for p in module.parameters(recurse=False):
                 if id(p) not in hidden:
                     p.data = p.data.to(self.device)
             for name, buffer in module.named_buffers(recurse=False):
