@@ -137,7 +137,7 @@ def uncompile_model(model: nn.Module) -> None:
 
 
 def disable_linear_from_compile(module: nn.Module) -> None:
-    """Keep every Linear layer of `module` out of compiled graphs. It costs most of the gain, and is never needed here."""
+    """Keep every Linear layer of `module` out of compiled graphs. That costs most of the gain."""
     for child in module.modules():
         if isinstance(child, nn.Linear):
             child.forward = torch.compiler.disable(child.forward)
