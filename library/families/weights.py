@@ -208,3 +208,21 @@ def wrong(path: str | Path, wanted: str) -> ConfigError:
     except ConfigError as e:
         return e
     return ConfigError(f"{path} is {found}, not {wanted}")
+
+
+def renamed(name: str, table: Mapping[str, str]) -> str:
+    """A dotted name with its longest beginning that the table knows replaced; unchanged when it knows none."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        found = table.get(".".join(parts[:length]))
+        if found is not None:
+            return ".".join([found, *parts[length:]])
+    return name
+
+
+def inverse(table: Mapping[str, str]) -> dict[str, str]:
+    """A table of names read the other way; raises ValueError when two names would become one."""
+    back = {new: old for old, new in table.items()}
+    if len(back) != len(table):
+        raise ValueError("two names of the table become the same")
+    return back

@@ -1,0 +1,84 @@
+"""The image autoencoder (AutoencoderKL) of SDXL and FLUX: its names in single files, its sizes from its tensors."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor, nn
+
+from library.families.weights import assign, inverse, renamed
+
+ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
+OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17
+
+
+def table(levels: int, layers: int) -> dict[str, str]:
+    """diffusers module path -> single-file (LDM) module path, for so many levels and residual blocks per level."""
+    names = {"encoder.conv_norm_out": "encoder.norm_out", "decoder.conv_norm_out": "decoder.norm_out"}
+    for i in range(levels):
+        ours, theirs = f"encoder.down_blocks.{i}", f"encoder.down.{i}"
+        names |= {f"{ours}.resnets.{j}": f"{theirs}.block.{j}" for j in range(layers)}
+        names[f"{ours}.downsamplers.0.conv"] = f"{theirs}.downsample.conv"
+        ours, theirs = f"decoder.up_blocks.{i}", f"decoder.up.{levels - 1 - i}"
+        names |= {f"{ours}.resnets.{j}": f"{theirs}.block.{j}" for j in range(layers + 1)}
+        names[f"{ours}.upsamplers.0.conv"] = f"{theirs}.upsample.conv"
+    for side in ("encoder", "decoder"):
+        names |= {f"{side}.mid_block.resnets.{j}": f"{side}.mid.block_{j + 1}" for j in range(2)}
+        middle = {f"{side}.mid_block.attentions.0.{a}": f"{side}.mid.attn_1.{b}" for a, b in ATTENTION.items()}
+        names |= middle
+    shortcuts = {f"{a}.conv_shortcut": f"{b}.nin_shortcut" for a, b in names.items() if ".resnets." in a}
+    return names | shortcuts
+
+
+def _counts(names: Iterable[str]) -> tuple[int, int]:
+    """Levels and blocks per level, from names of either layout."""
+    found = [name.split(".") for name in names if name.startswith(("encoder.down.", "encoder.down_blocks."))]
+    levels = {parts[2] for parts in found}
+    layers = {parts[4] for parts in found if parts[2] == "0" and parts[3] in ("block", "resnets")}
+    return len(levels), len(layers)
+
+
+def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of either layout -> diffusers names; the attention's 1x1 convolutions become the matrices they are."""
+    back = inverse(table(*_counts(tensors))) if any(n.startswith("encoder.down.") for n in tensors) else {}
+    out = {}
+    for name, tensor in tensors.items():
+        name = renamed(name, back)
+        parts = name.rsplit(".", 2)
+        if ".attentions." in name and parts[1] in OLD_ATTENTION:
+            name = f"{parts[0]}.{OLD_ATTENTION[parts[1]]}.{parts[2]}"
+        if ".attentions." in name and tensor.ndim == 4:
+            tensor = tensor[:, :, 0, 0]
+        out[name] = tensor
+    return out
+
+
+def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by diffusers name -> single-file (LDM) names, with the attention's matrices as 1x1 convolutions."""
+    names, out = table(*_counts(tensors)), {}
+    for name, tensor in tensors.items():
+        as_conv = ".attentions." in name and tensor.ndim == 2
+        out[renamed(name, names)] = tensor[:, :, None, None] if as_conv else tensor
+    return out
+
+
+def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
+    """An AutoencoderKL of the sizes of its tensors (diffusers names), which it takes over without a copy."""
+    from accelerate import init_empty_weights
+    from diffusers import AutoencoderKL
+
+    levels, layers = _counts(tensors)
+    channels = [tensors[f"encoder.down_blocks.{i}.resnets.0.conv1.weight"].shape[0] for i in range(levels)]
+    with init_empty_weights(include_buffers=False):
+        model = AutoencoderKL(
+            in_channels=tensors["encoder.conv_in.weight"].shape[1],
+            out_channels=tensors["decoder.conv_out.weight"].shape[0],
+            down_block_types=("DownEncoderBlock2D",) * levels,
+            up_block_types=("UpDecoderBlock2D",) * levels,
+            block_out_channels=tuple(channels),
+            layers_per_block=layers,
+            latent_channels=tensors["decoder.conv_in.weight"].shape[1],
+            scaling_factor=scale,
+            shift_factor=shift,
+            use_quant_conv="quant_conv.weight" in tensors,
+            use_post_quant_conv="post_quant_conv.weight" in tensors,
+        )
+    return assign(model, tensors)

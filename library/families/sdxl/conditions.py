@@ -1,0 +1,49 @@
+"""What SDXL's two text encoders say of captions: hidden states for the attention, a pooled vector besides."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from library.families import clip, tokenizers
+from library.families.base import Parts
+from library.families.sdxl import emphasis
+
+TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "clip_g": (tokenizers.CLIP_G, "tokenizer_2")}
+PADS = {"clip_l": None, "clip_g": 0}  # what follows the EOS of a short caption; None is EOS again
+HIDDEN = {"clip_l": "hidden_state1", "clip_g": "hidden_state2"}
+
+
+def encoded(
+    parts: Parts, captions: Sequence[str], encoders: tuple[str, ...] | None, chunks: int, weighted: bool
+) -> dict[str, Tensor]:
+    """Captions cut or padded to so many chunks of 75 tokens -> hidden_state1, hidden_state2 [B, L, C] and pool2 [B, C].
+
+    Hidden states are those before the last layer, without the final norm; the pooled vector is the last layer's, at the
+    first EOS of the first chunk, times the projection. Weights of `(emphasis:1.2)` multiply hidden states only.
+    """
+    out = {}
+    for name in encoders or tuple(TOKENIZERS):
+        encoder, tokenizer = parts.encoders[name], parts.tokenizers[name]
+        device, factors = next(encoder.parameters()).device, None
+        if weighted:
+            ids, factors = emphasis.tokens(tokenizer, captions, chunks, PADS[name])
+        else:
+            ids = clip.tokens(tokenizer, captions, chunks, PADS[name])
+        said = encoder(ids.flatten(0, 1).to(device, non_blocking=True), output_hidden_states=True)
+        hidden = clip.merged(said.hidden_states[-2], chunks)
+        if factors is not None:
+            hidden = hidden * factors.to(device, hidden.dtype, non_blocking=True)[:, :, None]
+        out[HIDDEN[name]] = hidden
+        if name == "clip_g":
+            out["pool2"] = said.text_embeds.view(-1, chunks, said.text_embeds.shape[-1])[:, 0]
+    return out
+
+
+def for_prompts(parts: Parts, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
+    """Prompts of a preview, emphasis read, all padded to the chunks the longest of them needs, at most `longest`."""
+    tokenizer = next(iter(parts.tokenizers.values()))
+    tokens = max(emphasis.length(tokenizer, prompt) for prompt in prompts)
+    chunks = min(max(clip.chunks_of(tokens), 1), longest)
+    with torch.no_grad():
+        return encoded(parts, prompts, None, chunks, weighted=True)

@@ -1,0 +1,74 @@
+"""Emphasis in captions and prompts: (more), [less], (as much as:1.3). Escapes are \\( \\) \\[ \\] and \\\\."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from library.families import clip
+
+STEP = 1.1  # what one pair of brackets means
+SIGN = re.compile(r"\\[()\[\]\\]|:\s*([+-]?\d*\.?\d+)\s*\)|[()\[\]]")
+
+
+def parse(text: str) -> list[tuple[str, float]]:
+    """A text as pieces with weights; brackets that never close count to the end, those never opened are plain text."""
+    pieces: list[list] = []
+    opened: list[tuple[str, int]] = []  # bracket, first piece inside it
+
+    def close(factor: float) -> None:
+        _, first = opened.pop()
+        for piece in pieces[first:]:
+            piece[1] *= factor
+
+    at = 0
+    for sign in SIGN.finditer(text):
+        pieces.append([text[at : sign.start()], 1.0])
+        at, found, innermost = sign.end(), sign.group(), opened[-1][0] if opened else ""
+        if found in "([":
+            opened.append((found, len(pieces)))
+        elif sign.group(1) is not None and innermost == "(":
+            close(float(sign.group(1)))
+        elif found == ")" and innermost == "(":
+            close(STEP)
+        elif found == "]" and innermost == "[":
+            close(1.0 / STEP)
+        else:
+            pieces.append([found.removeprefix("\\") if len(found) == 2 else found, 1.0])
+    pieces.append([text[at:], 1.0])
+    while opened:
+        close(STEP if opened[-1][0] == "(" else 1.0 / STEP)
+    return _joined(pieces)
+
+
+def _joined(pieces: list[list]) -> list[tuple[str, float]]:
+    """Neighbours of equal weight as one piece, so that a word with an escaped bracket is one word for the tokenizer."""
+    out: list[tuple[str, float]] = []
+    for text, weight in pieces:
+        if text and out and out[-1][1] == weight:
+            out[-1] = (out[-1][0] + text, weight)
+        elif text:
+            out.append((text, weight))
+    return out
+
+
+def tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int | None) -> tuple[Tensor, Tensor]:
+    """Token ids [B, chunks, 77] as clip.tokens makes them, and a weight [B, 75 * chunks + 2] for each merged token."""
+    inner, rows, emphasis = chunks * (clip.LENGTH - 2), [], []
+    for text in texts:
+        ids: list[int] = []
+        factors: list[float] = []
+        for piece, weight in parse(text):
+            found = tokenizer(piece, add_special_tokens=False, truncation=False).input_ids
+            ids += found
+            factors += [weight] * len(found)
+        rows.append(ids[:inner])
+        emphasis.append([1.0, *factors[:inner], *[1.0] * (inner - len(factors)), 1.0])
+    return clip.chunked(rows, tokenizer, chunks, pad), torch.tensor(emphasis, dtype=torch.float32)
+
+
+def length(tokenizer: Any, text: str) -> int:
+    """How many tokens a text has, its brackets read as emphasis."""
+    return sum(len(tokenizer(piece, add_special_tokens=False, truncation=False).input_ids) for piece, _ in parse(text))

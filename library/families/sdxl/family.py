@@ -1,0 +1,190 @@
+"""SDXL as a family: how its checkpoint becomes networks, captions become conditions, latents become a training step."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.schema import ConfigError
+from library.families import clip, hub, tokenizers, weights
+from library.families.base import LatentCache, Noised, Parts, TextCache
+from library.families.sdxl import conditions, keys, model
+from library.objectives.diffusion import Diffusion
+
+OPTION = "pretrained_model_name_or_path"
+WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
+
+
+class Sdxl:
+    """Stable Diffusion XL: a U-Net, two CLIP text encoders and a VAE. Holds the run's config."""
+
+    name = "sdxl"
+    grid = 32
+    regions = ("BasicTransformerBlock", "ResnetBlock2D")
+    adapter_targets = ("Transformer2DModel",)
+    architecture = "stable-diffusion-xl-v1-base"
+    latent_cache = LatentCache(suffix="_sdxl.npz", keyed_by_size=False)
+    text_cache = TextCache(suffix="_te_outputs.npz", keys=("hidden_state1", "hidden_state2", "pool2"))
+
+    def __init__(self, config: Any):
+        self.config = config
+        self.layout = keys.Layout()
+        self.objective = Diffusion(config.noise, config.loss, config.model.v_parameterization, model.SCALE)
+
+    @property
+    def token(self) -> str | None:
+        """The Hugging Face token of the config; the environment's is used without it."""
+        return self.config.hub.huggingface_token
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the files of this run, each in a sentence; reads headers only."""
+        options = self.config.model
+        name, vae = options.pretrained_model_name_or_path, options.vae
+        if problem := hub.missing(f"--{OPTION}", name, WANTED):
+            yield problem
+        elif Path(name).exists():
+            yield from _problems_of(Path(name), vae)
+        if vae:
+            yield from _problems_of_vae(vae)
+        try:
+            for encoder in conditions.TOKENIZERS:
+                self._tokenizer_folder(encoder)
+        except ConfigError as e:
+            yield str(e)
+
+    def _tokenizer_folder(self, encoder: str) -> Path:
+        options, (name, subfolder) = self.config.model, conditions.TOKENIZERS[encoder]
+        where = options.pretrained_model_name_or_path
+        return tokenizers.find(name, where, subfolder, options.tokenizer_cache_dir, self.token)
+
+    def load(self, dtype: torch.dtype) -> Parts:
+        """Everything on the CPU, in `dtype`; the VAE in float32 with no_half_vae. Raises ConfigError."""
+        options, half = self.config.model, dtype == torch.float16
+        mmap = not options.disable_mmap_load_safetensors
+        choose = functools.partial(model.wanted_files, half=half)
+        where = hub.local(options.pretrained_model_name_or_path, f"--{OPTION}", choose, self.token)
+        stored = model.opened(where, half, mmap)
+        if options.vae:
+            place = hub.local(options.vae, "--vae", _vae_files, self.token)
+            stored.tensors["vae"] = model.read_vae(place, half, mmap)
+        self.layout = keys.Layout.of(stored.tensors["denoiser"])
+        kept = self.config.precision.fp8_base
+        networks = model.build(stored, dtype, torch.float32 if options.no_half_vae else dtype, kept)
+        found = {part: self._tokenizer(part, where) for part in conditions.TOKENIZERS}
+        encoders = {part: networks[part] for part in conditions.TOKENIZERS}
+        return Parts(networks["denoiser"], networks["vae"], encoders, found, {"rest": stored.rest, "path": str(where)})
+
+    def _tokenizer(self, encoder: str, where: Path) -> Any:
+        name, subfolder = conditions.TOKENIZERS[encoder]
+        folder = tokenizers.find(name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token)
+        return tokenizers.load(folder, name)
+
+    def latents(self, parts: Parts, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> raw samples of the VAE's posterior, float32 [B, 4, H/8, W/8]."""
+        vae = parts.vae
+        with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+            posterior = vae.encode(pixels.to(next(vae.parameters()).dtype)).latent_dist
+            return posterior.sample(generator).float()
+
+    def text(self, parts: Parts, captions: Sequence[str], encoders: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+        """Captions -> hidden_state1 [B, L, 768], hidden_state2 [B, L, 1280], pool2 [B, 1280]; L is 77, 152 or 227."""
+        chunks = clip.chunks_of(self.config.model.max_token_length)
+        return conditions.encoded(parts, captions, encoders, chunks, self.config.model.weighted_captions)
+
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> Noised:
+        """Raw latents -> one training step, see Diffusion.noised."""
+        return self.objective.noised(latents, generator, timesteps)
+
+    def predict(self, denoiser: nn.Module, noised: Noised, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+        """The denoiser's answer, float32 [B, 4, h, w]. `sizes` [B, 6]: original h w, crop top left, target h w."""
+        dtype = compute_dtype(denoiser, noised.latents.device.type)
+        context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)
+        # time_ids stay float32: diffusers turns them into [cos, sin] of 6 x 256 and puts them behind the pooled text.
+        added = {"text_embeds": text["pool2"].to(dtype), "time_ids": sizes}
+        answer = denoiser(
+            noised.latents.to(dtype), noised.timesteps, context, added_cond_kwargs=added, return_dict=False
+        )
+        return answer[0].float()
+
+    def export(self, parts: Parts) -> dict[str, Tensor]:
+        """The whole model by the single file's names, in the dtypes it has."""
+        out = dict(parts.source.get("rest", {}))
+        out.setdefault(keys.LOGIT_SCALE, torch.tensor(keys.FULL_LOGIT_SCALE))
+        out |= keys.to_single("denoiser", parts.denoiser.state_dict())
+        out |= keys.to_single("vae", parts.vae.state_dict()) if parts.vae is not None else {}
+        for part, encoder in parts.encoders.items():
+            out |= keys.to_single(part, clip.tensors_of(encoder))
+        return {name: tensor.contiguous() for name, tensor in out.items()}
+
+    def sampler(self, parts: Parts) -> Callable:
+        """A function that draws preview images with these parts; see preview.Preview."""
+        from library.families.sdxl.preview import Preview
+
+        return Preview(self, parts)
+
+    def adapter_name(self, part: str, path: str) -> str:
+        """("denoiser", "down_blocks.1.attentions.0.proj_in") -> "lora_unet_input_blocks_4_1_proj_in"."""
+        return keys.adapter_name(part, path, self.layout)
+
+
+def compute_dtype(denoiser: nn.Module, device: str) -> torch.dtype:
+    """What the denoiser computes in: autocast's dtype where that is on, else its weights'."""
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return getattr(denoiser, "module", denoiser).conv_in.weight.dtype
+
+
+def _vae_files(names: Sequence[str]) -> list[str]:
+    return [n for n in names if n.endswith((".safetensors", ".json")) and "/" not in n.removeprefix("vae/")]
+
+
+def _problems_of(path: Path, vae: str | None) -> Iterator[str]:
+    try:
+        if path.is_file():
+            if path.suffix.lower() not in weights.PICKLED and (problem := _whole(path, vae)):
+                yield f"--{OPTION}: {problem}"
+            return
+        if not (path / "unet").is_dir():
+            kind = "a FLUX model's folder" if (path / "transformer").is_dir() else "no folder of an SDXL model"
+            yield f"--{OPTION}: {path} is {kind} (it has no unet folder): give {WANTED}"
+            return
+        for part, folder in model.FOLDERS.items():
+            if not (path / folder).is_dir() and not (part == "vae" and vae):
+                yield f"--{OPTION}: {path} has no {folder} folder, so it is no complete SDXL model: download it again"
+        shapes = {}
+        for file in weights.files(path / "unet"):
+            shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
+        if shapes and "add_embedding.linear_1.weight" not in shapes:
+            yield f"--{OPTION}: {path} is {weights.describe(shapes)}, not an SDXL model: choose an SDXL one"
+        elif shapes and (problem := model.odd(path, shapes)):
+            yield f"--{OPTION}: {problem}"
+    except ConfigError as e:
+        yield f"--{OPTION}: {e}"
+
+
+def _whole(path: Path, vae: str | None) -> str | None:
+    """Why a single file, possibly one of several shards, is no SDXL checkpoint; None when it is."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weights.files(path):
+        shapes |= weights.header(file)
+    return model.absent(path, shapes, vae)
+
+
+def _problems_of_vae(vae: str) -> Iterator[str]:
+    if problem := hub.missing("--vae", vae, "a VAE's .safetensors file or folder, or leave it out"):
+        yield problem
+        return
+    path = Path(vae)
+    try:
+        if path.is_file() and path.suffix.lower() not in weights.PICKLED:
+            shapes = weights.header(path)
+            ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
+            if not any(name.endswith(ends) for name in shapes):
+                yield f"--vae: {path} is {weights.describe(shapes)}, not a VAE: give an SDXL VAE, or leave it out"
+        elif path.is_dir():
+            weights.files(path / "vae" if (path / "vae").is_dir() else path)
+    except ConfigError as e:
+        yield f"--vae: {e}"

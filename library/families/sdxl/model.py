@@ -1,0 +1,200 @@
+"""An SDXL checkpoint on disk -> its networks in memory, of whatever sizes its tensors have."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.schema import ConfigError
+from library.families import autoencoder, clip, weights
+from library.families.sdxl import keys
+
+SCALE = 0.13025  # latents are VAE samples times this
+SIZE_CHANNELS = 256  # each of the six numbers of the size conditioning becomes a sinusoid of this length
+FOLDERS = {"denoiser": "unet", "vae": "vae", "clip_l": "text_encoder", "clip_g": "text_encoder_2"}
+BLAME = {"denoiser": "U-Net", "vae": "VAE", "clip_l": "first text encoder (CLIP-L)", "clip_g": "second text encoder"}
+
+
+@dataclass
+class Stored:
+    """A checkpoint's tensors by part, read lazily, and what export must give back that is in no part."""
+
+    path: Path
+    tensors: dict[str, Mapping[str, Any]]  # part -> diffusers name -> tensor or a reader of it
+    rest: dict[str, Tensor] = field(default_factory=dict)
+
+
+def wanted_files(names: Iterable[str], half: bool) -> list[str]:
+    """Which files of a repository to fetch: each part's weights once (fp16 if `half`), configs, tokenizers."""
+    names = list(names)
+    out = [name for name in names if name.startswith(("tokenizer/", "tokenizer_2/", "scheduler/"))]
+    for folder in FOLDERS.values():
+        inside = [name for name in names if name.startswith(f"{folder}/") and name.endswith(".safetensors")]
+        inside = [name for name in inside if "openvino" not in name and "non_ema" not in name]
+        marked = [name for name in inside if ".fp16" in name]
+        out += marked if half and marked else [name for name in inside if name not in marked] or marked
+        out += [name for name in names if name.startswith(f"{folder}/") and name.endswith(".json")]
+    return [*out, *(["model_index.json"] if "model_index.json" in names else [])]
+
+
+def opened(path: Path, half: bool, mmap: bool) -> Stored:
+    """Open a single file or a diffusers folder. Raises ConfigError when a part is absent or it is something else."""
+    return _folder(path, half, mmap) if path.is_dir() else _single(path, mmap)
+
+
+def _single(path: Path, mmap: bool) -> Stored:
+    file = weights.read(path, mmap)
+    parts, rest = keys.split(file)
+    if problem := absent(path, file.shapes()):
+        raise ConfigError(problem)
+    tensors = {part: {short: file[name] for short, name in names.items()} for part, names in parts.items() if names}
+    return Stored(path, {p: keys.to_diffusers(p, t) for p, t in tensors.items()}, {name: file[name] for name in rest})
+
+
+def _folder(path: Path, half: bool, mmap: bool) -> Stored:
+    tensors = {}
+    for part, folder in FOLDERS.items():
+        if (path / folder).is_dir():
+            file = weights.Weights(weights.files(path / folder, "fp16" if half else None), mmap)
+            tensors[part] = canonical(part, dict(file))
+    return Stored(path, tensors)
+
+
+def canonical(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a diffusers folder by the names used here, whichever version of diffusers or transformers wrote it."""
+    if part == "vae":
+        return autoencoder.to_diffusers(tensors)
+    if part in ("clip_l", "clip_g"):
+        return {clip.canonical(name): tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
+    return dict(tensors)
+
+
+def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
+    """The VAE of --vae: a file in either layout, with or without a prefix, a VAE's folder, or a whole model's."""
+    folder = path / "vae" if (path / "vae").is_dir() else path
+    file = weights.Weights(weights.files(folder, "fp16" if half else None), mmap)
+    prefix = keys.PREFIXES["vae"]
+    whole = any(name.startswith(prefix) for name in file)
+    tensors = {n.removeprefix(prefix): file[n] for n in file if n.startswith(prefix) or not whole}
+    tensors = {n: t for n, t in tensors.items() if n.startswith(("encoder.", "decoder.", "quant_", "post_quant_"))}
+    if "decoder.conv_in.weight" not in tensors:
+        raise weights.wrong(path, "a VAE")
+    return autoencoder.to_diffusers(tensors)
+
+
+def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> str | None:
+    """Why a single file is not the SDXL checkpoint that it should be, in a sentence with the fix; None when it is."""
+    parts, _ = keys.split(shapes)
+    found = weights.describe(shapes)
+    if found == "a LoRA file":
+        return f"{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here"
+    if found.startswith("a FLUX"):
+        return f"{path} is {found}: train it with flux_train_network or flux_train, or choose an SDXL checkpoint"
+    if found == "an SDXL U-Net without text encoders":
+        return f"{path} has no text encoders: give a complete SDXL checkpoint, or the diffusers folder it came from"
+    if found != "an SDXL checkpoint":
+        return f"{path} is {found}, not an SDXL checkpoint: choose an SDXL one (about 6.9 GB in half precision)"
+    for part, names in parts.items():
+        if not names and not (part == "vae" and vae):
+            fix = "give a VAE with --vae" if part == "vae" else "choose a complete SDXL checkpoint"
+            return f"{path} has no {BLAME[part]}: {fix}"
+    return odd(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
+
+
+def odd(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Why a U-Net with SDXL's names is still no plain SDXL: inpainting inputs, or a distilled tree."""
+    named = keys.to_diffusers("denoiser", shapes)
+    channels = named.get("conv_in.weight", (0, 4))[1]
+    if channels != 4:
+        return f"{path} takes {channels} channels (inpainting), which is not trained here: choose a base model"
+    depths = list(_depths(named))
+    levels = len(keys.Layout.of(named).attention)
+    for level in range(levels):
+        inside = {n for where, n in depths if where in (f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}")}
+        if len(inside) > 1:
+            return f"{path} has a distilled U-Net (SSD-1B or the like), which is not trained here: choose a full SDXL"
+    return None
+
+
+def _depths(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """(block, number of transformer layers) of every attention in a U-Net of diffusers names."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        where, inside, below = name.partition(".transformer_blocks.")
+        if inside:
+            found.setdefault(where, set()).add(below.split(".")[0])
+    for where, layers in found.items():
+        yield where.rsplit(".attentions.", 1)[0], len(layers)
+
+
+def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The arguments of UNet2DConditionModel for a U-Net with these shapes by diffusers name."""
+    layout = keys.Layout.of(shapes)
+    levels = range(len(layout.attention))
+    channels = [shapes[f"down_blocks.{i}.resnets.0.conv1.weight"][0] for i in levels]
+    depth = dict(_depths(shapes))
+    cross = next(shape[1] for name, shape in shapes.items() if name.endswith("attn2.to_k.weight"))
+    linear = len(next(shape for name, shape in shapes.items() if name.endswith(".proj_in.weight"))) == 2
+    return {
+        "in_channels": shapes["conv_in.weight"][1],
+        "out_channels": shapes["conv_out.weight"][0],
+        "block_out_channels": tuple(channels),
+        "layers_per_block": layout.layers,
+        "down_block_types": tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in layout.attention),
+        "up_block_types": tuple("CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(layout.attention)),
+        "transformer_layers_per_block": tuple(depth.get(f"down_blocks.{i}", 1) for i in levels),
+        "attention_head_dim": tuple(max(1, c // clip.HEAD) for c in channels),  # the number of heads
+        "cross_attention_dim": cross,
+        "use_linear_projection": linear,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": SIZE_CHANNELS,
+        "projection_class_embeddings_input_dim": shapes["add_embedding.linear_1.weight"][1],
+        "sample_size": 128,
+    }
+
+
+def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
+    """A U-Net of these shapes without memory; one shared attention processor, so that compiled graphs are shared."""
+    from accelerate import init_empty_weights
+    from diffusers import UNet2DConditionModel
+    from diffusers.models.attention_processor import AttnProcessor2_0
+
+    with init_empty_weights(include_buffers=False):
+        unet = UNet2DConditionModel(**unet_config(shapes))
+    unet.set_attn_processor(AttnProcessor2_0())
+    return unet
+
+
+def build(stored: Stored, dtype: torch.dtype, vae_dtype: torch.dtype, keep_fp8: bool) -> dict[str, nn.Module]:
+    """The networks of a checkpoint on the CPU: {"denoiser", "vae", "clip_l", "clip_g"}. Takes the tensors over."""
+    out = {}
+    for part in PARTS:
+        wanted = vae_dtype if part == "vae" else dtype
+        kept = keep_fp8 and part == "denoiser"
+        tensors = {n: _as(t, wanted, kept) for n, t in stored.tensors.pop(part, {}).items()}
+        try:
+            out[part] = PARTS[part](tensors)
+        except (RuntimeError, KeyError, StopIteration, ZeroDivisionError) as e:
+            raise ConfigError(f"{stored.path}: its {BLAME[part]} is not that of an SDXL model ({_short(e)})") from e
+    return out
+
+
+PARTS = {
+    "denoiser": lambda t: weights.assign(empty_unet({name: tuple(x.shape) for name, x in t.items()}), t),
+    "vae": lambda t: autoencoder.build(t, SCALE),
+    "clip_l": lambda t: clip.encoder(t, "quick_gelu"),
+    "clip_g": lambda t: clip.encoder(t, "gelu", projected=True),
+}
+
+
+def _as(tensor: Tensor, dtype: torch.dtype, keep_fp8: bool) -> Tensor:
+    return tensor if keep_fp8 and tensor.element_size() == 1 else weights.cast(tensor, dtype)
+
+
+def _short(error: Exception) -> str:
+    """The first telling line of an error of load_state_dict, which can be hundreds of lines long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[1] if len(lines) > 1 else lines[0] if lines else type(error).__name__)[:160]

@@ -1,0 +1,188 @@
+"""Noise prediction on a discrete schedule of 1000 steps (SDXL): what to add, what to ask for, how much it counts.
+
+Everything is looked up in tables that live where the latents live, so that a training step never waits for the device.
+Formulas: DDPM (arXiv 2006.11239), v-prediction (2202.00512), zero terminal SNR (2305.08891), min-SNR (2303.09556),
+input perturbation (2301.11706); their combination is that of kohya-ss/sd-scripts.
+"""
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from library.families.base import Noised
+
+STEPS = 1000
+BETA_START, BETA_END = 0.00085, 0.012
+LARGEST_SNR = 1000.0  # the first steps are nearly free of noise; their weights are cut there
+
+
+def betas() -> Tensor:
+    """The schedule all Stable Diffusion models were trained with ("scaled linear"), float32 [1000]."""
+    return torch.linspace(BETA_START**0.5, BETA_END**0.5, STEPS, dtype=torch.float32) ** 2
+
+
+def alphas(terminal_zero: bool = False) -> Tensor:
+    """Cumulative products of 1 - beta, float32 [1000]; with `terminal_zero` shifted and scaled to end in pure noise."""
+    kept = torch.cumprod(1.0 - betas(), dim=0)
+    if not terminal_zero:
+        return kept
+    root = kept.sqrt()
+    return ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
+
+
+def weights(loss: Any, v_prediction: bool) -> Tensor:
+    """How much each timestep counts, float32 [1000]: the product of every weighting that is switched on.
+
+    The signal-to-noise ratio is that of the schedule before `zero_terminal_snr`, as upstream has it.
+    """
+    kept = alphas()
+    snr = kept / (1.0 - kept)
+    cut = snr.clamp(max=LARGEST_SNR)
+    out = torch.ones(STEPS)
+    if loss.min_snr_gamma:
+        out = out * snr.clamp(max=loss.min_snr_gamma) / (snr + 1.0 if v_prediction else snr)
+    if loss.scale_v_pred_loss_like_noise_pred:
+        out = out * cut / (cut + 1.0)
+    if loss.v_pred_like_loss:
+        out = out * (1.0 + loss.v_pred_like_loss * (cut + 1.0) / cut)
+    if loss.debiased_estimation_loss:
+        out = out / (cut + 1.0) if v_prediction else out / cut.sqrt()
+    return out
+
+
+def huber_thresholds(loss: Any, kept: Tensor) -> Tensor | None:
+    """The threshold c of the huber and smooth_l1 losses by timestep, float32 [1000]; None for losses without one."""
+    if loss.loss_type not in ("huber", "smooth_l1"):
+        return None
+    if loss.huber_schedule == "exponential":
+        return loss.huber_c ** (torch.arange(STEPS, dtype=torch.float32) / STEPS) * loss.huber_scale
+    if loss.huber_schedule == "snr":
+        sigmas = ((1.0 - kept) / kept).sqrt()
+        return (1.0 - loss.huber_c) / (1.0 + sigmas) ** 2 + loss.huber_c
+    return torch.full((STEPS,), loss.huber_c * loss.huber_scale)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What is looked up by timestep, each float32 [1000] on one device."""
+
+    signal: Tensor  # sqrt(abar)
+    noise: Tensor  # sqrt(1 - abar)
+    weight: Tensor
+    huber_c: Tensor | None
+
+
+class Diffusion:
+    """The training objective of one run.
+
+    `noise` and `loss` are the config's sections of these names; `scale` takes cached latents (raw VAE samples) to the
+    model's units.
+    """
+
+    def __init__(self, noise: Any, loss: Any, v_prediction: bool = False, scale: float = 0.13025):
+        self.options, self.v_prediction, self.scale = noise, v_prediction, scale
+        kept = alphas(noise.zero_terminal_snr)
+        thresholds = huber_thresholds(loss, kept)
+        self._host = Tables(kept.sqrt(), (1.0 - kept).sqrt(), weights(loss, v_prediction), thresholds)
+        self._tables: dict[torch.device, Tables] = {}
+
+    def tables(self, device: torch.device) -> Tables:
+        """The tables on a device; copied there once."""
+        if device not in self._tables:
+            host = self._host
+            there = None if host.huber_c is None else host.huber_c.to(device)
+            moved = (host.signal.to(device), host.noise.to(device), host.weight.to(device))
+            self._tables[device] = Tables(*moved, there)
+        return self._tables[device]
+
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> Noised:
+        """Raw latents [B, C, h, w] -> what the denoiser sees and should answer, float32.
+
+        `generator` lives on the latents' device. `timesteps` [B] fixes them (validation); they are drawn otherwise.
+        """
+        clean = latents.float() * self.scale
+        table = self.tables(clean.device)
+        noise = self.noise(clean, generator)
+        if timesteps is None:
+            timesteps = self.timesteps(len(clean), clean.device, generator)
+        signal_share = table.signal[timesteps].view(-1, 1, 1, 1)
+        noise_share = table.noise[timesteps].view(-1, 1, 1, 1)
+        added = self.perturbed(noise, generator)
+        return Noised(
+            latents=signal_share * clean + noise_share * added,
+            timesteps=timesteps.float(),
+            target=signal_share * noise - noise_share * clean if self.v_prediction else noise,
+            weight=table.weight[timesteps],
+            sigmas=None,
+            huber_c=None if table.huber_c is None else table.huber_c[timesteps],
+        )
+
+    def timesteps(self, count: int, device: torch.device, generator: torch.Generator) -> Tensor:
+        """One timestep per image, uniform from min_timestep up to but without max_timestep; int64 [count]."""
+        low = self.options.min_timestep or 0
+        high = STEPS if self.options.max_timestep is None else self.options.max_timestep
+        if low >= high:
+            return torch.full((count,), min(high, STEPS - 1), device=device, dtype=torch.int64)
+        return torch.randint(low, high, (count,), generator=generator, device=device)
+
+    def noise(self, clean: Tensor, generator: torch.Generator) -> Tensor:
+        """The noise to be predicted: Gaussian, and on demand an offset per channel and a coarser pyramid."""
+        options = self.options
+        noise = _normal(clean.shape, clean, generator)
+        if options.noise_offset:
+            noise = noise + self.offset(clean, generator) * _normal((*clean.shape[:2], 1, 1), clean, generator)
+        if options.multires_noise_iterations:
+            noise = self.pyramid(noise, generator)
+        return noise
+
+    def offset(self, clean: Tensor, generator: torch.Generator) -> Tensor | float:
+        """The strength of the offset noise: one number, or [B, C, 1, 1] when it follows the latents' means."""
+        options, strength = self.options, self.options.noise_offset
+        if options.noise_offset_random_strength:
+            strength = strength * torch.rand(1, generator=generator, device=clean.device)
+        if options.adaptive_noise_scale:
+            means = clean.mean(dim=(2, 3), keepdim=True).abs()
+            strength = (strength + options.adaptive_noise_scale * means).clamp(min=0.0)
+        return strength
+
+    def pyramid(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Noise at ever coarser sizes, added with falling weight, and the sum brought back to a deviation of one.
+
+        https://wandb.ai/johnowhitaker/multires_noise. The sizes are needed on the host, so their randomness is drawn
+        from the generator's state, which the host has, rather than from its numbers, for which it would have to wait.
+        """
+        height, width = noise.shape[-2:]
+        chance = _host_random(generator)
+        for i in range(self.options.multires_noise_iterations):
+            ratio = (2.0 + 2.0 * chance.random()) ** i
+            size = (max(1, int(height / ratio)), max(1, int(width / ratio)))
+            coarse = _normal((*noise.shape[:2], *size), noise, generator)
+            grown = functional.interpolate(coarse, size=(height, width), mode="bilinear")
+            noise = noise + grown * self.options.multires_noise_discount**i
+            if 1 in size:
+                break
+        return noise / noise.std()
+
+    def perturbed(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """The noise that is added: with `ip_noise_gamma` a little more than the model is asked to find."""
+        options, gamma = self.options, self.options.ip_noise_gamma
+        if not gamma:
+            return noise
+        if options.ip_noise_gamma_random_strength:
+            gamma = gamma * torch.rand(1, generator=generator, device=noise.device)
+        return noise + gamma * _normal(noise.shape, noise, generator)
+
+
+def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, device=like.device, dtype=torch.float32)
+
+
+def _host_random(generator: torch.Generator) -> random.Random:
+    """Randomness for the host that follows a generator's state, and so is the same again after a resume."""
+    state = generator.get_state().numpy().tobytes()
+    return random.Random(hashlib.blake2b(state, digest_size=8).digest())
