@@ -43,7 +43,10 @@ def positive_pair(value: Any) -> tuple[int, int]:
 
 def _sides(value: Any) -> list[int]:
     parts = list(value) if isinstance(value, list | tuple) else re.split(r"\s*[,xX]\s*", words(value).strip())
-    sides = [whole(part) for part in parts]
+    try:
+        sides = [whole(part) for part in parts]
+    except ValueError:
+        sides = []
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ConfigError(f"must be one size in pixels or width,height (1024 or 1024,768), got {shown(value)}")
     return sides
@@ -56,6 +59,12 @@ def pair(value: Any) -> str:
     if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
         raise ConfigError(f"must be two numbers, the smaller first (2.0,4.0), got {shown(value)}")
     return f"{sides[0]},{sides[1]}"
+
+
+def range_of_sizes(value: Any) -> tuple[float, float]:
+    """Two numbers, the smaller first, as numbers."""
+    low, high = pair(value).split(",")
+    return float(low), float(high)
 
 
 def numbers(value: Any) -> str:

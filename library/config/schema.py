@@ -106,9 +106,8 @@ def _option(field: dataclasses.Field, hint: Any, section: str) -> Option:
     choices = tuple(c for k in kinds if get_origin(k) is Literal for c in get_args(k))
     plain = [k for k in kinds if get_origin(k) is not Literal]
     kind = plain[-1] if plain else type(choices[0])  # of `int | float` the wider one, which is last
-    many = get_origin(kind) is tuple
-    if many:
-        kind = get_args(kind)[0]
+    many = get_origin(kind) is tuple and get_args(kind)[-1] is ...
+    kind = get_args(kind)[0] if many else get_origin(kind) or kind
     is_open = bool(choices and plain)  # Literal["a", "b"] | str: these, or anything else
     return Option(field.name, section, kind, many, optional, choices, is_open, field.default, field.metadata)
 
@@ -185,9 +184,9 @@ def missing(config: Any) -> list[str]:
     return list(_ask(config, "missing"))
 
 
-def read_section(cls: type, layer: Layer, problems: list[str]) -> dict[str, Any]:
-    """The values of one table (as of a dataset TOML) -> checked values by name; what is wrong goes to `problems`."""
-    known, read = section_options(cls), {}
+def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[str]) -> dict[str, Any]:
+    """The values of one table -> checked values by name, for a section class or any options; problems are appended."""
+    known, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
     for name, value in layer.values.items():
         if name not in known:
             problems.append(f"{layer.name(name)} is not a known key{meant(name, known)}")

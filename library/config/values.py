@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", dict: "a table"}
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    dict: "a table",
+    tuple: "two numbers",
+}
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -103,7 +111,7 @@ class Option:
 
     def _one(self, value: Any) -> Any:
         try:
-            value = self.hints.get("parse", CONVERT[self.type])(value)
+            value = (self.hints.get("parse") or CONVERT[self.type])(value)
         except ConfigError:
             raise
         except (TypeError, ValueError, OverflowError):

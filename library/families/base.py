@@ -94,7 +94,7 @@ class Family(Protocol):
         ...
 
     def sampler(self, parts: Parts) -> Callable[..., Any]:
-        """A function that draws one image: draw(prompt, negative, width, height, steps, scale, guidance, seed, name)."""
+        """What draws an image: draw(prompt, negative, width, height, steps, scale, guidance, seed, sampler_name)."""
         ...
 
     def adapter_name(self, part: str, path: str) -> str:

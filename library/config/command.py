@@ -1,0 +1,80 @@
+"""A config file -> the command that trains with it. Pure: nothing is started, read or written here."""
+
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from library.config.reading import count
+from library.config.schema import Layer, opt, read_section
+from library.config.values import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "sd-scripts"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """How `accelerate launch` starts a training: on which devices, in how many processes."""
+
+    num_processes: int = opt(1, "processes, one per GPU", min=1)
+    gpu_ids: str | None = opt(None, "which GPUs, by number (0,1); all when not set", label="GPUs")
+    cpu: bool = opt(False, "train on the processor even where there is a GPU", label="On the CPU")
+    num_machines: int = opt(1, "machines that train together", min=1, advanced=True)
+    machine_rank: int | None = opt(None, "number of this machine, from 0", min=0, advanced=True)
+    main_process_ip: str | None = opt(None, "address of the first machine", advanced=True)
+    main_process_port: int | None = opt(None, "port for the processes to meet at", parse=count, advanced=True)
+    num_cpu_threads_per_process: int | None = opt(None, "processor threads of each process", parse=count, advanced=True)
+    mixed_precision: Literal["no", "fp16", "bf16"] = opt("no", "only told to the launcher; the config's counts")
+    extra_accelerate_launch_args: tuple[str, ...] = opt((), "more arguments for accelerate launch", advanced=True)
+
+
+def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
+    """The arguments that train with a config file: this Python, `accelerate launch`, the script, the file.
+
+    `how` sets fields of Launch; what is None is left to its default. Raises ConfigError for values it cannot have.
+    """
+    launch = launch_options(how)
+    one = {
+        "--num_processes": launch.num_processes,
+        "--num_machines": launch.num_machines,
+        "--mixed_precision": launch.mixed_precision,
+        "--dynamo_backend": "no",  # blocks are compiled by the training itself; the user's accelerate config may differ
+        "--gpu_ids": launch.gpu_ids,
+        "--machine_rank": launch.machine_rank,
+        "--main_process_ip": launch.main_process_ip,
+        "--main_process_port": launch.main_process_port,
+        "--num_cpu_threads_per_process": launch.num_cpu_threads_per_process,
+    }
+    arguments = [sys.executable, "-m", "accelerate.commands.launch"]
+    for flag, value in one.items():
+        arguments += [] if value is None else [flag, str(value)]
+    if launch.num_processes > 1:
+        # Without it accelerate starts a single process where it sees no second GPU. The name misleads: together with
+        # ACCELERATE_USE_CPU, or without any GPU, the same launcher starts processes on the CPU.
+        arguments.append("--multi_gpu")
+    elif launch.cpu:
+        arguments.append("--cpu")
+    arguments += launch.extra_accelerate_launch_args
+    return [*arguments, str(SCRIPTS / f"{script.removesuffix('.py')}.py"), "--config_file", str(config_path)]
+
+
+def launch_options(how: dict[str, Any]) -> Launch:
+    """Values by name, of any origin, -> checked launch options. Raises ConfigError with all that is wrong."""
+    problems: list[str] = []
+    given = read_section(Launch, Layer({k: v for k, v in how.items() if v is not None}), problems)
+    launch = replace(Launch(), **given)
+    if launch.cpu and launch.num_processes > 1:
+        problems.append("cpu goes with one process only: hide the GPUs (gpu_ids) to run several on the processor")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return launch
+
+
+def printable(arguments: list[str]) -> str:
+    """The command as one would type it: quoted for the shell of this platform."""
+    if sys.platform == "win32":
+        return subprocess.list2cmdline(arguments)
+    return shlex.join(arguments)

@@ -1,0 +1,231 @@
+"""What the data is: the dataset TOML or JSON of sd-scripts, or else the folders of the run's own options.
+
+A file has [general], [[datasets]] and [[datasets.subsets]]. What a subset does not say, its dataset says, then
+[general], then the run's options, then the default here. The answer is the same shape for both ways of describing data.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from library.config.reading import extension, positive_pair, range_of_sizes
+from library.config.schema import ConfigError, Layer, Option, load_toml, opt, read_section, section_options
+from library.config.values import shown
+
+Layers = tuple[Mapping[str, Any], ...]
+Interpolation = Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubsetConfig:
+    """One folder, or one metadata file, of images, with how they are used."""
+
+    image_dir: str | None = opt(None, "folder of images", kind="folder")
+    metadata_file: str | None = opt(
+        None, "captions and sizes in one file (.json, .jsonl), for fine-tuning", kind="file"
+    )
+    conditioning_data_dir: str | None = opt(None, "folder of mask images of the same names", kind="folder")
+    is_reg: bool = opt(False, "these are regularisation images")
+    alpha_mask: bool = opt(False, "use the transparency of images as mask")
+    class_tokens: str | None = opt(None, "caption of images that have no caption file")
+    num_repeats: int = opt(1, "how often each image is seen per epoch", min=0)
+    caption_extension: str = opt(".caption", "ending of caption files", parse=extension)
+    cache_info: bool = opt(False, "remember captions and sizes in metadata_cache.json")
+    shuffle_caption: bool = opt(False, "shuffle the tags of a caption each time")
+    caption_separator: str = opt(",", "what separates tags")
+    keep_tokens: int = opt(0, "this many tags stay in front", min=0)
+    keep_tokens_separator: str = opt("", "tags before this sign stay in front")
+    secondary_separator: str | None = opt(None, "joins tags that are shuffled and dropped as one")
+    enable_wildcard: bool = opt(False, "{a|b} in a caption picks one; of several lines one is used")
+    caption_prefix: str | None = opt(None, "text in front of every caption")
+    caption_suffix: str | None = opt(None, "text after every caption")
+    caption_dropout_rate: float = opt(0.0, "share of images without caption", min=0.0, max=1.0)
+    caption_dropout_every_n_epochs: int = opt(0, "leave all captions out in every n-th epoch", min=0)
+    caption_tag_dropout_rate: float = opt(0.0, "share of tags that are left out", min=0.0, max=1.0)
+    token_warmup_min: int = opt(1, "tags to start with", min=0)
+    token_warmup_step: float = opt(0.0, "step at which all tags are there; below 1 a share", min=0.0)
+    flip_aug: bool = opt(False, "mirror images at random")
+    color_aug: bool = opt(False, "vary hue and gamma a little")
+    random_crop: bool = opt(False, "crop at random")
+    face_crop_aug_range: tuple[float, float] | None = opt(None, "face sizes to crop for", parse=range_of_sizes)
+    resize_interpolation: Interpolation | None = opt(None, "how images are resized")
+    custom_attributes: dict[str, Any] | None = opt(
+        None, "diff_output_preservation = true keeps the base model's answer"
+    )
+
+    @property
+    def kind(self) -> str:
+        """Where its captions and masks come from: "metadata", "masked" or "folder"."""
+        if self.metadata_file:
+            return "metadata"
+        return "masked" if self.conditioning_data_dir else "folder"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetConfig:
+    """Images that are trained at one resolution.
+
+    Without a dataset file `subsets` is empty: they are the <repeats>_<words> folders in `train_data_dir` and
+    `reg_data_dir`, each a `replace(dataset.template, image_dir=..., num_repeats=..., class_tokens=..., is_reg=...)`.
+    """
+
+    resolution: tuple[int, int] | None = opt(None, "width and height to train at", parse=positive_pair)
+    batch_size: int = opt(1, "images per step and GPU", min=1)
+    enable_bucket: bool = opt(False, "keep each image's shape")
+    min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1)
+    max_bucket_reso: int = opt(1024, "longest side of a bucket", min=1)
+    bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this", min=1)
+    bucket_no_upscale: bool = opt(False, "never enlarge an image")
+    network_multiplier: float = opt(1.0, "kept for old files; not used")
+    validation_split: float = opt(0.0, "share of the images that is held back", min=0.0, max=1.0)
+    validation_seed: int | None = opt(None, "chooses the images that are held back")
+    resize_interpolation: Interpolation | None = opt(None, "how images are resized")
+
+    subsets: tuple[SubsetConfig, ...] = ()
+    template: SubsetConfig = SubsetConfig()  # a subset's values from the run's options alone
+    train_data_dir: str | None = None
+    reg_data_dir: str | None = None
+
+
+SUBSET_ONLY = {"image_dir", "metadata_file", "conditioning_data_dir", "is_reg", "alpha_mask"}
+SUBSET_KEYS = section_options(SubsetConfig)
+# What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
+DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
+# What the run's options are called where the name differs.
+RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
+
+
+def load(config: Any) -> tuple[DatasetConfig, ...]:
+    """The data of a run. Raises ConfigError with everything that is wrong with its dataset file, a line each."""
+    if config.data.dataset_config:
+        return read_dataset(config.data.dataset_config, config)
+    base = _make(DatasetConfig, _from_run(config))
+    base = replace(base, train_data_dir=config.data.train_data_dir, reg_data_dir=config.data.reg_data_dir)
+    if not config.data.in_json:
+        return (replace(base, template=_make(SubsetConfig, _from_run(config))),)
+    single = {"image_dir": config.data.train_data_dir, "metadata_file": config.data.in_json}
+    return (replace(base, subsets=(_make(SubsetConfig, _from_run(config), single),)),)
+
+
+def read_dataset(path: str | Path, config: Any) -> tuple[DatasetConfig, ...]:
+    """The datasets of one file, with the run's options behind them. Raises ConfigError like `load`."""
+    tables, problems, name = _open(Path(path)), list[str](), Path(path).name
+    problems += [
+        f"in {name}: {key} is not known at the top; there are [general] and [[datasets]]"
+        for key in tables
+        if key not in ("general", "datasets")
+    ]
+    behind = (_from_run(config), _read(tables.get("general", {}), DATASET_KEYS, f"{name} [general]", problems))
+    made = []
+    for i, table in enumerate(_tables(tables, "datasets", name, problems), 1):
+        before = len(problems)
+        made.append(_dataset(table, f"{name} dataset {i}", behind, problems))
+        if len(problems) == before:  # values that could not be read would only be complained about twice
+            problems += _rules(made[-1], f"in {name} dataset {i}:", config)
+    if not made and not problems:
+        problems.append(f"in {name}: there is no [[datasets]] table")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return tuple(made)
+
+
+def _from_run(config: Any) -> dict[str, Any]:
+    """What the run's options say about datasets and subsets, by the names used here."""
+    found: dict[str, Any] = {}
+    parts = [getattr(config, name) for name in ("data", "captions", "validation") if hasattr(config, name)]
+    for name in [*SUBSET_KEYS, *DATASET_KEYS]:
+        for part in parts:
+            if hasattr(part, RUN_NAMES.get(name, name)):
+                found[name] = getattr(part, RUN_NAMES.get(name, name))
+    return found | {"resolution": config.data.size, "face_crop_aug_range": config.data.face_crop}
+
+
+def _make(cls: type, *layers: Mapping[str, Any]) -> Any:
+    """A table from its layers: the last one in which a value is set wins."""
+    names = {f.name for f in fields(cls)}
+    return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
+
+
+def _dataset(table: Mapping[str, Any], source: str, behind: Layers, problems: list[str]) -> DatasetConfig:
+    own = {k: v for k, v in table.items() if k != "subsets"}
+    layers = (*behind, _read(own, DATASET_KEYS, source, problems))
+    subsets: dict[str | None, SubsetConfig] = {}
+    for i, inner in enumerate(_tables(table, "subsets", source, problems), 1):
+        subset = _make(SubsetConfig, *layers, _read(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
+        if not {"image_dir", "metadata_file"} & inner.keys():
+            problems.append(f"in {source} subset {i}: image_dir is not set; name the folder of its images")
+        # The same folder twice in one dataset counts once, as in sd-scripts.
+        subsets.setdefault(subset.metadata_file or subset.image_dir, subset)
+    return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()))
+
+
+def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[str]) -> dict[str, Any]:
+    """The values of one table, with advice about keys that belong to another level."""
+    if not isinstance(table, Mapping):
+        problems.append(f"in {source}: must be a table, got {shown(table)}")
+        return {}
+    home = {"[[datasets.subsets]]": SUBSET_KEYS, "[[datasets]] or [general]": DATASET_KEYS}
+    here = {}
+    for key, value in table.items():
+        elsewhere = [where for where, keys in home.items() if key in keys and key not in known]
+        if elsewhere:
+            problems.append(f"in {source}: {key} belongs into {elsewhere[0]}")
+        else:
+            here[key] = value
+    return read_section(known, Layer(here, source), problems)
+
+
+def _tables(table: Mapping[str, Any], key: str, source: str, problems: list[str]) -> list[Any]:
+    found = table.get(key, [])
+    if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):
+        return found
+    title = "[[datasets.subsets]]" if key == "subsets" else "[[datasets]]"
+    problems.append(f"in {source}: {key} must be written as tables, {title}")
+    return []
+
+
+def _open(path: Path) -> dict[str, Any]:
+    if path.suffix.lower() != ".json":
+        return load_toml(path)
+    try:
+        tables = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist") from None
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise ConfigError(f"{path} is not valid JSON: {e}") from None
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{path} must hold one JSON object with general and datasets")
+    return tables
+
+
+def _rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[str]:
+    """What must hold among the values of one dataset, and between them and the run's options."""
+    if not dataset.subsets:
+        yield f"{source} it has no [[datasets.subsets]] table with images"
+    if not dataset.resolution:
+        yield f"{source} resolution is not set; 1024 suits SDXL and FLUX.1"
+    if dataset.enable_bucket:
+        yield from _bucket_rules(dataset, source, config)
+    if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:
+        yield f"{source} either all subsets have a metadata_file or none: make two [[datasets]] of them"
+    if any(subset.conditioning_data_dir for subset in dataset.subsets) and not config.data.masked_loss:
+        yield f"{source} conditioning_data_dir needs masked_loss in the run's options"
+    for subset in dataset.subsets:
+        place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
+        varied = ["shuffle_caption", "caption_dropout_rate", "caption_tag_dropout_rate", "token_warmup_step"]
+        clashes = [("cache_text_encoder_outputs", name) for name in varied if config.cache.text]
+        clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
+        for cache, name in clashes:
+            if getattr(subset, name):
+                yield f"{place} {name} cannot be used with {cache}: switch one of them off"
+
+
+def _bucket_rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[str]:
+    if dataset.bucket_reso_steps % config.grid:
+        yield f"{source} bucket_reso_steps must be a multiple of {config.grid} for {config.title}"
+    if dataset.min_bucket_reso > dataset.max_bucket_reso:
+        yield f"{source} min_bucket_reso must not be above max_bucket_reso"
