@@ -46,6 +46,7 @@ class TextCache:
 
     suffix: str  # of the file's name, after <stem>: "_te_outputs.npz"
     keys: tuple[str, ...]  # the arrays in it, which are also the names that Family.text answers with
+    options: tuple[str, ...] = ()  # of the model section: with other values, the arrays are others
 
 
 class Family(Protocol):
@@ -70,8 +71,13 @@ class Family(Protocol):
         """Everything on the CPU; sizes come from the file. The denoiser is in `dtype`, or in fp8 as the file has it."""
         ...
 
-    def latents(self, parts: Parts, pixels: "Tensor", generator: "torch.Generator | None" = None) -> "Tensor":
-        """Pixels [B, 3, H, W] in [-1, 1] -> latents in the cache's convention, float32."""
+    def latents(
+        self, parts: Parts, pixels: "Tensor", generator: "torch.Generator | list[torch.Generator] | None" = None
+    ) -> "Tensor":
+        """Pixels [B, 3, H, W] in [-1, 1] -> latents in the cache's convention, float32.
+
+        A list of generators has one for each image: caches are then the same in whichever batch they were made.
+        """
         ...
 
     def text(self, parts: Parts, captions: list[str], encoders: tuple[str, ...] | None = None) -> "dict[str, Tensor]":
