@@ -1,1 +1,85 @@
 """What learns: the whole model, or adapters inside it."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from library.learners import network_args
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+class Learner(Protocol):
+    """What the trainer needs to know about what learns."""
+
+    trains: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
+
+    def groups(self, optim: Any = None) -> list[dict[str, Any]]:
+        """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""
+        ...
+
+    def parameters(self) -> "list[nn.Parameter]":
+        """All that learns."""
+        ...
+
+    def state_dict(self, dtype: "torch.dtype | None" = None) -> "dict[str, Tensor]":
+        """What the file holds, in its keys, on the CPU."""
+        ...
+
+    def load_state_dict(self, tensors: "Mapping[str, Tensor]") -> Any:
+        """Take over a file's tensors; returns what did not match."""
+        ...
+
+    def train(self, mode: bool = True) -> Any:
+        """Training or evaluation mode of what learns."""
+        ...
+
+
+def attach(parts: Any, family: Any, config: Any) -> Learner:
+    """Freeze the model, make what shall learn, and return it. Call it once, before dtypes, devices and compiling."""
+    for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
+        if network is not None:
+            network.requires_grad_(False)
+    if not config.adapters:
+        from library.learners import whole
+
+        return whole.attach(parts, family, config)
+    from library.learners import lora, lycoris
+
+    for path, multiplier in base_weights(config):
+        if unmatched := lora.merge(parts, family, lora.file_of(path), multiplier):
+            import logging
+
+            logging.getLogger(__name__).warning("base_weights %s: %s", path, unmatched)
+    is_ours = config.network.module in ("networks.lora", "networks.lora_flux")
+    return (lora if is_ours else lycoris).attach(parts, family, config)
+
+
+def base_weights(config: Any) -> list[tuple[Any, float]]:
+    """LoRA files to merge into the base before training, each with its multiplier; one that is not given is 1."""
+    files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
+    return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What only files and installed packages can tell about what learns, a sentence each; no torch."""
+    if not config.adapters:
+        return
+    from pathlib import Path
+
+    from library.learners import lycoris
+
+    yield from network_args.problems(config)
+    yield from lycoris.problems(config)
+    files = {"network_weights": config.network.network_weights}
+    files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
+    for option, path in files.items():
+        if path and not Path(path).is_file():
+            yield f"{option}: {path} does not exist"
+
+
+def notes(config: Any) -> Iterator[str]:
+    """What the user set that has no effect in this run, a sentence each; no torch."""
+    if config.adapters:
+        yield from network_args.notes(config)

@@ -1,0 +1,193 @@
+"""The bridge to network modules that are not ours: `lycoris.kohya` of the lycoris-lora package, or any module that has
+`create_network` as sd-scripts calls it.
+
+Such a network patches the layers' forward. Its adapters are renamed to sd-scripts' names and registered inside the
+layers they belong to, so that they move, are found and are synchronised together with them.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.schema import ConfigError
+from library.learners import network_args
+from library.learners.lora import Unmatched, dtype_of, file_of
+
+log = logging.getLogger(__name__)
+
+PIP = {"lycoris": "lycoris-lora"}
+# Names the package also looks for in the denoiser. sd-scripts' U-Net has no modules of these names, so its users' files
+# do not contain them.
+OUTSIDE = ("conv_in", "conv_out", "time_embedding.linear_1", "time_embedding.linear_2")
+
+
+class Foreign:
+    """Adapters that another package made, behind our protocol."""
+
+    def __init__(self, network: Any, places: dict[str, str], config: Any) -> None:
+        """`places`: adapter's name -> part of the model."""
+        self.network, self._config = network, config
+        self._groups = self._make_groups()
+        learning = {id(p) for g in self._groups for p in g["params"]}
+        if not learning:
+            raise ConfigError("nothing learns: every learning rate is 0, or network_args chose no layer")
+        self.trains: dict[str, bool] = {}
+        for adapter in network.loras:
+            for parameter in adapter.parameters():
+                parameter.requires_grad_(id(parameter) in learning)
+            part = places[adapter.lora_name]
+            learns = any(p.requires_grad for p in adapter.parameters())
+            self.trains[part] = self.trains.get(part, False) or learns
+
+    def groups(self, _optim: Any = None) -> list[dict[str, Any]]:
+        """Parameter groups as the package divides them: {"params", "lr", "name"}."""
+        return [dict(group) for group in self._groups]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that learns, in the order of the groups."""
+        return [p for group in self._groups for p in group["params"]]
+
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """What the file holds, on the CPU; cast to `dtype` when one is given."""
+        state = self.network.state_dict()
+        return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
+        """Take over a file of the same kind of network; what does not match is reported."""
+        try:
+            missing, unexpected = self.network.load_state_dict(dict(tensors), strict=False)
+        except RuntimeError as e:
+            raise ConfigError(f"the file does not fit this network: {str(e).splitlines()[-1].strip()}") from e
+        return Unmatched(list(missing), list(unexpected))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The network's tensors as they are: for saved states."""
+        return self.network.state_dict()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a snapshot back."""
+        if unmatched := self.load_state_dict(tensors):
+            raise ConfigError(f"the saved state is of another network: {unmatched}")
+
+    def train(self, mode: bool = True) -> "Foreign":
+        """Switch dropout on or off."""
+        self.network.train(mode)
+        return self
+
+    def set_multiplier(self, multiplier: float) -> None:
+        """Strength of all adapters. The package keeps it as a Python number, so a compiled graph is made anew."""
+        for adapter in self.network.loras:
+            adapter.multiplier = multiplier
+
+    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
+        """`scale_weight_norms`, as the package does it."""
+        device = self.parameters()[0].device
+        scaled, average, largest = self.network.apply_max_norm_regularization(maximum, device)
+        values = {"keys_scaled": scaled, "average": average, "maximum": largest}
+        return {name: torch.as_tensor(value) for name, value in values.items()}
+
+    def _make_groups(self) -> list[dict[str, Any]]:
+        optim = self._config.optim
+        encoder_lr = optim.text_encoder_lr[0] if optim.text_encoder_lr else None
+        made = self.network.prepare_optimizer_params(encoder_lr, optim.unet_lr, optim.learning_rate)
+        groups, names = made if isinstance(made, tuple) else (made, ["" for _ in made])
+        return [
+            {"params": list(g["params"]), "lr": g.get("lr", optim.learning_rate), "name": name or f"group{i}"}
+            for i, (g, name) in enumerate(zip(groups, names, strict=True))
+        ]
+
+
+def problems(config: Any) -> Iterator[str]:
+    """A sentence when the package of the network module is not installed."""
+    module = config.network.module
+    if module.startswith("networks."):
+        return
+    package = module.split(".")[0]
+    if importlib.util.find_spec(package) is None:
+        yield f"network_module {module} needs a package that is not installed: pip install {PIP.get(package, package)}"
+
+
+def attach(parts: Any, family: Any, config: Any) -> Foreign:
+    """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
+    if wrong := [*problems(config), *network_args.problems(config)]:
+        raise ConfigError("\n".join(wrong))
+    name, settings = config.network.module, network_args.texts(config)
+    module = importlib.import_module(name)
+    if not hasattr(module, "create_network"):
+        raise ConfigError(f"network_module {name} has no create_network: write lycoris.kohya, or leave it empty")
+    settings.setdefault("dropout", config.network.network_dropout or 0.0)
+    encoders = _encoders(parts, config, settings)
+    with _said_briefly(name):
+        network = module.create_network(
+            1.0,
+            config.network.network_dim or 4,
+            config.network.network_alpha,
+            parts.vae,
+            list(encoders.values()) or None,
+            parts.denoiser,
+            **settings,
+        )
+    places = _name(network, {**encoders, "denoiser": parts.denoiser}, family)
+    network.apply_to(list(encoders.values()), parts.denoiser, bool(encoders), _learns_denoiser(config))
+    for adapter in network.loras:
+        _settle(adapter, dtype_of(config))
+    learner = Foreign(network, places, config)
+    if (weights := config.network.network_weights) and (unmatched := learner.load_state_dict(file_of(weights))):
+        log.warning("network_weights %s: %s", weights, unmatched)
+    return learner
+
+
+def _encoders(parts: Any, config: Any, settings: Mapping[str, str]) -> dict[str, nn.Module]:
+    if config.network.network_train_unet_only:
+        return {}
+    t5 = str(settings.get("train_t5xxl", "")).lower() in ("true", "1")
+    return {n: e for n, e in parts.encoders.items() if e is not None and (n != "t5xxl" or t5)}
+
+
+def _learns_denoiser(config: Any) -> bool:
+    return not config.network.network_train_text_encoder_only
+
+
+def _name(network: Any, roots: Mapping[str, nn.Module], family: Any) -> dict[str, str]:
+    """Give each adapter the name sd-scripts' users expect. Returns name -> part."""
+    where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
+    places = {}
+    for kind in ("text_encoder_loras", "unet_loras"):
+        kept = []
+        for adapter in getattr(network, kind):
+            part, path = where[id(adapter.org_module[0])]
+            if path in OUTSIDE:
+                continue
+            adapter.lora_name = family.adapter_name(part, path)
+            places[adapter.lora_name] = part
+            kept.append(adapter)
+        setattr(network, kind, kept)
+    network.loras = network.text_encoder_loras + network.unet_loras
+    return places
+
+
+def _settle(adapter: Any, dtype: torch.dtype) -> None:
+    """Put the adapter into its layer, in the dtype that learns, so that it moves with the layer from now on."""
+    layer = adapter.org_module[0]
+    adapter.to(layer.weight.device, dtype)
+    layer.add_module("adapter", adapter)
+
+
+@contextlib.contextmanager
+def _said_briefly(name: str) -> Iterator[None]:
+    """The package warns about every kind of model it knows and did not find here; only its errors are of interest."""
+    logger = logging.getLogger("LyCORIS")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except (AssertionError, KeyError, ValueError, TypeError) as e:
+        raise ConfigError(f"network_module {name} refuses its network_args: {e}") from e
+    finally:
+        logger.setLevel(level)
