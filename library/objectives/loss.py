@@ -1,0 +1,57 @@
+"""How wrong an answer is: per element, then one number per image, then their mean.
+
+Nothing here waits for the device: a mask or a weight that is not there costs nothing, and one that is stays a tensor.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def elementwise(pred: Tensor, target: Tensor, config: Any, noised: Any = None) -> Tensor:
+    """The loss of every element, in float32; shapes as `pred`.
+
+    Huber is the pseudo-Huber loss 2c (sqrt(d^2 + c^2) - c), smooth_l1 the same over c, with one threshold c per image
+    (`noised.huber_c`, [B]); without one it is huber_c * huber_scale.
+    """
+    difference = pred.float() - target.float()
+    kind = config.loss.loss_type
+    if kind == "l2":
+        return difference.square()
+    if kind == "l1":
+        return difference.abs()
+    c = getattr(noised, "huber_c", None)
+    c = torch.tensor(config.loss.huber_c * config.loss.huber_scale, device=pred.device) if c is None else c
+    c = c.float().reshape(-1, *(1 for _ in difference.shape[1:]))
+    root = (difference.square() + c.square()).sqrt()
+    return 2 * (root - c) * (c if kind == "huber" else 1)
+
+
+def per_image(
+    loss: Tensor, weight: Tensor | None = None, image_weight: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """[B, C, h, w] -> [B]: times the mask, mean over all but the batch, times the weights.
+
+    `weight` [B] is the objective's (`noised.weight`), `image_weight` [B] the data's (regularisation images). `mask`
+    [B, 1, h, w] in 0..1 counts what is masked out as zero loss and does not rescale the rest, as sd-scripts does.
+    """
+    if mask is not None:
+        loss = loss * _sized(mask.to(loss), loss.shape[-2:])
+    out = loss.flatten(1).mean(1)
+    for factor in (image_weight, weight):
+        if factor is not None:
+            out = out * factor.to(out)
+    return out
+
+
+def reduce(
+    loss: Tensor, weight: Tensor | None = None, image_weight: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """[B, C, h, w] -> the number to differentiate: the mean of `per_image`."""
+    return per_image(loss, weight, image_weight, mask).mean()
+
+
+def _sized(mask: Tensor, size: torch.Size) -> Tensor:
+    return mask if mask.shape[-2:] == size else F.interpolate(mask, size=size, mode="area")
