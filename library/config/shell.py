@@ -4,16 +4,28 @@ Flags are cut by hand and not by argparse, which stops at the first mistake and 
 is argparse's.
 """
 
+import importlib
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from library.config.schema import ConfigError, Layer, Option, build_layers, flat, load_toml, options, to_toml
+from library.config.schema import (
+    ConfigError,
+    Layer,
+    Option,
+    build_layers,
+    flat,
+    load_toml,
+    options,
+    read_section,
+    to_toml,
+)
 from library.config.values import meant
 
 C = TypeVar("C")
+TRAIN = "library.train:train"
 OWN = ("config_file", "output_config", "help")
 
 
@@ -29,18 +41,35 @@ def parse(config: type[C], argv: list[str] | None = None) -> C:
         fail(e)
 
 
+def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
+    """All of a training script: read the command line, then train. The answer is the exit code.
+
+    What only the training can find out (a missing file, a full disk) is told in a sentence too and ends with 1; a
+    traceback means a mistake in this program. `work` is named and not imported, so that reading a command line needs
+    no torch.
+    """
+    made = parse(config, argv)
+    module, name = work.split(":")
+    train = getattr(importlib.import_module(module), name)
+    try:
+        train(made)
+    except ConfigError as e:
+        fail(e, code=1)
+    return 0
+
+
 def _parse(config: type[C], flags: dict[str, Any], problems: list[str]) -> C:
     path = config_path(flags.pop("config_file", None))
     writing = flags.pop("output_config", False)
     layers = [Layer(flags, "--")]
+    # With --output_config the file is where to write, as in sd-scripts.
+    if path and not writing:
+        layers.insert(0, Layer(_read_file(path, config, layers[0], problems), path.name))
     notes: list[str] = []
     try:
-        # With --output_config the file is where to write, as in sd-scripts.
-        if path and not writing:
-            layers.insert(0, Layer(flat(load_toml(path)), path.name))
         made = build_layers(config, layers, notes)
     except ConfigError as e:
-        problems.append(str(e))
+        raise ConfigError("\n".join([*problems, str(e)])) from None
     if problems:
         raise ConfigError("\n".join(problems))
     if first_process():
@@ -50,6 +79,17 @@ def _parse(config: type[C], flags: dict[str, Any], problems: list[str]) -> C:
         write_config(made, path)
         raise SystemExit(0)
     return made
+
+
+def _read_file(path: Path, config: type, flags: Layer, problems: list[str]) -> dict[str, Any]:
+    try:
+        return flat(load_toml(path))
+    except ConfigError as e:
+        problems.append(str(e))
+        # Rules across options cannot be judged without the file, but the flags' own values can.
+        known = {name: value for name, value in flags.values.items() if name in options(config)}
+        read_section(options(config), Layer(known, flags.source), problems)
+        raise ConfigError("\n".join(problems)) from None
 
 
 def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[str]]:

@@ -1,26 +1,9 @@
 """The options that families share, by theme. A family's own are in families/<name>/options.py."""
 
-from library.config.sections.inputs import Cache, Captions, Data, Model
-from library.config.sections.learning import (
-    AdapterData,
-    AdapterOptim,
-    AdapterSteps,
-    FullOptim,
-    Loss,
-    Network,
-    Noise,
-    Optim,
-    Steps,
-    Validation,
-)
-from library.config.sections.machine import (
-    AdapterPrecision,
-    Compile,
-    Distributed,
-    Memory,
-    OffloadMemory,
-    Precision,
-)
+from library.config.sections.adapters import AdapterData, AdapterOptim, AdapterPrecision, AdapterSteps, Network
+from library.config.sections.inputs import Cache, Captions, Data, Model, TextBatchCache
+from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
+from library.config.sections.machine import Compile, Distributed, Memory, Precision
 from library.config.sections.outputs import AdapterSave, FullSave, Hub, Log, Metadata, Sample, Save
 from library.config.sections.run import Run
 
@@ -45,12 +28,12 @@ __all__ = [
     "Model",
     "Network",
     "Noise",
-    "OffloadMemory",
     "Optim",
     "Precision",
     "Run",
     "Sample",
     "Save",
     "Steps",
+    "TextBatchCache",
     "Validation",
 ]

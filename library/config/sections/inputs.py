@@ -15,23 +15,43 @@ class Model:
 
     pretrained_model_name_or_path: str | None = opt(
         None,
-        "the base model: a .safetensors file, a diffusers folder, or a Hugging Face id",
+        "The model to start from: a .safetensors file, a diffusers folder, or a Hugging Face id.",
         kind="file",
         label="Base model",
     )
-    vae: str | None = opt(None, "another VAE (file or folder) instead of the model's own", kind="file", label="VAE")
+    vae: str | None = opt(
+        None, "Use this VAE (a file or a folder) instead of the one in the base model.", kind="file", label="VAE"
+    )
     tokenizer_cache_dir: str | None = opt(
-        None, "folder with saved tokenizers, so that nothing is downloaded", kind="folder", advanced=True
+        None,
+        "A folder with saved tokenizers, so that nothing has to be downloaded.",
+        label="Tokenizer folder",
+        kind="folder",
+        advanced=True,
     )
-    v2: bool = opt(False, "the model is Stable Diffusion 2.x, which is not trained here", advanced=True)
-    v_parameterization: bool = opt(False, "the model predicts velocity instead of noise", label="V-prediction")
+    v2: bool = opt(
+        False,
+        "The model is Stable Diffusion 2.x, which cannot be trained here.",
+        label="Stable Diffusion 2",
+        advanced=True,
+    )
+    v_parameterization: bool = opt(
+        False, "The model predicts velocity (v-prediction) instead of noise.", label="V-prediction"
+    )
     max_token_length: Literal[150, 225] | None = opt(
-        None, "how many caption tokens are read; 75 when not set", parse=token_length
+        None, "Read up to 150 or 225 caption tokens instead of 75.", label="Caption length", parse=token_length
     )
-    clip_skip: int | None = opt(None, "written into the file's metadata only", min=1, advanced=True)
-    weighted_captions: bool = opt(False, "captions may weigh words: (word:1.3), [word]", advanced=True)
+    clip_skip: int | None = opt(
+        None, "Only written into the metadata of the file.", label="CLIP skip", min=1, advanced=True
+    )
+    weighted_captions: bool = opt(
+        False, "Read weights in captions: (word:1.3) counts more, [word] less.", advanced=True
+    )
     disable_mmap_load_safetensors: bool = opt(
-        False, "read model files at once instead of mapping them; quicker on some network drives", advanced=True
+        False,
+        "Read model files in one go; faster on some network drives and under WSL.",
+        label="Load without memory mapping",
+        advanced=True,
     )
 
     def check(self, run: Any) -> Iterator[str]:
@@ -50,45 +70,82 @@ class Data:
     """The images: where they are, and at which sizes they are trained."""
 
     train_data_dir: str | None = opt(
-        None, "folder that holds folders named <repeats>_<words>, each with images", kind="folder", label="Image folder"
+        None,
+        "A folder that contains folders named <repeats>_<words>, each with images and captions.",
+        kind="folder",
+        label="Image folder",
     )
     reg_data_dir: str | None = opt(
-        None, "the same for regularisation images", kind="folder", label="Regularisation folder"
+        None, "The same for regularisation images.", kind="folder", label="Regularisation folder"
     )
     dataset_config: Path | None = opt(
-        None, "TOML or JSON that describes the data in detail; replaces the folders above", kind="file"
+        None, "A TOML or JSON file that describes the data in detail. It replaces the folders above.", kind="file"
     )
     resolution: str | None = opt(
-        None, "size to train at: 1024, or width,height; with buckets only its area counts", parse=resolution
+        None, "The size to train at: 1024, or width,height. With buckets only the area counts.", parse=resolution
     )
-    train_batch_size: int = opt(1, "images per step and GPU", min=1, label="Batch size")
-    enable_bucket: bool = opt(False, "keep each image's shape: images of like shape are trained together")
-    min_bucket_reso: int = opt(256, "shortest side of a bucket in pixels", min=64)
-    max_bucket_reso: int = opt(1024, "longest side of a bucket in pixels; 2048 suits SDXL and FLUX.1", min=64)
-    bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this many pixels", min=1)
-    bucket_no_upscale: bool = opt(False, "never enlarge an image: small ones get a bucket of their own size")
-    flip_aug: bool = opt(False, "mirror images at random; not for faces, text or anything with a left and a right")
-    color_aug: bool = opt(False, "vary hue and gamma a little; not with cached latents", advanced=True)
-    random_crop: bool = opt(False, "crop at random instead of in the middle; not with cached latents", advanced=True)
+    train_batch_size: int = opt(1, "Images per step and GPU.", min=1, label="Batch size")
+    enable_bucket: bool = opt(
+        False, "Keep the aspect ratio of each image: images of similar shape are trained together.", label="Buckets"
+    )
+    min_bucket_reso: int = opt(256, "The shortest side of a bucket in pixels.", label="Shortest bucket side", min=64)
+    max_bucket_reso: int = opt(
+        1024, "The longest side of a bucket in pixels. 2048 suits SDXL and FLUX.1.", label="Longest bucket side", min=64
+    )
+    bucket_reso_steps: int = opt(
+        64, "The sides of buckets are multiples of this many pixels.", label="Bucket steps", min=1
+    )
+    bucket_no_upscale: bool = opt(
+        False, "Never enlarge an image: small images get smaller buckets.", label="Do not upscale"
+    )
+    flip_aug: bool = opt(
+        False, "Mirror images at random. Not for faces, text or anything with a left and a right.", label="Random flip"
+    )
+    color_aug: bool = opt(
+        False,
+        "Vary hue and gamma a little. Not possible with cached latents.",
+        label="Color augmentation",
+        advanced=True,
+    )
+    random_crop: bool = opt(
+        False, "Crop at a random place instead of the center. Not possible with cached latents.", advanced=True
+    )
     face_crop_aug_range: str | None = opt(
-        None, "crop around faces, face size min,max as a share (2.0,4.0); not with buckets", parse=pair, advanced=True
+        None,
+        "Crop around faces of this relative size, as min,max (2.0,4.0). Only without buckets.",
+        label="Face crop range",
+        parse=pair,
+        advanced=True,
     )
     resize_interpolation: Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"] | None = opt(
-        None, "how images are resized; area when shrinking and lanczos when enlarging if not set", advanced=True
+        None,
+        "How images are resized. Empty: area for shrinking, Lanczos for enlarging.",
+        label="Resize method",
+        advanced=True,
     )
-    masked_loss: bool = opt(False, "learn only where the mask image of the dataset config is bright")
-    alpha_mask: bool = opt(False, "use the transparency of images as mask")
+    masked_loss: bool = opt(False, "Learn only where the mask image is bright. Masks are named in the dataset config.")
+    alpha_mask: bool = opt(False, "Use the transparency of images as the mask of the loss.")
     in_json: str | None = opt(
         None,
-        "metadata file (.json, .jsonl) with captions, for fine-tuning on train_data_dir",
+        "Captions and sizes in one file (.json or .jsonl), for the images in the image folder.",
+        label="Metadata file",
         kind="file",
         advanced=True,
     )
-    dataset_repeats: int = opt(1, "how often each image of the metadata file is seen per epoch", min=1, advanced=True)
-    cache_info: bool = opt(False, "remember captions and sizes in metadata_cache.json; starts sooner", advanced=True)
-    max_data_loader_n_workers: int = opt(8, "processes that prepare batches; 0 uses the training process", min=0)
-    persistent_data_loader_workers: bool = opt(False, "keep these processes between epochs")
-    debug_dataset: bool = opt(False, "go through the data and show it, without training", advanced=True)
+    dataset_repeats: int = opt(
+        1, "How often each image of a metadata file is seen per epoch.", label="Repeats", min=1, advanced=True
+    )
+    cache_info: bool = opt(
+        False,
+        "Keep captions and image sizes in metadata_cache.json, so that the next start is faster.",
+        label="Cache image info",
+        advanced=True,
+    )
+    max_data_loader_n_workers: int = opt(
+        8, "Processes that prepare batches. 0 does it in the training process.", label="Data loader workers", min=0
+    )
+    persistent_data_loader_workers: bool = opt(False, "Keep these processes between epochs.", label="Keep workers")
+    debug_dataset: bool = opt(False, "Go through the data and show it, without training.", advanced=True)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -132,21 +189,45 @@ class Data:
 class Captions:
     """The words that go with the images, and how they vary from epoch to epoch."""
 
-    caption_extension: str = opt(".caption", "ending of caption files; most people use .txt", parse=extension)
-    shuffle_caption: bool = opt(False, "shuffle the tags of a caption each time it is used")
-    keep_tokens: int = opt(0, "this many tags stay in front, neither shuffled nor dropped", min=0)
-    caption_dropout_rate: float = opt(0.0, "share of images that are trained without caption", min=0.0, max=1.0)
-    caption_dropout_every_n_epochs: int = opt(0, "leave all captions out in every n-th epoch; 0 never", min=0)
-    caption_tag_dropout_rate: float = opt(0.0, "share of tags that are left out", min=0.0, max=1.0)
-    caption_prefix: str | None = opt(None, "text in front of every caption, such as a trigger word")
-    caption_suffix: str | None = opt(None, "text after every caption")
-    enable_wildcard: bool = opt(False, "{a|b} in a caption picks one; of several lines one is used")
-    caption_separator: str = opt(",", "what separates tags", advanced=True)
-    keep_tokens_separator: str = opt("", "tags before this sign stay in front (such as |||)", advanced=True)
-    secondary_separator: str | None = opt(None, "joins tags that are shuffled and dropped as one", advanced=True)
-    token_warmup_min: int = opt(1, "tags to start with when tags are added step by step", min=0, advanced=True)
+    caption_extension: str = opt(".caption", "The ending of caption files. Most people use .txt.", parse=extension)
+    shuffle_caption: bool = opt(False, "Shuffle the tags of a caption each time it is used.", label="Shuffle captions")
+    keep_tokens: int = opt(0, "This many leading tags are neither shuffled nor dropped.", min=0)
+    caption_dropout_rate: float = opt(
+        0.0,
+        "The share of images that are trained without a caption (0 to 1).",
+        label="Caption dropout",
+        min=0.0,
+        max=1.0,
+    )
+    caption_dropout_every_n_epochs: int = opt(
+        0, "Drop all captions in every Nth epoch. 0 never does.", label="Caption dropout every N epochs", min=0
+    )
+    caption_tag_dropout_rate: float = opt(
+        0.0, "The share of tags that are dropped from captions (0 to 1).", label="Tag dropout", min=0.0, max=1.0
+    )
+    caption_prefix: str | None = opt(None, "Text in front of every caption, such as a trigger word.")
+    caption_suffix: str | None = opt(None, "Text after every caption.")
+    enable_wildcard: bool = opt(
+        False, "{a|b} in a caption picks one of them; of several lines one is picked.", label="Wildcards"
+    )
+    caption_separator: str = opt(",", "What separates the tags of a caption.", label="Tag separator", advanced=True)
+    keep_tokens_separator: str = opt(
+        "", "Tags before this mark (such as |||) are neither shuffled nor dropped.", advanced=True
+    )
+    secondary_separator: str | None = opt(None, "Tags joined by this are shuffled and dropped as one.", advanced=True)
+    token_warmup_min: int = opt(
+        1,
+        "How many tags a caption has at the start of the tag warm-up.",
+        label="Tag warm-up start",
+        min=0,
+        advanced=True,
+    )
     token_warmup_step: float = opt(
-        0.0, "step at which all tags are there; below 1 a share of the training", min=0.0, advanced=True
+        0.0,
+        "The step from which all tags are used. Below 1: a share of the training.",
+        label="Tag warm-up steps",
+        min=0.0,
+        advanced=True,
     )
 
 
@@ -154,12 +235,16 @@ class Captions:
 class Cache:
     """What is encoded once, before training, instead of in every step."""
 
-    cache_latents: bool = opt(False, "encode all images once; faster, and the VAE leaves the GPU")
-    cache_latents_to_disk: bool = opt(False, "keep the encoded images beside the images for the next run")
-    cache_text_encoder_outputs: bool = opt(False, "encode all captions once; the text encoders leave the GPU")
-    cache_text_encoder_outputs_to_disk: bool = opt(False, "keep the encoded captions for the next run")
-    vae_batch_size: int = opt(1, "images encoded at once", min=1)
-    skip_cache_check: bool = opt(False, "trust what is on disk without looking into it", advanced=True)
+    cache_latents: bool = opt(False, "Encode all images once, before training. Faster, and the VAE leaves the GPU.")
+    cache_latents_to_disk: bool = opt(False, "Keep the encoded images on disk beside the images, for the next run.")
+    cache_text_encoder_outputs: bool = opt(
+        False, "Encode all captions once, before training. The text encoders leave the GPU."
+    )
+    cache_text_encoder_outputs_to_disk: bool = opt(
+        False, "Keep the encoded captions on disk beside the images, for the next run."
+    )
+    vae_batch_size: int = opt(1, "Images that the VAE encodes at once.", label="VAE batch size", min=1)
+    skip_cache_check: bool = opt(False, "Trust the cache on disk without looking into it.", advanced=True)
 
     @property
     def latents(self) -> bool:
@@ -193,5 +278,5 @@ class TextBatchCache(Cache):
     """The same, where captions are encoded in batches of their own size."""
 
     text_encoder_batch_size: int | None = opt(
-        None, "captions encoded at once; the batch size when not set", parse=count
+        None, "Captions that are encoded at once. Empty: the batch size.", parse=count
     )

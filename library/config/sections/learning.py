@@ -1,4 +1,4 @@
-"""How a training learns: noise, loss, adapters, optimizer, length and validation."""
+"""How a training learns: noise, loss, optimizer, length and validation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from library.config.reading import count, steps_or_share
 from library.config.schema import opt
-from library.config.sections.inputs import Data
 
 OptimizerName = Literal[
     "AdamW",
@@ -52,18 +51,47 @@ SchedulerName = Literal[
 class Noise:
     """What is added to an image before the model has to find it again."""
 
-    noise_offset: float | None = opt(None, "shift of brightness in the noise, for dark and bright images (0.03 to 0.1)")
-    noise_offset_random_strength: bool = opt(False, "vary noise_offset between 0 and its value")
-    adaptive_noise_scale: float | None = opt(None, "add this times the image's own mean to noise_offset", advanced=True)
-    multires_noise_iterations: int | None = opt(
-        None, "mix in noise of this many coarser sizes (6 to 10)", parse=count, label="Multires noise iterations"
+    noise_offset: float | None = opt(
+        None, "Shift the brightness of the noise, so that the model learns darker and brighter images (0.03 to 0.1)."
     )
-    multires_noise_discount: float = opt(0.3, "how quickly the coarser sizes fade", min=0.0)
-    ip_noise_gamma: float | None = opt(None, "a little extra noise in the input only (0.1)", min=0.0)
-    ip_noise_gamma_random_strength: bool = opt(False, "vary ip_noise_gamma between 0 and its value", advanced=True)
-    zero_terminal_snr: bool = opt(False, "the noisiest step is pure noise; for v-prediction models")
-    min_timestep: int | None = opt(None, "least noise that is trained, 0 to 999", min=0, max=1000, advanced=True)
-    max_timestep: int | None = opt(None, "most noise that is trained, 1 to 1000", min=0, max=1000, advanced=True)
+    noise_offset_random_strength: bool = opt(
+        False, "Vary the noise offset between 0 and its value.", label="Random noise offset"
+    )
+    adaptive_noise_scale: float | None = opt(
+        None, "Add this times the mean of each image to the noise offset.", advanced=True
+    )
+    multires_noise_iterations: int | None = opt(
+        None, "Add coarser noise at this many sizes (6 to 10).", parse=count, label="Multires noise iterations"
+    )
+    multires_noise_discount: float = opt(0.3, "How much weaker each coarser size is.", min=0.0)
+    ip_noise_gamma: float | None = opt(
+        None,
+        "Add a little more noise to the input than the model is asked to find (0.1).",
+        label="Input perturbation",
+        min=0.0,
+    )
+    ip_noise_gamma_random_strength: bool = opt(
+        False, "Vary the input perturbation between 0 and its value.", label="Random input perturbation", advanced=True
+    )
+    zero_terminal_snr: bool = opt(
+        False, "Make the noisiest step pure noise. For v-prediction models.", label="Zero terminal SNR"
+    )
+    min_timestep: int | None = opt(
+        None,
+        "Train no timestep below this (0 to 999). Low timesteps are fine detail.",
+        label="Lowest timestep",
+        min=0,
+        max=1000,
+        advanced=True,
+    )
+    max_timestep: int | None = opt(
+        None,
+        "Train only timesteps below this (1 to 1000). High timesteps are composition.",
+        label="Highest timestep",
+        min=0,
+        max=1000,
+        advanced=True,
+    )
 
     def check(self, run: Any) -> Iterator[str]:
         """Rules about noise."""
@@ -82,19 +110,31 @@ class Noise:
 class Loss:
     """How wrong an answer is."""
 
-    loss_type: Literal["l1", "l2", "huber", "smooth_l1"] = opt("l2", "l2 is usual; huber and smooth_l1 bear outliers")
-    huber_schedule: Literal["constant", "exponential", "snr"] = opt(
-        "snr", "how the threshold of huber and smooth_l1 follows the noise"
+    loss_type: Literal["l1", "l2", "huber", "smooth_l1"] = opt(
+        "l2", "l2 is the usual loss; huber and smooth_l1 bear outliers better.", label="Loss"
     )
-    huber_c: float = opt(0.1, "threshold of huber and smooth_l1", min=0.0)
-    huber_scale: float = opt(1.0, "factor on that threshold (constant and exponential)", min=0.0, advanced=True)
-    min_snr_gamma: float | None = opt(None, "weigh nearly clean steps less; 5 is usual", min=0.0)
-    debiased_estimation_loss: bool = opt(False, "weigh noisy steps more", advanced=True)
+    huber_schedule: Literal["constant", "exponential", "snr"] = opt(
+        "snr", "How the threshold of huber and smooth_l1 depends on the timestep."
+    )
+    huber_c: float = opt(0.1, "The threshold of huber and smooth_l1.", label="Huber threshold", min=0.0)
+    huber_scale: float = opt(
+        1.0, "A factor on that threshold, for the schedules constant and exponential.", min=0.0, advanced=True
+    )
+    min_snr_gamma: float | None = opt(
+        None, "Weigh nearly clean timesteps less, for steadier training. 5 is usual.", label="Min-SNR gamma", min=0.0
+    )
+    debiased_estimation_loss: bool = opt(
+        False, "Weigh noisy timesteps more.", label="Debiased estimation", advanced=True
+    )
     scale_v_pred_loss_like_noise_pred: bool = opt(
-        False, "v-prediction: weigh steps as noise prediction does", advanced=True
+        False, "Weigh a v-prediction loss like a noise prediction loss.", label="Scale v-prediction loss", advanced=True
     )
     v_pred_like_loss: float | None = opt(
-        None, "noise prediction: add this share of a v-prediction loss", min=0.0, advanced=True
+        None,
+        "Add this share of a v-prediction loss to a noise prediction loss.",
+        label="V-prediction like loss",
+        min=0.0,
+        advanced=True,
     )
 
     def check(self, run: Any) -> Iterator[str]:
@@ -106,80 +146,61 @@ class Loss:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
-    """The adapters that learn."""
-
-    network_module: Literal["networks.lora", "networks.lora_flux", "lycoris.kohya"] | str | None = opt(
-        None, "kind of adapter; LoRA when not set", label="Adapter"
-    )
-    network_dim: int | None = opt(None, "rank: 4 to 32 for styles and people, up to 128; 4 when not set", min=1)
-    network_alpha: float = opt(1.0, "strength is alpha / rank; 0 means alpha = rank", min=0.0)
-    network_dropout: float | None = opt(None, "share of rank values dropped in training", min=0.0, max=1.0)
-    network_train_unet_only: bool = opt(False, "adapters in the image model only", label="Image model only")
-    network_train_text_encoder_only: bool = opt(
-        False, "adapters in the text encoders only", label="Text encoders only", advanced=True
-    )
-    network_args: tuple[str, ...] = opt((), "more arguments of the adapter, key=value (conv_dim=8 conv_alpha=4)")
-    network_weights: str | None = opt(None, "adapter file to go on from", kind="file")
-    dim_from_weights: bool = opt(False, "take ranks from that file", advanced=True)
-    scale_weight_norms: float | None = opt(None, "hold the size of each adapter at this norm (1.0)", min=0.0)
-    base_weights: tuple[str, ...] = opt(
-        (), "adapter files that are merged into the model before training", advanced=True
-    )
-    base_weights_multiplier: tuple[float, ...] = opt((), "strength of each of these", advanced=True)
-    training_comment: str | None = opt(None, "a comment that is written into the file")
-    no_metadata: bool = opt(False, "write no training settings into the file", advanced=True)
-
-    @property
-    def module(self) -> str:
-        """The kind of adapter that is meant."""
-        return self.network_module or "networks.lora"
-
-    def check(self, run: Any) -> Iterator[str]:
-        """Rules about which adapters learn and where they start."""
-        if self.network_train_unet_only and self.network_train_text_encoder_only:
-            yield "network_train_unet_only and network_train_text_encoder_only leave nothing to train: choose one"
-        if self.dim_from_weights and not self.network_weights:
-            yield "dim_from_weights needs network_weights, the file to take the ranks from"
-        if len(self.base_weights_multiplier) > len(self.base_weights):
-            yield (
-                f"base_weights_multiplier has {len(self.base_weights_multiplier)} values for "
-                f"{len(self.base_weights)} base_weights: give at most one for each file"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Optim:
     """How fast it learns, and by which rule."""
 
-    learning_rate: float = opt(2e-6, "size of a step; 1e-4 is usual for LoRA, 1e-5 for a full model", min=0.0)
+    learning_rate: float = opt(
+        2e-6, "The learning rate. Common: 1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy.", min=0.0
+    )
     optimizer_type: OptimizerName | str = opt(
-        "", "rule of a step, or module.Class; AdamW when empty", label="Optimizer"
+        "", "The optimizer: one of these, or module.Class. Empty: AdamW.", label="Optimizer"
     )
-    optimizer_args: tuple[str, ...] = opt((), "arguments of the optimizer, key=value (weight_decay=0.1)")
-    lr_scheduler: SchedulerName | str = opt("constant", "how the learning rate changes in time", label="Schedule")
+    optimizer_args: tuple[str, ...] = opt(
+        (), "Arguments of the optimizer, as key=value (weight_decay=0.1 betas=0.9,0.99).", label="Optimizer arguments"
+    )
+    lr_scheduler: SchedulerName | str = opt(
+        "constant", "How the learning rate changes over the training.", label="Scheduler"
+    )
     lr_warmup_steps: int | float = opt(
-        0, "steps in which the rate rises from 0; below 1 or with % a share of all steps", parse=steps_or_share
+        0,
+        "Steps in which the learning rate rises from 0; below 1 or with % a share of all steps.",
+        label="Warm-up",
+        parse=steps_or_share,
     )
-    lr_scheduler_num_cycles: int = opt(1, "restarts of cosine_with_restarts", min=1)
-    max_grad_norm: float = opt(1.0, "cut gradients to this norm; 0 does not cut", min=0.0)
+    lr_scheduler_num_cycles: int = opt(1, "Restarts of cosine_with_restarts.", label="Scheduler cycles", min=1)
+    max_grad_norm: float = opt(1.0, "Clip gradients to this norm. 0 does not clip.", label="Gradient clipping", min=0.0)
     lr_decay_steps: int | float = opt(
         0,
-        "last steps in which warmup_stable_decay falls; below 1 or with % a share",
+        "Steps of the final decay of warmup_stable_decay; below 1 or with % a share of all steps.",
+        label="Decay",
         parse=steps_or_share,
         advanced=True,
     )
-    lr_scheduler_power: float = opt(1.0, "power of polynomial", advanced=True)
-    lr_scheduler_timescale: int | None = opt(None, "time scale of inverse_sqrt in steps", min=1, advanced=True)
-    lr_scheduler_min_lr_ratio: float | None = opt(
-        None, "where cosine_with_min_lr and warmup_stable_decay end, as a share", min=0.0, max=1.0, advanced=True
+    lr_scheduler_power: float = opt(1.0, "The power of polynomial.", label="Scheduler power", advanced=True)
+    lr_scheduler_timescale: int | None = opt(
+        None, "The time scale of inverse_sqrt, in steps.", label="Scheduler time scale", min=1, advanced=True
     )
-    lr_scheduler_type: str = opt("", "your own schedule, module.Class, instead of lr_scheduler", advanced=True)
-    lr_scheduler_args: tuple[str, ...] = opt((), "arguments of the schedule, key=value", advanced=True)
-    use_8bit_adam: bool = opt(False, "old name for optimizer_type = AdamW8bit", advanced=True)
-    use_lion_optimizer: bool = opt(False, "old name for optimizer_type = Lion", advanced=True)
+    lr_scheduler_min_lr_ratio: float | None = opt(
+        None,
+        "Where cosine_with_min_lr and warmup_stable_decay end, as a share of the learning rate.",
+        label="Final rate",
+        min=0.0,
+        max=1.0,
+        advanced=True,
+    )
+    lr_scheduler_type: str = opt(
+        "",
+        "A scheduler of your own, as module.Class. It replaces the scheduler above.",
+        label="Custom scheduler",
+        advanced=True,
+    )
+    lr_scheduler_args: tuple[str, ...] = opt(
+        (), "Arguments of the scheduler, as key=value.", label="Scheduler arguments", advanced=True
+    )
+    use_8bit_adam: bool = opt(False, "Old name for optimizer_type = AdamW8bit.", label="8-bit Adam", advanced=True)
+    use_lion_optimizer: bool = opt(False, "Old name for optimizer_type = Lion.", label="Lion", advanced=True)
     fused_backward_pass: bool = opt(
-        False, "step each weight as soon as its gradient is there; saves memory, Adafactor only", advanced=True
+        False, "Update each weight as soon as its gradient is known. Saves memory; Adafactor only.", advanced=True
     )
 
     @property
@@ -210,34 +231,14 @@ class Optim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterOptim(Optim):
-    """The same, with rates of their own for the parts that adapters are in."""
-
-    unet_lr: float | None = opt(
-        None,
-        "learning rate of the image model's adapters; learning_rate when not set",
-        min=0.0,
-        label="Image model rate",
-    )
-    text_encoder_lr: tuple[float, ...] = opt(
-        (),
-        "learning rates of the text encoders' adapters; learning_rate when not set",
-        min=0.0,
-        label="Text encoder rates",
-    )
-
-    def notes(self, run: Any) -> Iterator[str]:
-        """What is for the whole model only."""
-        if self.fused_backward_pass:
-            yield "fused_backward_pass has no effect here: adapters have few gradients to save"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FullOptim(Optim):
     """The same, with what saves memory when the whole model learns."""
 
     fused_optimizer_groups: int | None = opt(
-        None, "step the weights in this many groups during backward; saves memory", parse=count, advanced=True
+        None,
+        "Update the weights in this many groups during the backward pass. Saves memory.",
+        parse=count,
+        advanced=True,
     )
 
     def check(self, run: Any) -> Iterator[str]:
@@ -251,12 +252,21 @@ class FullOptim(Optim):
 class Steps:
     """How long, and from where."""
 
-    max_train_steps: int = opt(1600, "steps to train", min=1)
-    max_train_epochs: int | None = opt(None, "times to go through all images; counts instead of steps", parse=count)
-    gradient_accumulation_steps: int = opt(1, "batches whose gradients make one step", min=1)
-    seed: int | None = opt(None, "the same seed gives the same training; drawn when not set")
-    resume: str | None = opt(None, "folder of a saved state to go on from", kind="folder")
-    resume_from_huggingface: bool = opt(False, "resume names a state on Hugging Face: owner/repo/path", advanced=True)
+    max_train_steps: int = opt(1600, "Optimizer steps to train.", label="Steps", min=1)
+    max_train_epochs: int | None = opt(
+        None, "Times to go through all images. It replaces the number of steps.", label="Epochs", parse=count
+    )
+    gradient_accumulation_steps: int = opt(
+        1, "Batches whose gradients are added up to one step.", label="Gradient accumulation", min=1
+    )
+    seed: int | None = opt(None, "The same seed gives the same training. Empty: a random one.")
+    resume: str | None = opt(None, "The folder of a saved state to continue from.", label="Resume from", kind="folder")
+    resume_from_huggingface: bool = opt(
+        False,
+        "The state to resume is on Hugging Face: owner/repo/path.",
+        label="Resume from Hugging Face",
+        advanced=True,
+    )
 
     def check(self, run: Any) -> Iterator[str]:
         """A state on the hub needs a name."""
@@ -265,33 +275,29 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterSteps(Steps):
-    """The same, with a start in the middle."""
-
-    initial_epoch: int | None = opt(None, "epoch to start at, from 1", min=1, advanced=True)
-    initial_step: int | None = opt(None, "step to start at; wins over initial_epoch", min=0, advanced=True)
-    skip_until_initial_step: bool = opt(False, "go through the data up to that step first", advanced=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
     """Images that are held back to see whether it still learns or only remembers."""
 
-    validation_split: float = opt(0.0, "share of the images that is held back", min=0.0, max=1.0)
-    validation_seed: int | None = opt(None, "chooses these images, and their noise")
-    validate_every_n_steps: int | None = opt(None, "look every n steps", parse=count)
-    validate_every_n_epochs: int | None = opt(None, "look every n epochs; each epoch when not set", parse=count)
-    max_validation_steps: int | None = opt(None, "at most this many batches each time", parse=count)
+    validation_split: float = opt(
+        0.0,
+        "The share of the images that is held back for validation (0 to 1).",
+        label="Validation share",
+        min=0.0,
+        max=1.0,
+    )
+    validation_seed: int | None = opt(None, "The seed that chooses these images and their noise.")
+    validate_every_n_steps: int | None = opt(
+        None, "Validate every N steps.", label="Validate every N steps", parse=count
+    )
+    validate_every_n_epochs: int | None = opt(
+        None, "Validate every N epochs. Empty: every epoch.", label="Validate every N epochs", parse=count
+    )
+    max_validation_steps: int | None = opt(
+        None, "At most this many batches per validation. Empty: all.", label="Validation batches", parse=count
+    )
 
     def notes(self, run: Any) -> Iterator[str]:
         """Nothing is held back."""
         often = self.validate_every_n_steps or self.validate_every_n_epochs
         if often and not self.validation_split and not run.data.dataset_config:
             yield "nothing is validated: validation_split is 0"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterData(Data):
-    """The images, with the weight that regularisation has for adapters."""
-
-    prior_loss_weight: float = opt(1.0, "weight of regularisation images in the loss", min=0.0)

@@ -12,10 +12,14 @@ from library.config.schema import opt
 class Precision:
     """The kind of numbers that are used."""
 
-    mixed_precision: Literal["no", "fp16", "bf16"] = opt("no", "bf16 for cards from 2020 on, fp16 for older ones")
-    full_bf16: bool = opt(False, "weights and gradients in bf16 too; half the memory")
-    full_fp16: bool = opt(False, "weights and gradients in fp16 too", advanced=True)
-    fp8_base: bool = opt(False, "keep the frozen model in 8 bits; half the memory again")
+    mixed_precision: Literal["no", "fp16", "bf16"] = opt(
+        "no", "bf16 for GPUs from 2020 on (RTX 30 and later), fp16 for older ones."
+    )
+    full_bf16: bool = opt(False, "Keep weights and gradients in bf16 too, in half the memory.")
+    full_fp16: bool = opt(False, "Keep weights and gradients in fp16 too, in half the memory.", advanced=True)
+    fp8_base: bool = opt(
+        False, "Keep the frozen base model in 8 bits, in half the memory of bf16.", label="fp8 base model"
+    )
 
     @property
     def fp8_denoiser(self) -> bool:
@@ -44,40 +48,44 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterPrecision(Precision):
-    """The same, with the parts told apart."""
-
-    fp8_base_unet: bool = opt(False, "8 bits for the image model only, not for text encoders", advanced=True)
-
-    @property
-    def fp8_denoiser(self) -> bool:
-        """Whether the frozen image model is kept in 8 bits."""
-        return self.fp8_base or self.fp8_base_unet
-
-    @property
-    def fp8_encoders(self) -> bool:
-        """Whether the frozen text encoders are kept in 8 bits."""
-        return self.fp8_base and not self.fp8_base_unet
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """What makes a training fit, each at the price of some speed."""
 
-    gradient_checkpointing: bool = opt(False, "compute parts of the model twice instead of keeping them")
-    blocks_to_swap: int | None = opt(None, "blocks of the model that wait in host memory", min=0)
-    sdpa: bool = opt(False, "PyTorch's attention; always used, the switch is kept for old configs", advanced=True)
-    xformers: bool = opt(False, "xformers attention; PyTorch's is used instead", advanced=True)
-    lowram: bool = opt(False, "load the model straight to the GPU, for little host memory", advanced=True)
-    highvram: bool = opt(False, "do not clear the GPU's cache while encoding", advanced=True)
+    gradient_checkpointing: bool = opt(
+        False, "Compute activations again instead of keeping them. Saves much memory, costs speed."
+    )
+    cpu_offload_checkpointing: bool = opt(
+        False, "Gradient checkpointing that keeps its checkpoints in host memory.", label="Offload checkpoints"
+    )
+    blocks_to_swap: int | None = opt(
+        None, "Keep this many blocks of the model in host memory. Saves GPU memory, costs some speed.", min=0
+    )
+    sdpa: bool = opt(
+        False,
+        "PyTorch's own attention. It is always used; the switch is for old configs.",
+        label="SDPA attention",
+        advanced=True,
+    )
+    xformers: bool = opt(
+        False,
+        "Attention of the xformers package. PyTorch's own is used instead.",
+        label="xformers attention",
+        advanced=True,
+    )
+    lowram: bool = opt(False, "Load the model straight to the GPU.", label="Low host memory", advanced=True)
+    highvram: bool = opt(
+        False, "Do not clear the GPU's cache while images are encoded.", label="Much GPU memory", advanced=True
+    )
 
     @property
     def checkpointing(self) -> bool:
-        """Whether activations are computed again in backward."""
-        return self.gradient_checkpointing
+        """Whether activations are computed again in backward: offloading them means so too."""
+        return self.gradient_checkpointing or self.cpu_offload_checkpointing
 
     def check(self, run: Any) -> Iterator[str]:
-        """Opposite wishes."""
+        """Opposite wishes, and two ways of using the same road to host memory."""
+        if self.blocks_to_swap and self.cpu_offload_checkpointing:
+            yield "blocks_to_swap and cpu_offload_checkpointing exclude each other: choose one"
         if self.lowram and self.highvram:
             yield "lowram and highvram want opposite things: choose one"
 
@@ -88,48 +96,39 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OffloadMemory(Memory):
-    """The same, where checkpointed activations can wait in host memory."""
-
-    cpu_offload_checkpointing: bool = opt(
-        False, "keep what checkpointing keeps in host memory", label="CPU offload checkpointing"
-    )
-
-    @property
-    def checkpointing(self) -> bool:
-        """Whether activations are computed again in backward: offloading them means so too."""
-        return self.gradient_checkpointing or self.cpu_offload_checkpointing
-
-    def check(self, run: Any) -> Iterator[str]:
-        """Two ways of using the same road to host memory."""
-        yield from Memory.check(self, run)
-        if self.blocks_to_swap and self.cpu_offload_checkpointing:
-            yield "blocks_to_swap and cpu_offload_checkpointing exclude each other: choose one"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Compile:
     """torch.compile: the same numbers, faster steps, after some seconds at the start."""
 
-    compile: bool = opt(False, "compile the blocks of the model with torch.compile", label="Enable torch.compile")
+    compile: bool = opt(
+        False,
+        "Compile the model's blocks: faster steps after some seconds of compiling at the start.",
+        label="Enable torch.compile",
+    )
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] | str = opt(
-        "inductor", "what compiles; inductor is the one that makes it fast", label="Backend"
+        "inductor", "What compiles. inductor is the one that makes training fast.", label="Backend"
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = opt(
-        "default", "how hard to try; the max-autotune modes compile for minutes", label="Mode"
+        "default",
+        "How much is tried. The max-autotune modes compile for minutes; reduce-overhead needs fixed sizes.",
+        label="Mode",
     )
     compile_dynamic: Literal["auto", "true", "false"] = opt(
         "auto",
-        "one graph for all image sizes (true), one for each (false), or what suits",
+        "true compiles once for all image sizes, false once per size, auto leaves it to PyTorch.",
         parse=switch,
         label="Dynamic sizes",
     )
-    compile_fullgraph: bool = opt(False, "refuse to run what could not be compiled in one piece", label="Full graph")
+    compile_fullgraph: bool = opt(
+        False, "Stop with an error if a block cannot be compiled in one piece.", label="Full graph"
+    )
     compile_cache_size_limit: int = opt(
-        0, "most graphs kept per block; 0 is PyTorch's own, 64 suits many image sizes", min=0, label="Cache size limit"
+        0,
+        "Most compiled versions per block. 0 is PyTorch's own limit; 64 suits many image sizes.",
+        min=0,
+        label="Cache size limit",
     )
     compile_fallback: bool = opt(
-        False, "train without compiling where it cannot work, instead of stopping", label="Fall back to eager"
+        False, "Where compiling is not possible, train without it instead of stopping.", label="Fall back to eager"
     )
 
     @property
@@ -142,6 +141,18 @@ class Compile:
 class Distributed:
     """Several processes that train together (accelerate launch --num_processes N)."""
 
-    ddp_timeout: int | None = opt(None, "minutes to wait for the other processes", min=1, advanced=True)
-    ddp_gradient_as_bucket_view: bool = opt(False, "gradients share memory with what is sent", advanced=True)
-    ddp_static_graph: bool = opt(False, "every step uses the same weights, which lets it send sooner", advanced=True)
+    ddp_timeout: int | None = opt(
+        None, "Minutes to wait for the other processes.", label="Timeout", min=1, advanced=True
+    )
+    ddp_gradient_as_bucket_view: bool = opt(
+        False,
+        "Let gradients share memory with the buffers that are sent.",
+        label="Gradients as bucket view",
+        advanced=True,
+    )
+    ddp_static_graph: bool = opt(
+        False,
+        "Promise that every step uses the same weights, which lets gradients be sent sooner.",
+        label="Static graph",
+        advanced=True,
+    )

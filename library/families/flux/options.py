@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 from library.config import sections
 from library.config.reading import count
 from library.config.schema import opt, section
-from library.config.sections.inputs import TextBatchCache
 
 _NOISE = "FLUX.1 is trained on straight paths from noise to image, where it has no meaning"
 _WEIGHT = "it weighs steps of a diffusion model; for FLUX.1 see weighting_scheme"
@@ -38,31 +37,42 @@ IDLE = {
 class FluxModel(sections.Model):
     """The FLUX.1 transformer and the networks around it."""
 
-    clip_l: str | None = opt(None, "CLIP-L text encoder (.safetensors)", kind="file", label="CLIP-L")
-    t5xxl: str | None = opt(None, "T5-XXL text encoder (.safetensors; fp16, bf16 or fp8)", kind="file", label="T5-XXL")
-    ae: str | None = opt(None, "FLUX.1 autoencoder (ae.safetensors)", kind="file", label="Autoencoder")
-    t5xxl_max_token_length: int | None = opt(
-        None, "tokens of a caption; 512 for dev and 256 for schnell when not set", parse=count, label="T5 token length"
+    clip_l: str | None = opt(None, "The CLIP-L text encoder (clip_l.safetensors).", kind="file", label="CLIP-L")
+    t5xxl: str | None = opt(
+        None, "The T5-XXL text encoder (t5xxl .safetensors in fp16, bf16 or fp8).", kind="file", label="T5-XXL"
     )
-    apply_t5_attn_mask: bool = opt(False, "do not look at the padding after a caption", label="T5 attention mask")
-    guidance_scale: float = opt(3.5, "guidance the model is told while training; most people use 1", min=0.0)
-    model_type: Literal["flux", "chroma"] = opt("flux", "kind of transformer", advanced=True)
+    ae: str | None = opt(None, "The FLUX.1 autoencoder (ae.safetensors).", kind="file", label="Autoencoder")
+    t5xxl_max_token_length: int | None = opt(
+        None,
+        "Caption tokens that T5 reads. Empty: 512 for FLUX.1 dev, 256 for schnell.",
+        parse=count,
+        label="T5 caption length",
+    )
+    apply_t5_attn_mask: bool = opt(
+        False, "Keep T5 and the transformer from looking at the padding after a caption.", label="T5 attention mask"
+    )
+    guidance_scale: float = opt(
+        3.5, "The guidance the model is told during training. Most people train FLUX.1 dev with 1.", min=0.0
+    )
+    model_type: Literal["flux", "chroma"] = opt("flux", "The kind of transformer.", advanced=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxLoraModel(FluxModel):
     """The same, when adapters learn."""
 
-    no_half_vae: bool = opt(False, "run the autoencoder in full precision", advanced=True)
+    no_half_vae: bool = opt(
+        False, "Run the autoencoder in float32.", label="Autoencoder in full precision", advanced=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FluxAdapterCache(TextBatchCache):
+class FluxAdapterCache(sections.TextBatchCache):
     """What is encoded once, when adapters learn."""
 
     def check(self, run: Any) -> Iterator[str]:
         """T5 that learns cannot be asked once; CLIP-L can learn while T5 is cached."""
-        yield from TextBatchCache.check(self, run)
+        yield from sections.TextBatchCache.check(self, run)
         if self.text and "train_t5xxl=True" in run.network.network_args:
             yield "cache_text_encoder_outputs cannot be used with train_t5xxl=True: switch one of them off"
 
@@ -72,19 +82,27 @@ class Flow(sections.Noise):
     """How much noise a step has, and what the model answers."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
-        "sigma", "how the amount of noise is drawn; most people use shift, flux_shift or sigmoid"
+        "sigma", "How the amount of noise is drawn. Most people use shift, flux_shift or sigmoid."
     )
-    discrete_flow_shift: float = opt(3.0, "more noise when above 1 (shift and sigma)", min=0.0)
-    sigmoid_scale: float = opt(1.0, "width of sigmoid, shift and flux_shift", min=0.0)
+    discrete_flow_shift: float = opt(
+        3.0, "Above 1 trains noisier steps more. For the shift and sigma samplings.", label="Flow shift", min=0.0
+    )
+    sigmoid_scale: float = opt(
+        1.0, "Above 1 trains very clean and very noisy steps more. For sigmoid, shift and flux_shift.", min=0.0
+    )
     model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
-        "sigma_scaled", "how the answer is read; raw is the consistent one and what most people use"
+        "sigma_scaled",
+        "How the model's answer is read. Most people use raw, the only consistent one.",
+        label="Prediction type",
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "uniform", "which amounts of noise count more (sigma sampling, sigma_scaled prediction)"
+        "uniform", "Which amounts of noise count more. For sigma sampling and sigma_scaled prediction."
     )
-    logit_mean: float = opt(0.0, "middle of logit_normal", advanced=True)
-    logit_std: float = opt(1.0, "width of logit_normal", min=0.0, advanced=True)
-    mode_scale: float = opt(1.29, "scale of mode", advanced=True)
+    logit_mean: float = opt(0.0, "The mean of logit_normal.", advanced=True)
+    logit_std: float = opt(
+        1.0, "The standard deviation of logit_normal.", label="Logit standard deviation", min=0.0, advanced=True
+    )
+    mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +126,14 @@ class FluxNetwork(sections.Network):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FluxMemory(sections.OffloadMemory):
+class FluxMemory(sections.Memory):
     """What makes a training fit; FLUX.1 has 19 double and 38 single blocks."""
 
     blocks_to_swap: int | None = opt(
-        None, "blocks that wait in host memory, at most 35; a double block counts as two single ones", min=0, max=35
+        None,
+        "Keep this many blocks in host memory, at most 35. A double block counts as two single ones.",
+        min=0,
+        max=35,
     )
 
 
@@ -121,7 +142,7 @@ class FluxFullOptim(sections.FullOptim):
     """Rates, and what saves memory when the whole transformer learns."""
 
     blockwise_fused_optimizers: bool = opt(
-        False, "one optimizer per block, stepped during backward; saves memory", advanced=True
+        False, "One optimizer per block, stepped during the backward pass. Saves memory.", advanced=True
     )
 
     def check(self, run: Any) -> Iterator[str]:
@@ -135,7 +156,12 @@ class FluxFullOptim(sections.FullOptim):
 class FluxFullSave(sections.FullSave):
     """Where the result goes."""
 
-    mem_eff_save: bool = opt(False, "write tensor by tensor, for little host memory", advanced=True)
+    mem_eff_save: bool = opt(
+        False,
+        "Write the file tensor by tensor, which needs little host memory.",
+        label="Save with little memory",
+        advanced=True,
+    )
 
     def notes(self, run: Any) -> Iterator[str]:
         """One kind of file."""
@@ -189,7 +215,7 @@ class FluxTrain(sections.Run):
     model: FluxModel = section(FluxModel)
     data: sections.Data = section(sections.Data)
     captions: sections.Captions = section(sections.Captions)
-    cache: TextBatchCache = section(TextBatchCache)
+    cache: sections.TextBatchCache = section(sections.TextBatchCache)
     optim: FluxFullOptim = section(FluxFullOptim)
     steps: sections.Steps = section(sections.Steps)
     save: FluxFullSave = section(FluxFullSave)

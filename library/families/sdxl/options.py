@@ -16,7 +16,11 @@ IDLE = {"clip_skip": "SDXL always reads the last but one layer; it is only writt
 class SdxlModel(sections.Model):
     """The SDXL checkpoint."""
 
-    no_half_vae: bool = opt(False, "run the VAE in full precision; the original SDXL VAE needs it with fp16")
+    no_half_vae: bool = opt(
+        False,
+        "Run the VAE in float32. The original SDXL VAE gives black images in fp16.",
+        label="VAE in full precision",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,14 +52,21 @@ class SdxlFullOptim(sections.FullOptim):
     """Rates for the parts of the model."""
 
     learning_rate_te1: float | None = opt(
-        None, "rate of the first text encoder (CLIP-L); 0 freezes it, learning_rate when not set", min=0.0
+        None,
+        "The learning rate of the first text encoder. 0 freezes it. Empty: the learning rate.",
+        label="CLIP-L learning rate",
+        min=0.0,
     )
     learning_rate_te2: float | None = opt(
-        None, "rate of the second text encoder (CLIP-G); 0 freezes it, learning_rate when not set", min=0.0
+        None,
+        "The learning rate of the second text encoder. 0 freezes it. Empty: the learning rate.",
+        label="CLIP-G learning rate",
+        min=0.0,
     )
     block_lr: str | None = opt(
         None,
-        "23 rates with commas between: embeddings, 9 in, 3 middle, 9 out, last; 0 freezes",
+        "23 learning rates with commas between: embeddings, 9 in, 3 middle, 9 out, last. 0 freezes.",
+        label="Block learning rates",
         parse=numbers,
         advanced=True,
     )
@@ -76,7 +87,7 @@ class SdxlFullOptim(sections.FullOptim):
 class SdxlFullSteps(sections.Steps):
     """How long, and what learns."""
 
-    train_text_encoder: bool = opt(False, "let the text encoders learn too")
+    train_text_encoder: bool = opt(False, "Train the text encoders too.", label="Train text encoders")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +113,7 @@ class SdxlLora(sections.Run):
     noise: sections.Noise = section(sections.Noise)
     loss: sections.Loss = section(sections.Loss)
     precision: sections.AdapterPrecision = section(sections.AdapterPrecision)
-    memory: sections.OffloadMemory = section(sections.OffloadMemory)
+    memory: sections.Memory = section(sections.Memory)
     compile: sections.Compile = section(sections.Compile)
     validation: sections.Validation = section(sections.Validation)
     metadata: sections.Metadata = section(sections.Metadata)

@@ -1,0 +1,140 @@
+"""What is set when adapters learn and the model does not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from library.config.schema import opt
+from library.config.sections.inputs import Data
+from library.config.sections.learning import Optim, Steps
+from library.config.sections.machine import Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """The adapters that learn."""
+
+    network_module: Literal["networks.lora", "networks.lora_flux", "lycoris.kohya"] | str | None = opt(
+        None, "The kind of adapter. Empty: LoRA.", label="Adapter"
+    )
+    network_dim: int | None = opt(
+        None,
+        "The rank of the adapter; higher learns more detail and makes a larger file. Empty: 4.",
+        label="Rank",
+        min=1,
+    )
+    network_alpha: float = opt(
+        1.0, "The adapter's strength is alpha / rank. 0 means the same as the rank.", label="Alpha", min=0.0
+    )
+    network_dropout: float | None = opt(
+        None, "The share of the adapter's values that is dropped in each step (0 to 1).", min=0.0, max=1.0
+    )
+    network_train_unet_only: bool = opt(
+        False, "Train adapters in the image model only, not in the text encoders.", label="Image model only"
+    )
+    network_train_text_encoder_only: bool = opt(
+        False, "Train adapters in the text encoders only.", label="Text encoders only", advanced=True
+    )
+    network_args: tuple[str, ...] = opt(
+        (), "Further arguments of the adapter, as key=value (conv_dim=8 conv_alpha=4).", label="Network arguments"
+    )
+    network_weights: str | None = opt(None, "An adapter file to continue from.", label="Continue from", kind="file")
+    dim_from_weights: bool = opt(False, "Take the ranks from that file.", label="Rank from file", advanced=True)
+    scale_weight_norms: float | None = opt(
+        None,
+        "Keep the norm of each adapter below this, against overfitting. 1 is usual.",
+        label="Maximum weight norm",
+        min=0.0,
+    )
+    base_weights: tuple[str, ...] = opt(
+        (), "Adapter files that are merged into the model before training.", label="Merge first", advanced=True
+    )
+    base_weights_multiplier: tuple[float, ...] = opt(
+        (), "The strength of each of these files.", label="Merge strengths", advanced=True
+    )
+    training_comment: str | None = opt(None, "A comment that is written into the file.", label="Comment")
+    no_metadata: bool = opt(False, "Write no training settings into the file.", advanced=True)
+
+    @property
+    def module(self) -> str:
+        """The kind of adapter that is meant."""
+        return self.network_module or "networks.lora"
+
+    def check(self, run: Any) -> Iterator[str]:
+        """Rules about which adapters learn and where they start."""
+        if self.network_train_unet_only and self.network_train_text_encoder_only:
+            yield "network_train_unet_only and network_train_text_encoder_only leave nothing to train: choose one"
+        if self.dim_from_weights and not self.network_weights:
+            yield "dim_from_weights needs network_weights, the file to take the ranks from"
+        if len(self.base_weights_multiplier) > len(self.base_weights):
+            yield (
+                f"base_weights_multiplier has {len(self.base_weights_multiplier)} values for "
+                f"{len(self.base_weights)} base_weights: give at most one for each file"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterData(Data):
+    """The images, with the weight that regularisation has for adapters."""
+
+    prior_loss_weight: float = opt(1.0, "The weight of regularisation images in the loss.", min=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterOptim(Optim):
+    """The same, with rates of their own for the parts that adapters are in."""
+
+    unet_lr: float | None = opt(
+        None,
+        "The learning rate of the image model's adapters. Empty: the learning rate.",
+        min=0.0,
+        label="Image model learning rate",
+    )
+    text_encoder_lr: tuple[float, ...] = opt(
+        (),
+        "The learning rates of the text encoders' adapters: one, or one each. Empty: the learning rate.",
+        min=0.0,
+        label="Text encoder learning rates",
+    )
+
+    def notes(self, run: Any) -> Iterator[str]:
+        """What is for the whole model only."""
+        if self.fused_backward_pass:
+            yield "fused_backward_pass has no effect here: adapters have few gradients to save"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSteps(Steps):
+    """The same, with a start in the middle."""
+
+    initial_epoch: int | None = opt(
+        None, "Start at this epoch, counted from 1.", label="First epoch", min=1, advanced=True
+    )
+    initial_step: int | None = opt(
+        None, "Start at this step. It wins over the first epoch.", label="First step", min=0, advanced=True
+    )
+    skip_until_initial_step: bool = opt(
+        False, "Skip the data that was seen before the first step.", label="Skip data", advanced=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterPrecision(Precision):
+    """The same, with the parts told apart."""
+
+    fp8_base_unet: bool = opt(
+        False,
+        "Keep only the image model in 8 bits, and the text encoders in 16.",
+        label="fp8 image model only",
+        advanced=True,
+    )
+
+    @property
+    def fp8_denoiser(self) -> bool:
+        """Whether the frozen image model is kept in 8 bits."""
+        return self.fp8_base or self.fp8_base_unet
+
+    @property
+    def fp8_encoders(self) -> bool:
+        """Whether the frozen text encoders are kept in 8 bits."""
+        return self.fp8_base and not self.fp8_base_unet

@@ -1,0 +1,9 @@
+"""Train adapters for FLUX.1: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
+
+import sys
+
+from library.config.shell import main
+from library.families.flux.options import FluxLora
+
+if __name__ == "__main__":
+    sys.exit(main(FluxLora))

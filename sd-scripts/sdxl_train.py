@@ -1,0 +1,9 @@
+"""Fine-tune SDXL: `accelerate launch` this file with --config_file run.toml; --help lists all options."""
+
+import sys
+
+from library.config.shell import main
+from library.families.sdxl.options import SdxlTrain
+
+if __name__ == "__main__":
+    sys.exit(main(SdxlTrain))
