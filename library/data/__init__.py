@@ -1,1 +1,30 @@
-"""Images, captions, buckets, caches and batches."""
+"""What a training learns from: images found, captioned, sorted into buckets, encoded once, and given out in batches.
+
+Only `encode` and `batches` load torch, when they are called.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from library.data.finding import scan
+from library.data.images import Image, Images, summary
+from library.data.preflight import check, problems, warnings
+
+if TYPE_CHECKING:
+    from library.data.encoding import Run
+    from library.data.loading import Batches
+
+__all__ = ["Image", "Images", "batches", "check", "encode", "problems", "scan", "summary", "warnings"]
+
+
+def encode(images: Images, family: Any, parts: Any, config: Any, run: "Run") -> None:
+    """Encode images and captions once, as the config's cache options ask for; see `encoding.encode`."""
+    from library.data import encoding
+
+    encoding.encode(images, family, parts, config, run)
+
+
+def batches(images: Images, config: Any, seed: int, rank: int = 0, world: int = 1) -> "Batches":
+    """Make the batches of one process; see `loading.Batches`."""
+    from library.data.loading import Batches
+
+    return Batches(images, config, seed, rank, world)

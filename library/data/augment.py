@@ -1,0 +1,85 @@
+"""What chance may change in a picture when it is fetched: where it is cut, whether it is mirrored, its colours.
+
+Pure functions of a random source, so that a picture looks the same in every process and after a resume.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from library.data.buckets import Fit, Size
+
+Face = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is seen of a picture: it is scaled to `resized`, then a window of `size` at (left, top) is cut out."""
+
+    resized: tuple[int, int]
+    left: int
+    top: int
+    size: tuple[int, int]
+    flip: bool = False
+
+
+def middle(fit: "Fit", flip: bool = False) -> View:
+    """Look at the middle."""
+    width, height = fit.bucket
+    return View(fit.resized, (fit.resized[0] - width) // 2, (fit.resized[1] - height) // 2, fit.bucket, flip)
+
+
+def anywhere(fit: "Fit", random: Random, flip: bool = False) -> View:
+    """Look at any part, each equally often."""
+    width, height = fit.bucket
+    left = random.randint(0, fit.resized[0] - width)
+    return View(fit.resized, left, random.randint(0, fit.resized[1] - height), fit.bucket, flip)
+
+
+def face_of(path: str | Path) -> Face | None:
+    """Centre and size of the face, in pixels, that a name like `photo_320_240_80_90.png` carries."""
+    parts = Path(path).stem.split("_")
+    if len(parts) < 5:
+        return None
+    try:
+        left, top, width, height = (int(part) for part in parts[-4:])
+    except ValueError:
+        return None
+    return (left, top, width, height) if min(width, height) > 0 else None
+
+
+def around_face(size: "Size", window: "Size", face: Face, bounds: tuple[float, float], random: Random) -> View:
+    """Scale a picture until the window is bounds[0] to bounds[1] times as large as its face, and cut around the face.
+
+    The picture covers the window and otherwise never grows.
+    """
+    cover = max(window[0] / size[0], window[1] / size[1])
+    tight, wide = (min(window) / (max(face[2:]) * max(bound, 1e-6)) for bound in bounds)
+    least, most = max(cover, min(1.0, wide)), max(cover, min(1.0, tight))
+    scale = random.uniform(least, most) if least < most else least
+    resized = (max(window[0], int(size[0] * scale + 0.5)), max(window[1], int(size[1] * scale + 0.5)))
+    corner = [
+        max(0, min(int(centre * scale + 0.5) - side // 2, length - side))
+        for centre, side, length in zip(face[:2], window, resized, strict=True)
+    ]
+    return View(resized, corner[0], corner[1], window)
+
+
+def color(picture: "np.ndarray", random: Random) -> "np.ndarray":
+    """Change one picture in three a little: half of those in hue, half in gamma; RGB uint8 in and out."""
+    import cv2
+    import numpy as np
+
+    if random.random() > 0.33:
+        return picture
+    if random.random() > 0.5:
+        # RGB read as BGR, as upstream does: hues are named differently, but turned by the same angle.
+        hsv = cv2.cvtColor(picture, cv2.COLOR_BGR2HSV)
+        hsv[:, :, 0] = ((hsv[:, :, 0] + random.uniform(-8, 8)) % 180).astype(np.uint8)
+        return cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR)
+    curve = np.arange(256, dtype=np.float64) ** random.uniform(0.95, 1.05)
+    return curve.clip(0, 255).astype(np.uint8)[picture]

@@ -1,0 +1,132 @@
+"""Which sizes images are cut to, and how each image gets there: a bucket, a resize, a crop.
+
+Everything is a pure function of sizes in pixels, (width, height). The rules are kohya's, number for number, so that a
+data set falls into the same buckets as in sd-scripts.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How one image gets into its bucket: scaled to `resized`, then cut to `bucket` around the middle."""
+
+    bucket: Size
+    resized: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The bucketing rules of one data set; `resolution` is a (width, height) that stands for an area."""
+
+    resolution: Size
+    enabled: bool = True
+    no_upscale: bool = False
+    smallest: int = 256
+    largest: int = 1024
+    step: int = 64
+
+    def problems(self, grid: int = 1) -> Iterator[str]:
+        """Say what makes these rules impossible for a model that needs sides in multiples of `grid` pixels."""
+        if not self.enabled:
+            yield from (
+                f"resolution: {side} is not a multiple of {grid}, which this model needs without enable_bucket"
+                for side in sorted(set(self.resolution))
+                if side % grid
+            )
+            return
+        if self.step < 1 or self.step % grid:
+            yield f"bucket_reso_steps: {self.step} must be a multiple of {grid} for this model"
+        if self.no_upscale or self.step < 1:
+            return
+        smallest, largest = _bounds(self.smallest, self.largest, self.step)
+        if min(self.resolution) < smallest:
+            yield f"min_bucket_reso: {self.smallest} is larger than the resolution {min(self.resolution)}"
+        if max(self.resolution) > largest:
+            yield f"max_bucket_reso: {self.largest} is smaller than the resolution {max(self.resolution)}"
+
+    def fit(self, size: Size) -> Fit | None:
+        """Choose the bucket of an image, or None when the image is thinner than the thinnest bucket."""
+        return _fit(self, size)
+
+
+def resolutions(resolution: Size, smallest: int, largest: int, step: int) -> tuple[Size, ...]:
+    """List the buckets of about the area of `resolution`, sorted; the bounds are widened to multiples of `step`."""
+    smallest, largest = _bounds(smallest, largest, step)
+    area = resolution[0] * resolution[1]
+    square = int(math.sqrt(area) // step) * step
+    found = {(square, square)}
+    for width in range(smallest, largest + 1, step):
+        height = min(largest, area // width // step * step)
+        if height >= smallest:
+            found |= {(width, height), (height, width)}
+    return tuple(sorted(found))
+
+
+def crop_ltrb(bucket: Size, size: Size) -> tuple[float, float, float, float]:
+    """Left, top, right, bottom as SDXL is told them: the letterbox of the image in its bucket, not the real crop."""
+    width, height = bucket
+    aspect = size[0] / size[1]
+    if width / height > aspect:
+        inner_width, inner_height = height * aspect, float(height)
+    else:
+        inner_width, inner_height = float(width), width / aspect
+    left, top = (width - inner_width) // 2, (height - inner_height) // 2
+    return left, top, left + inner_width, top + inner_height
+
+
+@lru_cache(maxsize=1 << 16)
+def _fit(rules: Buckets, size: Size) -> Fit | None:
+    if not rules.enabled:
+        return _cover(rules.resolution, size)
+    if rules.no_upscale:
+        return _shrink(rules.resolution[0] * rules.resolution[1], rules.step, size)
+    known = _known(rules.resolution, rules.smallest, rules.largest, rules.step)
+    if size in known:
+        return Fit(size, size)
+    aspect = size[0] / size[1]
+    return _cover(min(known, key=lambda bucket: abs(bucket[0] / bucket[1] - aspect)), size)
+
+
+@lru_cache(maxsize=64)
+def _known(resolution: Size, smallest: int, largest: int, step: int) -> dict[Size, None]:
+    return dict.fromkeys(resolutions(resolution, smallest, largest, step))
+
+
+def _cover(bucket: Size, size: Size) -> Fit:
+    """Scale until the image covers the bucket."""
+    wide = size[0] / size[1] > bucket[0] / bucket[1]
+    scale = bucket[1] / size[1] if wide else bucket[0] / size[0]
+    return Fit(bucket, (int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)))
+
+
+def _shrink(area: int, step: int, size: Size) -> Fit | None:
+    """Scale down to the area if needed, never up; the bucket is what fits on the grid of `step`."""
+    resized = size if size[0] * size[1] <= area else _shrunk(area, step, size[0] / size[1])
+    bucket = (resized[0] // step * step, resized[1] // step * step)
+    return Fit(bucket, resized) if min(bucket) else None
+
+
+def _shrunk(area: int, step: int, aspect: float) -> Size:
+    """Round one side to the grid, the one that bends the aspect ratio less once the other is rounded too."""
+    width = math.sqrt(area * aspect)
+    by_width, by_height = _rounded(width, step), _rounded(area / width, step)
+    height, other = _rounded(by_width / aspect, step), _rounded(by_height * aspect, step)
+    width_error = abs(by_width / height - aspect) if height else math.inf
+    height_error = abs(other / by_height - aspect) if by_height else math.inf
+    if width_error < height_error:
+        return by_width, int(by_width / aspect + 0.5)
+    return int(by_height * aspect + 0.5), by_height
+
+
+def _rounded(side: float, step: int) -> int:
+    return int(side + 0.5) // step * step
+
+
+def _bounds(smallest: int, largest: int, step: int) -> Size:
+    return smallest // step * step, -(-largest // step) * step

@@ -1,0 +1,130 @@
+"""What a caption becomes when it is fetched: pure functions of the text, the options, the moment and a random source.
+
+The order of the steps, and of the draws from the random source, is kohya's: a seeded run of both gives the same words.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+_CHOICE = re.compile(r"\{([^}]+)\}")
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for {{ and }} while choices are drawn
+
+
+class CaptionOptions(Protocol):
+    """The options of a subset that change its captions; a SubsetConfig has them all."""
+
+    shuffle_caption: bool
+    caption_separator: str
+    keep_tokens: int
+    keep_tokens_separator: str
+    secondary_separator: str | None
+    enable_wildcard: bool
+    caption_prefix: str | None
+    caption_suffix: str | None
+    caption_dropout_rate: float
+    caption_dropout_every_n_epochs: int
+    caption_tag_dropout_rate: float
+    token_warmup_min: int
+    token_warmup_step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a caption is fetched: optimizer step from 0, epoch from 1, and how many steps the training has."""
+
+    step: int = 0
+    epoch: int = 1
+    total_steps: int = 0
+
+
+def process(caption: str, options: CaptionOptions, random: Random, moment: Moment = Moment()) -> str:
+    """Make the caption that the model reads: prefix, dropout, wildcards, then tags warmed up, shuffled and dropped."""
+    if options.caption_prefix:
+        caption = f"{options.caption_prefix} {caption}"
+    if options.caption_suffix:
+        caption = f"{caption} {options.caption_suffix}"
+    if _is_dropped(options, random, moment):
+        return ""
+    caption = _expanded(caption, random) if options.enable_wildcard else caption.split("\n", 1)[0]
+    if options.shuffle_caption or options.token_warmup_step > 0 or options.caption_tag_dropout_rate > 0:
+        caption = ", ".join(_tags(caption, options, random, moment))
+    if options.secondary_separator:
+        caption = caption.replace(options.secondary_separator, options.caption_separator)
+    return caption
+
+
+def first_line(text: str) -> str:
+    """Read a caption file that holds one caption: its first line, without the spaces around it."""
+    return text.strip().split("\n", 1)[0].strip()
+
+
+def lines(text: str) -> str:
+    """Read a caption file that holds alternatives: every line that is not empty."""
+    return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
+
+
+def with_tags(caption: str, tags: str, options: CaptionOptions) -> str:
+    """Join the caption and the tags of a metadata file; with wildcards the tags follow every line of the caption."""
+    separator = options.caption_separator
+    if not options.enable_wildcard:
+        return f"{caption}{separator}{tags}" if caption and tags else caption or tags
+    tags = tags.replace("\n", separator)
+    if not caption:
+        return tags
+    return "\n".join(f"{line}{separator}{tags}" if tags else line for line in lines(caption).split("\n"))
+
+
+def _is_dropped(options: CaptionOptions, random: Random, moment: Moment) -> bool:
+    if options.caption_dropout_rate > 0 and random.random() < options.caption_dropout_rate:
+        return True
+    every = options.caption_dropout_every_n_epochs
+    return every > 0 and moment.epoch % every == 0
+
+
+def _expanded(caption: str, random: Random) -> str:
+    """Draw one line, then one alternative of every {a|b}; {{ and }} are braces."""
+    if "\n" in caption:
+        caption = random.choice(caption.split("\n"))
+    caption = caption.replace("{{", _OPEN).replace("}}", _CLOSE)
+    caption = _CHOICE.sub(lambda found: random.choice(found[1].split("|")), caption)
+    return caption.replace(_OPEN, "{").replace(_CLOSE, "}")
+
+
+def _tags(caption: str, options: CaptionOptions, random: Random, moment: Moment) -> list[str]:
+    fixed, flexible, suffix = _parts(caption, options)
+    flexible = flexible[: _warmed_up(len(flexible), options, moment)]
+    if options.shuffle_caption:
+        random.shuffle(flexible)
+    if (rate := options.caption_tag_dropout_rate) > 0:
+        flexible = [tag for tag in flexible if random.random() >= rate]
+    return fixed + flexible + suffix
+
+
+def _parts(caption: str, options: CaptionOptions) -> tuple[list[str], list[str], list[str]]:
+    """Cut a caption into tags that stay in front, tags that move, and tags that stay at the end."""
+    mark = options.keep_tokens_separator
+    if mark and mark in caption:
+        sections = (caption.split(mark, 2) + [""])[:3]
+        fixed, flexible, suffix = ([tag for tag in _split(part, options) if tag] for part in sections)
+        return fixed, flexible, suffix
+    # Empty tags stay here and go above: upstream does so, and the count of kept tokens depends on it.
+    tags = _split(caption.strip(), options)
+    keep = max(options.keep_tokens, 0)
+    return tags[:keep], tags[keep:], []
+
+
+def _split(text: str, options: CaptionOptions) -> list[str]:
+    return [tag.strip() for tag in text.split(options.caption_separator)]
+
+
+def _warmed_up(count: int, options: CaptionOptions, moment: Moment) -> int:
+    """Count the tags in use at this step: from token_warmup_min at step 0 to all at token_warmup_step."""
+    steps = options.token_warmup_step
+    if 0 < steps < 1:
+        steps = math.floor(steps * moment.total_steps)
+    if steps <= 0 or moment.step >= steps:
+        return count
+    return math.floor(moment.step * ((count - options.token_warmup_min) / steps)) + options.token_warmup_min

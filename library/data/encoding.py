@@ -1,0 +1,345 @@
+"""Encode images and captions once, before training, and keep the results beside the images or in memory."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from library.config.schema import ConfigError
+from library.data import augment, caches, pixels
+from library.data.caches import LATENT, Wanted
+from library.data.folders import some
+from library.data.threads import Report, ahead, num_workers, spread
+from library.files import need_space
+
+if TYPE_CHECKING:
+    from library.data.images import Image, Images
+
+Arrays = dict[str, np.ndarray]
+LOADERS = 8
+
+
+class Run(Protocol):
+    """What encoding asks of a run: where it happens, as which of how many processes, and whom to tell."""
+
+    device: torch.device
+    rank: int
+    ranks: int
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Progress: what is going on, and how much of it is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every step of encoding needs to know."""
+
+    family: Any
+    parts: Any
+    config: Any
+    run: Run
+
+
+@dataclass(slots=True)
+class Latents:
+    """The encoded images of a training, on disk or in memory."""
+
+    wanted: dict[tuple[str, tuple[int, int]], Wanted]
+    memory: dict[Wanted, Arrays] = field(default_factory=dict)
+
+    def load(self, image: "Image") -> Arrays:
+        """The latents [C,h,w] of an image, with latents_flipped and alpha_mask [H,W] where they were asked for."""
+        wanted = self.wanted[image.path, image.fit.bucket]
+        if wanted in self.memory:
+            return self.memory[wanted]
+        file = existing(wanted).file
+        try:
+            found = caches.read_latents(file, wanted.tail)
+        except caches.BROKEN as e:
+            raise caches.unreadable(file, e) from e
+        if found["latents"].shape[-2:] != wanted.shape:
+            raise caches.unreadable(file, ValueError(f"its latents are {found['latents'].shape}"))
+        return found
+
+
+@dataclass(slots=True)
+class Texts:
+    """The encoded captions of a training, on disk by image or in memory by caption."""
+
+    suffix: str
+    keys: tuple[str, ...]
+    memory: dict[str, Arrays] | None = None
+
+    def load(self, image: "Image") -> Arrays:
+        """What the text encoders made of the caption of an image, by the names of the cache's keys."""
+        if self.memory is not None:
+            return self.memory[image.caption]
+        file = caches.text_file(image.path, self.suffix)
+        try:
+            return caches.read_text(file, self.keys)
+        except caches.BROKEN as e:
+            raise caches.unreadable(file, e) from e
+
+
+def encode(images: "Images", family: Any, parts: Any, config: Any, run: Run) -> None:
+    """Encode what the config wants cached and what is not yet there, and leave in `images` where to find it.
+
+    On disk, each process makes its share of the files and waits for the others; in memory, every process keeps all.
+    Networks stay in the precision they have, and are on the host again at the end. Can be interrupted: what is written
+    stays. Raises ConfigError, naming the image, when it cannot be read or when the result is not a number.
+    """
+    work = Work(family, parts, config, run)
+    every = [*images.items, *(images.validation.items if images.validation else ())]
+    if config.cache.latents:
+        images.latents = _latents(every, work)
+    if config.cache.text:
+        images.text = _texts(every, work)
+    if images.validation:
+        images.validation.latents, images.validation.text = images.latents, images.text
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+    if run.ranks > 1 and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def existing(wanted: Wanted) -> Wanted:
+    """The same latents in the file that is there: older versions of sd-scripts gave SDXL's another name."""
+    if wanted.tail or os.path.exists(wanted.file):
+        return wanted
+    old = caches.old_latents_file(wanted.image)
+    return replace(wanted, file=old) if os.path.exists(old) else wanted
+
+
+# ---- latents
+
+
+def _latents(every: Sequence["Image"], work: Work) -> Latents:
+    store = Latents(wanted_latents(every, work.family.latent_cache))
+    mine = list(store.wanted.values())
+    if not work.config.cache.cache_latents_to_disk:
+        _encode_images(mine, work, store.memory.__setitem__)
+        return store
+    mine = _share(mine, lambda wanted: wanted.image, work.run)
+    vae = caches.fingerprint(work.parts.vae) if work.parts.vae is not None else ""
+    trust = work.config.cache.skip_cache_check
+
+    def good(wanted: Wanted) -> bool:
+        return caches.latents_are_good(existing(wanted), vae, trust)
+
+    found = spread(good, mine, work.run.phase, "checking cached latents")
+    todo = [wanted for wanted, is_good in zip(mine, found, strict=True) if not is_good]
+    if todo:
+        need_space(todo[0].file, sum(4 * 16 * w.shape[0] * w.shape[1] * (1 + w.flip) for w in todo))
+
+    def write(wanted: Wanted, arrays: Arrays) -> None:
+        caches.write_latents(wanted, arrays, {"vae": vae, "image": caches.image_stamp(wanted.image)})
+
+    _encode_images(todo, work, write)
+    return store
+
+
+def wanted_latents(every: Iterable["Image"], cache: Any) -> dict[tuple[str, tuple[int, int]], Wanted]:
+    """What must be cached, by path and bucket: one entry for all data sets that use an image at the same size."""
+    found: dict[tuple[str, tuple[int, int]], Wanted] = {}
+    seen: set[str] = set()
+    for image in every:
+        key = image.path, image.fit.bucket
+        known = found.get(key)
+        if known is None:
+            # Where upstream keeps one size in a file, the first goes under its names and others are added with a tail.
+            tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
+            file = caches.latents_file(image.path, image.size, cache.suffix)
+            known = Wanted(image.path, image.size, image.fit, file, tail, interpolation=image.interpolation or "")
+            seen.add(image.path)
+        flip, mask = known.flip or image.subset.flip_aug, known.mask or image.subset.alpha_mask
+        found[key] = replace(known, flip=flip, mask=mask) if (flip, mask) != (known.flip, known.mask) else known
+    return found
+
+
+def _encode_images(todo: list[Wanted], work: Work, keep: Callable[[Wanted, Arrays], None]) -> None:
+    if not todo:
+        return
+    vae = work.parts.vae
+    if vae is None:
+        raise ConfigError(f"{len(todo)} images are not cached yet, and there is no VAE to encode them: name one")
+    vae.to(work.run.device)
+    batches = _by_size(todo, work.config.cache.vae_batch_size)
+
+    def encoded() -> Iterator[list[tuple[Wanted, Arrays]]]:
+        for batch, colours, masks in ahead(_opened, batches, num_workers(LOADERS)):
+            yield _encoded(batch, colours, masks, work)
+
+    def finish(batch: list[tuple[Wanted, Arrays]]) -> int:
+        for wanted, arrays in batch:
+            keep(wanted, arrays)
+        return len(batch)
+
+    _finish(finish, encoded(), "caching latents", len(todo), work.run.phase)
+    vae.to("cpu")
+
+
+def _finish(finish: Callable, made: Iterator, phase: str, total: int, report: Report) -> None:
+    """Finish results (write them) on one thread while the next are made on this one."""
+    done = 0
+    report(phase, done, total)
+    for count in ahead(finish, made, workers=1, depth=8):
+        done += count
+        report(phase, done, total)
+
+
+def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
+    """Batches of one size each, the largest first: if memory does not suffice, that shows at once."""
+    groups: dict[tuple, list[Wanted]] = {}
+    for wanted in todo:
+        groups.setdefault((wanted.fit.bucket, wanted.flip, wanted.mask), []).append(wanted)
+    for _, group in sorted(groups.items(), key=lambda item: item[0][0][0] * item[0][0][1], reverse=True):
+        for start in range(0, len(group), batch_size):
+            yield group[start : start + batch_size]
+
+
+def _opened(batch: list[Wanted]) -> tuple[list[Wanted], torch.Tensor, list[np.ndarray]]:
+    """Read one batch from disk: colours [B,3,H,W] in -1..1, and masks [H,W] in 0..1 where wanted."""
+    colours, masks = [], []
+    for wanted in batch:
+        picture = pixels.read(wanted.image, alpha=wanted.mask)
+        pixels.expect_size(wanted.image, picture, wanted.size)
+        picture = pixels.look(picture, augment.middle(wanted.fit), wanted.interpolation or None)
+        colours.append(pixels.to_tensor(picture[:, :, :3]))
+        if wanted.mask:
+            masks.append(picture[:, :, 3].astype(np.float32) / 255)
+    return batch, torch.stack(colours), masks
+
+
+def _encoded(
+    batch: list[Wanted], colours: torch.Tensor, masks: list[np.ndarray], work: Work
+) -> list[tuple[Wanted, Arrays]]:
+    colours = colours.to(work.run.device)
+    found: list[Arrays] = [{} for _ in batch]
+    for name in ["latents"] + ["latents_flipped"] * batch[0].flip:
+        seen = colours.flip(-1) if name == "latents_flipped" else colours
+        with torch.no_grad():
+            made = work.family.latents(work.parts, seen, generator=[_generator(wanted) for wanted in batch])
+        latents = made.float().cpu()
+        bad = [w.image for w, one in zip(batch, latents, strict=True) if not bool(torch.isfinite(one).all())]
+        if bad:
+            raise ConfigError(f"encoding {some(bad)} gave NaN: {_nan_advice(work.parts.vae)}")
+        for arrays, one in zip(found, latents.numpy(), strict=True):
+            arrays[name] = one
+    for arrays, mask in zip(found, masks, strict=False):
+        arrays["alpha_mask"] = mask
+    return list(zip(batch, found, strict=True))
+
+
+def _generator(wanted: Wanted) -> torch.Generator:
+    """A random source of the image's own, so that its latents depend neither on its batch nor on the run."""
+    name = f"{os.path.basename(wanted.image)} {wanted.fit.bucket}"
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
+
+
+def _nan_advice(vae: torch.nn.Module) -> str:
+    if next(vae.parameters()).dtype == torch.float16:
+        return "the VAE overflows in fp16; add no_half_vae, or use bf16, or a VAE made for fp16"
+    return "the image or the VAE is damaged; replace it"
+
+
+# ---- text
+
+
+def _texts(every: Sequence["Image"], work: Work) -> Texts:
+    cache = work.family.text_cache
+    if not work.config.cache.cache_text_encoder_outputs_to_disk:
+        memory: dict[str, Arrays] = {}
+        captions = dict.fromkeys(image.caption for image in every)
+        _encode_captions([(caption, [caption]) for caption in captions], work, memory.__setitem__)
+        return Texts(cache.suffix, tuple(cache.keys), memory)
+    store = Texts(cache.suffix, tuple(cache.keys))
+    networks = work.parts.encoders
+    encoders = caches.fingerprint(*(networks[name] for name in sorted(networks))) if networks else ""
+    options = {name: getattr(work.config.model, name, None) for name in cache.options}
+    images = _images_by_file(every, store.suffix)
+
+    def stamp(image: "Image") -> dict[str, Any]:
+        return caches.text_stamp(image.caption, encoders, options)
+
+    def good(item: tuple[str, "Image"]) -> bool:
+        file, image = item
+        sources = [image.caption_file] if image.caption_file else []
+        return caches.text_is_good(file, store.keys, sources, stamp(image), work.config.cache.skip_cache_check)
+
+    mine = _share(list(images.items()), lambda item: item[0], work.run)
+    todo: dict[str, list[str]] = {}
+    for (file, image), is_good in zip(
+        mine, spread(good, mine, work.run.phase, "checking cached captions"), strict=True
+    ):
+        if not is_good:
+            todo.setdefault(image.caption, []).append(file)
+
+    def write(file: str, arrays: Arrays) -> None:
+        caches.write_text(file, arrays, stamp(images[file]))
+
+    _encode_captions(list(todo.items()), work, write)
+    return store
+
+
+def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]:
+    """One image for each cache file; an image with two captions cannot have both on disk."""
+    found: dict[str, Image] = {}
+    for image in every:
+        known = found.setdefault(caches.text_file(image.path, suffix), image)
+        if known.caption != image.caption:
+            raise ConfigError(
+                f"{image.path} is used with two captions, but there is one cache file for it: "
+                "use cache_text_encoder_outputs without _to_disk"
+            )
+    return found
+
+
+def _encode_captions(todo: list[tuple[str, list[str]]], work: Work, keep: Callable[[str, Arrays], None]) -> None:
+    """Encode each caption once and keep it under each of its names."""
+    if not todo:
+        return
+    encoders = work.parts.encoders.values()
+    if not encoders:
+        raise ConfigError(f"{len(todo)} captions are not cached yet, and there is no text encoder: name its file")
+    for encoder in encoders:
+        encoder.to(work.run.device)
+    size = getattr(work.config.cache, "text_encoder_batch_size", None) or work.config.data.train_batch_size
+
+    def encoded() -> Iterator[list[tuple[list[str], Arrays]]]:
+        for start in range(0, len(todo), size):
+            yield _encoded_captions(todo[start : start + size], work)
+
+    def finish(batch: list[tuple[list[str], Arrays]]) -> int:
+        for names, arrays in batch:
+            for name in names:
+                keep(name, arrays)
+        return len(batch)
+
+    _finish(finish, encoded(), "caching captions", len(todo), work.run.phase)
+    for encoder in encoders:
+        encoder.to("cpu")
+
+
+def _encoded_captions(batch: list[tuple[str, list[str]]], work: Work) -> list[tuple[list[str], Arrays]]:
+    with torch.no_grad():
+        found = work.family.text(work.parts, [caption for caption, _ in batch])
+    # bfloat16 does not exist in numpy; as upstream, it becomes float32, and float16 stays.
+    arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in found.items()}
+    for i, (caption, names) in enumerate(batch):
+        if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
+            raise ConfigError(f"encoding the caption {caption!r} of {some(names)} gave NaN: use bf16 or fp32")
+    return [(names, {key: value[i] for key, value in arrays.items()}) for i, (_, names) in enumerate(batch)]
+
+
+# ---- inside
+
+
+def _share(items: list, name: Callable[[Any], str], run: Run) -> list:
+    """The part of this process: every n-th file, and all that goes into one file together."""
+    order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
+    return [item for item in items if order[name(item)] % run.ranks == run.rank]

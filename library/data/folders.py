@@ -1,0 +1,159 @@
+"""What lies in the folders of a data set, found in one pass over each; nothing is opened."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from library.data.pixels import PLUGINS, extensions
+
+CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.npz")
+MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
+
+
+class File(NamedTuple):
+    """What the file system says of an image: dates in ns (`changed` is the later of modified and moved), length."""
+
+    modified: int
+    changed: int
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class Listing:
+    """The files of one folder: images by name, all names, sub-folders, and image sizes that cache names tell."""
+
+    folder: Path
+    images: dict[str, File] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    folders: list[str] = field(default_factory=list)
+    undecodable: list[str] = field(default_factory=list)
+    sizes: dict[str, tuple[tuple[int, int], int]] = field(default_factory=dict)
+
+    def known_size(self, name: str) -> tuple[int, int] | None:
+        """(width, height) of an image whose latents were cached after it was last touched."""
+        found = self.sizes.get(os.path.splitext(name)[0])
+        if found is None or (name in self.images and found[1] < self.images[name].changed):
+            return None
+        return found[0]
+
+    def path(self, name: str) -> str:
+        """The path of a file in this folder."""
+        return os.path.join(self.folder, name)
+
+
+class Concept(NamedTuple):
+    """A folder named <repeats>_<words>."""
+
+    folder: Path
+    repeats: int
+    words: str
+
+
+def listing(folder: Path) -> Listing:
+    """List a folder. Hidden files, such as the ._ twins that macOS leaves, and __MACOSX are not there."""
+    found = Listing(folder)
+    known = extensions()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith("."):
+                continue
+            if entry.is_dir():
+                if name != "__MACOSX":
+                    found.folders.append(name)
+                continue
+            found.names.add(name)
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in known:
+                about = entry.stat()
+                changed = max(about.st_mtime_ns, about.st_ctime_ns)
+                found.images[name] = File(about.st_mtime_ns, changed, about.st_size)
+            elif suffix in PLUGINS:
+                found.undecodable.append(name)
+            elif suffix == ".npz" and (cached := CACHED_SIZE.fullmatch(name)):
+                _remember(found, cached, entry.stat().st_mtime_ns)
+    found.images = dict(sorted(found.images.items()))
+    found.folders.sort()
+    return found
+
+
+def _remember(found: Listing, cached: re.Match, modified: int) -> None:
+    stem, width, height = cached.groups()
+    if stem not in found.sizes or found.sizes[stem][1] < modified:
+        found.sizes[stem] = ((int(width), int(height)), modified)
+
+
+def concept(folder: Path) -> Concept | None:
+    """Read a folder's name as <repeats>_<words>, or None when it is not one."""
+    repeats, _, words = folder.name.partition("_")
+    return Concept(folder, int(repeats), words) if repeats.isascii() and repeats.isdigit() else None
+
+
+def concepts(parent: Path) -> list[Concept]:
+    """The folders named <repeats>_<words> directly inside `parent`, by name; those with 0 repeats are left out."""
+    found = (concept(parent / name) for name in listing(parent).folders)
+    return [one for one in found if one is not None and one.repeats > 0]
+
+
+def problems_of_parent(option: str, parent: str | Path) -> Iterator[str]:
+    """Say why a folder of concept folders cannot be used, and what to do instead."""
+    parent = Path(parent)
+    if not parent.exists():
+        yield f"{option}: {parent} does not exist"
+        return
+    if not parent.is_dir():
+        yield f"{option}: {parent} is a file; give the folder that holds your folders of images"
+        return
+    if concepts(parent):
+        return
+    here = listing(parent)
+    with_images = [name for name in here.folders if listing(parent / name).images]
+    if here.images and concept(parent):
+        yield f"{option}: {parent} holds the images themselves; give the folder above it: {parent.absolute().parent}"
+    elif here.images:
+        yield (
+            f"{option}: {parent} holds images directly, but they belong one folder deeper; "
+            f"move them into {parent / ('10_' + parent.name)} (10 is how often each is seen per epoch)"
+        )
+    elif with_images:
+        name = with_images[0]
+        yield (
+            f"{option}: no folder in {parent} is named <repeats>_<words>; "
+            f"rename '{name}' to '1_{name}'{' and so on' if len(with_images) > 1 else ''}"
+        )
+    elif here.folders:
+        yield f"{option}: the folders in {parent} hold no images; images lie directly in folders named 10_words"
+    else:
+        yield f"{option}: {parent} is empty; it should hold folders named 10_words, each with images"
+
+
+def warnings_of_parent(option: str, parent: Path) -> Iterator[str]:
+    """Say what in a folder of concept folders is not used, or perhaps not meant."""
+    here = listing(parent)
+    skipped = [name for name in here.folders if concept(parent / name) is None and listing(parent / name).images]
+    if skipped:
+        yield (
+            f"{option}: images in {some(skipped)} are not used, since the names do not start with a number of repeats; "
+            f"rename them like '1_{skipped[0]}' to use them"
+        )
+    if here.images:
+        yield f"{option}: {number(len(here.images), 'image')} directly in {parent} are not used; move them one deeper"
+    for found in map(concept, (parent / name for name in here.folders)):
+        if found and found.repeats == 0:
+            yield f"{found.folder} has 0 repeats and is not used"
+        elif found and found.repeats >= MANY_REPEATS:
+            yield f"{found.folder} is read as {found.repeats} repeats of '{found.words}'; rename it if not meant so"
+
+
+def some(names: Sequence[Any], most: int = 5) -> str:
+    """A few of many, for a message: a, b, c and 7 more."""
+    shown = ", ".join(str(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def number(count: int, noun: str) -> str:
+    """Count things in words: 1 image, 2 images."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

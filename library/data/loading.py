@@ -1,0 +1,275 @@
+"""Batches for the training loop: read, cut, mirrored and captioned ahead of time, on threads.
+
+What a batch holds is a pure function of (seed, epoch, index). Workers, processes and resumes change nothing about it.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from library.config.schema import ConfigError
+from library.data import augment, captions, pixels
+from library.data.buckets import Fit, crop_ltrb
+from library.data.caches import LATENT
+from library.data.captions import Moment
+from library.data.ordering import Draw, draws
+from library.data.threads import ahead, num_workers
+
+if TYPE_CHECKING:
+    from library.data.images import Image, Images
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one step learns from. All images have one size; latents or pixels are there, not both."""
+
+    captions: list[str]
+    sizes: Tensor  # float32 [B,6]: original height, width; crop top, left; target height, width
+    weights: Tensor  # float32 [B]
+    paths: list[str]
+    latents: Tensor | None = None  # float32 [B,C,h,w], in the convention of the family's cache
+    pixels: Tensor | None = None  # float32 [B,3,H,W] in -1..1
+    text: dict[str, Tensor] | None = None  # by the names of the family's cache, when captions are cached
+    mask: Tensor | None = None  # float32 [B,1,h,w]; the loss is multiplied by it
+    keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's own answer
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the latents."""
+        if self.latents is not None:
+            return self.latents.shape[-2], self.latents.shape[-1]
+        return int(self.sizes[0, 4]) // LATENT, int(self.sizes[0, 5]) // LATENT
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on another device, copied without waiting."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "Batch":
+        """The same in memory from which the GPU can copy by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Any) -> "Batch":
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        if self.text is not None:
+            moved["text"] = {name: change(value) for name, value in self.text.items()}
+        return replace(self, **moved)
+
+
+class Batches:
+    """The batches of one process, epoch after epoch. Epochs count from 1, as file names and captions do.
+
+    Iterating gives the rest of the current epoch and then moves on to the next. `state_dict` knows the place behind
+    the batch that was given last, so a state saved within the loop resumes with the batch after it.
+    """
+
+    def __init__(self, images: "Images", config: Any, seed: int, rank: int = 0, world: int = 1):
+        if not images.items:
+            raise ConfigError("there are no images to train on")
+        self.images, self.config, self.seed, self.place = images, config, seed, (rank, world)
+        self.epoch, self.index = 1, 0
+        self._buckets = images.buckets()
+        self._sizes = {key: images.datasets[key[0]].batch_size for key in self._buckets}
+        self._length = len(self._draws(1))
+        self._workers = num_workers(config.data.max_data_loader_n_workers)
+        self._pool: ThreadPoolExecutor | None = None
+        self._pin = torch.cuda.is_available()
+
+    def __len__(self) -> int:
+        """Batches per epoch and process."""
+        return self._length
+
+    @property
+    def shapes(self) -> Counter[tuple[int, int]]:
+        """How many batches of an epoch, over all processes, have latents of each (height, width)."""
+        found: Counter[tuple[int, int]] = Counter()
+        for key, members in self._buckets.items():
+            width, height = key[1]
+            found[height // LATENT, width // LATENT] += -(-len(members) // self._sizes[key])
+        return found
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch, or stay in the middle of it when it is the current one."""
+        if epoch != self.epoch:
+            self.epoch, self.index = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in the data the training is; plain numbers and words."""
+        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._digest()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> str:
+        """Go on behind the batch that was given last. Returns what prevents an exact resume, or ""."""
+        self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
+        if state["data"] == self._digest():
+            return ""
+        return "images, batch size or processes differ from those of the saved state: the rest of the epoch will too"
+
+    def __iter__(self) -> Iterator[Batch]:
+        todo = self._draws(self.epoch)[self.index :]
+        if self.config.data.persistent_data_loader_workers and self._workers and self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers)
+        for batch in ahead(self.make, todo, self._workers, pool=self._pool):
+            self.index += 1
+            yield batch
+        self.epoch, self.index = self.epoch + 1, 0
+
+    def make(self, draw: Draw) -> Batch:
+        """Make one batch; the same draw always gives the same batch."""
+        samples = []
+        for i, position in enumerate(draw.images):
+            key = f"{self.seed} {draw.epoch} {draw.index} {draw.slot + i}"
+            samples.append(self._sample(self.images.items[position], key, self._moment(draw)))
+        batch = _together(samples, [self.images.items[position] for position in draw.images])
+        return batch.pinned() if self._pin else batch
+
+    def _draws(self, epoch: int) -> list[Draw]:
+        return draws(self._buckets, self._sizes, self.seed, epoch, self.place)
+
+    def _moment(self, draw: Draw) -> Moment:
+        """The optimizer step that a batch belongs to; each epoch ends with a step, as accelerate has it."""
+        options = self.config.steps
+        per_epoch = math.ceil(len(self) / options.gradient_accumulation_steps)
+        total = options.max_train_epochs * per_epoch if options.max_train_epochs else options.max_train_steps
+        step = (draw.epoch - 1) * per_epoch + draw.index // options.gradient_accumulation_steps
+        return Moment(step, draw.epoch, total)
+
+    def _digest(self) -> str:
+        digest = hashlib.blake2b(repr(self.place[1]).encode(), digest_size=16)
+        for key, members in self._buckets.items():
+            digest.update(f"{key} {self._sizes[key]} {len(members)}".encode())
+        for image in self.images.items:
+            digest.update(f"{image.path.replace(chr(92), '/').rsplit('/', 1)[-1]} {image.repeats}".encode())
+        return digest.hexdigest()
+
+    def _sample(self, image: "Image", key: str, moment: Moment) -> "Sample":
+        words = captions.process(image.caption, image.subset, Random(f"{key} caption"), moment)
+        text = self.images.text.load(image) if self.images.text else None
+        random = Random(f"{key} view")
+        flip = image.subset.flip_aug and random.random() < 0.5
+        masked = bool(image.mask_file) and self.config.data.masked_loss
+        weight = getattr(self.config.data, "prior_loss_weight", 1.0) if image.is_reg else 1.0
+        if self.images.latents:
+            view = augment.middle(image.fit, flip)
+            latents, mask = _from_cache(image, self.images.latents.load(image), flip)
+            pixel = None
+        else:
+            view = view_of(image, self.images.datasets[image.dataset].enable_bucket, random, flip)
+            pixel, mask = _from_file(image, view, random)
+            latents = None
+        if masked:
+            seen = pixels.look(pixels.read_mask(image.mask_file), view, image.interpolation)
+            mask = torch.from_numpy(seen.astype(np.float32) / 255)
+        return Sample(words, size_of(image, flip), weight, latents, pixel, text, mask)
+
+
+@dataclass(slots=True)
+class Sample:
+    """What a batch has of one image."""
+
+    caption: str
+    size: list[int]
+    weight: float
+    latents: Tensor | None
+    pixels: Tensor | None
+    text: dict[str, np.ndarray] | None
+    mask: Tensor | None  # [H,W], as large as the pixels
+
+
+def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augment.View:
+    """Which part of an image is seen this time, when it is not cached."""
+    fit, subset = image.fit, image.subset
+    face = augment.face_of(image.path) if subset.face_crop_aug_range and not bucketed else None
+    if face:
+        view = augment.around_face(image.size, fit.bucket, face, subset.face_crop_aug_range, random)
+        return replace(view, flip=flip)
+    if not subset.random_crop:
+        return augment.middle(fit, flip)
+    if not bucketed and image.size[0] >= fit.bucket[0] and image.size[1] >= fit.bucket[1]:
+        fit = Fit(fit.bucket, image.size)  # without buckets, a random crop is cut from the image as it is
+    return augment.anywhere(fit, random, flip)
+
+
+def size_of(image: "Image", flip: bool) -> list[int]:
+    """Original height and width, crop top and left, target height and width, as SDXL is told them."""
+    width, height = image.fit.bucket
+    left, top, right, _ = crop_ltrb(image.fit.bucket, image.size)
+    return [image.size[1], image.size[0], int(top), int(width - right if flip else left), height, width]
+
+
+def _from_cache(image: "Image", arrays: dict[str, np.ndarray], flip: bool) -> tuple[Tensor, Tensor | None]:
+    latents = torch.from_numpy(arrays["latents_flipped" if flip else "latents"]).float()
+    if not image.subset.alpha_mask:
+        return latents, None
+    mask = torch.from_numpy(arrays["alpha_mask"]).float()
+    return latents, mask.flip(-1) if flip else mask
+
+
+def _from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tensor, Tensor | None]:
+    picture = pixels.read(image.path, alpha=image.subset.alpha_mask)
+    pixels.expect_size(image.path, picture, image.size)
+    picture = pixels.look(picture, view, image.interpolation)
+    colours = np.ascontiguousarray(picture[:, :, :3])
+    if image.subset.color_aug:
+        colours = augment.color(colours, random)
+    mask = torch.from_numpy(picture[:, :, 3].astype(np.float32) / 255) if image.subset.alpha_mask else None
+    return pixels.to_tensor(colours), mask
+
+
+def _together(samples: Sequence[Sample], images: Sequence["Image"]) -> Batch:
+    batch = Batch(
+        captions=[sample.caption for sample in samples],
+        sizes=torch.tensor([sample.size for sample in samples], dtype=torch.float32),
+        weights=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
+        paths=[image.path for image in images],
+        latents=_stacked([sample.latents for sample in samples]),
+        pixels=_stacked([sample.pixels for sample in samples]),
+        text=_padded([sample.text for sample in samples if sample.text is not None]),
+    )
+    batch.mask = _masks([sample.mask for sample in samples], batch.shape)
+    kept = [bool((image.subset.custom_attributes or {}).get("diff_output_preservation")) for image in images]
+    batch.keep_base = torch.tensor(kept) if any(kept) else None
+    return batch
+
+
+def _stacked(tensors: list[Tensor | None]) -> Tensor | None:
+    found = [tensor for tensor in tensors if tensor is not None]
+    return torch.stack(found) if found else None
+
+
+def _padded(texts: list[dict[str, np.ndarray]]) -> dict[str, Tensor] | None:
+    """Stack the outputs of text encoders; shorter ones end in zeros."""
+    if not texts:
+        return None
+    together = {}
+    for name in texts[0]:
+        parts = [torch.from_numpy(np.atleast_1d(text[name])) for text in texts]
+        longest = max(part.shape[0] for part in parts)
+        if any(part.shape[0] != longest for part in parts):
+            gaps = [[0, 0] * (part.ndim - 1) + [0, longest - part.shape[0]] for part in parts]
+            parts = [functional.pad(part, gap) for part, gap in zip(parts, gaps, strict=True)]
+        together[name] = torch.stack(parts)
+    return together
+
+
+def _masks(masks: list[Tensor | None], shape: tuple[int, int]) -> Tensor | None:
+    """Masks at the size of the latents; an image without one counts fully."""
+    if all(mask is None for mask in masks):
+        return None
+    full = torch.ones(shape)
+    small = [
+        full if mask is None else functional.interpolate(mask[None, None], shape, mode="area")[0, 0] for mask in masks
+    ]
+    return torch.stack(small)[:, None]

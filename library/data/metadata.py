@@ -1,0 +1,85 @@
+"""Image lists in files: the metadata of fine-tuning data sets (JSON, JSONL), and metadata_cache.json of cache_info."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from library.config.schema import ConfigError
+from library.files import write_atomic
+
+CACHE_NAME = "metadata_cache.json"
+
+
+class Entry(NamedTuple):
+    """One image of a metadata file: its path, its words, and (width, height) where the file tells them."""
+
+    path: str
+    caption: str
+    tags: str
+    size: tuple[int, int] | None
+
+
+def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Entry]:
+    """Read a metadata file: {key: {"caption", "tags", "image_size"}} or lines of {"image_path", ...}.
+
+    Keys are absolute paths, or paths inside `image_dir`. Raises ConfigError when the file is not like that.
+    """
+    try:
+        text = Path(metadata_file).read_text(encoding="utf-8-sig")
+        rows = _lines(text) if str(metadata_file).lower().endswith(".jsonl") else list(json.loads(text).items())
+        return [_entry(key, about, image_dir, metadata_file) for key, about in rows]
+    except OSError as e:
+        raise ConfigError(f"metadata file {metadata_file} cannot be read: {e.strerror or e}") from e
+    except (ValueError, TypeError, AttributeError, KeyError) as e:
+        if isinstance(e, ConfigError):
+            raise
+        raise ConfigError(f"metadata file {metadata_file} is not what it should be: {e}") from e
+
+
+def read_cache(folder: Path) -> dict[str, Any]:
+    """Read what cache_info remembered of a folder: {path: {"caption", "resolution"}}; {} when there is none."""
+    try:
+        found = json.loads((folder / CACHE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def cached_size(about: Any) -> tuple[int, int] | None:
+    """The size that an entry of metadata_cache.json tells, or None."""
+    return _size(about.get("resolution")) if isinstance(about, Mapping) else None
+
+
+def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int]]]) -> None:
+    """Remember captions and sizes of a folder's images by path, unless the file says the same already."""
+    content = {path: {"caption": caption, "resolution": list(size)} for path, (caption, size) in known.items()}
+    if content != read_cache(folder):
+        write_atomic(folder / CACHE_NAME, json.dumps(content, ensure_ascii=False, indent=2))
+
+
+def _lines(text: str) -> Iterator[tuple[str, Any]]:
+    for line in text.splitlines():
+        if line.strip():
+            about = json.loads(line)
+            yield about["image_path"], about
+
+
+def _entry(key: str, about: Mapping[str, Any], image_dir: str | Path | None, source: str | Path) -> Entry:
+    path = key
+    if not os.path.isabs(key):
+        if not image_dir:
+            raise ConfigError(f"metadata file {source}: {key!r} is a relative path, so image_dir must be given")
+        path = os.path.join(image_dir, key)
+    return Entry(path, str(about.get("caption") or ""), _tags(about.get("tags")), _size(about.get("image_size")))
+
+
+def _tags(tags: Any) -> str:
+    return ", ".join(map(str, tags)) if isinstance(tags, list) else str(tags or "")
+
+
+def _size(value: Any) -> tuple[int, int] | None:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return None
+    return (value[0], value[1]) if all(isinstance(side, int) and side > 0 for side in value) else None

@@ -1,0 +1,57 @@
+"""Which images make which batch: a pure function of the seed and the epoch, the same in every process."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+
+class Draw(NamedTuple):
+    """One batch to make: the epoch, the batch's place in it (from 0), and which images it holds.
+
+    `slot` is the place of the first image in the batch of all processes together.
+    """
+
+    epoch: int
+    index: int
+    images: tuple[int, ...]
+    slot: int = 0
+
+
+def draws(
+    buckets: Mapping[Hashable, Sequence[int]],
+    sizes: Mapping[Hashable, int],
+    seed: int,
+    epoch: int,
+    place: tuple[int, int],
+) -> list[Draw]:
+    """List the batches of one process for an epoch; `buckets` has each image as often as it is repeated.
+
+    Batches never mix buckets; the last of a bucket may be short. `place` is (rank, world): all processes get equally
+    many, ceil(batches / world). Where they can, they are at work on the same bucket at the same time: nobody waits for
+    one with larger images, and n processes see the very images that one with n times the batch size would see.
+    """
+    rank, world = place
+    rows: list[list[tuple[tuple[int, ...], int]]] = []
+    left: list[tuple[tuple[int, ...], int]] = []
+    for key, members in buckets.items():
+        batches = _batches(members, sizes[key], Random(f"{seed} {epoch} {key}"))
+        full = len(batches) // world * world
+        rows += [
+            [(batch, i * sizes[key]) for i, batch in enumerate(batches[start : start + world])]
+            for start in range(0, full, world)
+        ]
+        left += [(batch, 0) for batch in batches[full:]]
+    mix = Random(f"{seed} {epoch}")
+    mix.shuffle(left)
+    if left and len(left) % world:  # as accelerate does, the first batches come again so that all have as many
+        first = [one for row in rows for one in row] + left
+        left += [first[i % len(first)] for i in range(-len(left) % world)]
+    rows += [left[start : start + world] for start in range(0, len(left), world)]
+    mix.shuffle(rows)
+    return [Draw(epoch, index, *row[rank]) for index, row in enumerate(rows)]
+
+
+def _batches(members: Sequence[int], size: int, random: Random) -> list[tuple[int, ...]]:
+    mixed = list(members)
+    random.shuffle(mixed)
+    return [tuple(mixed[start : start + size]) for start in range(0, len(mixed), size)]

@@ -1,0 +1,162 @@
+"""Image files -> arrays of pixels, scaled and cut. Arrays are uint8, [height, width] or [height, width, channels]."""
+
+import importlib
+import importlib.util
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import imagesize
+import numpy as np
+from PIL import Image, features
+
+from library.config.schema import ConfigError
+from library.data.augment import View
+
+NEAREST, BILINEAR, CUBIC, AREA = 0, 1, 2, 3  # OpenCV's numbers, so that looking one up does not load it
+RESIZE = {"nearest": NEAREST, "bilinear": BILINEAR, "linear": BILINEAR, "bicubic": CUBIC, "cubic": CUBIC, "area": AREA}
+PLUGINS = {".avif": "pillow_avif", ".jxl": "pillow_jxl"}
+ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+
+@lru_cache(maxsize=1)
+def extensions() -> frozenset[str]:
+    """Image suffixes that this machine can decode, in lower case; AVIF and JPEG XL only where a decoder is there."""
+    found = set(ALWAYS)
+    if features.check("avif"):
+        found.add(".avif")
+    for suffix, module in PLUGINS.items():
+        if suffix not in found and importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)  # it registers itself with Pillow
+            found.add(suffix)
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1 << 18)
+def header_size(path: str, modified: int, num_bytes: int) -> tuple[int, int]:
+    """Width and height as stored, (0, 0) when unreadable; date and length are there to make the memory safe."""
+    del modified
+    if num_bytes == 0:
+        return 0, 0
+    # Not for AVIF and JPEG XL, whose containers hold several sizes: there only the decoder's word counts.
+    if Path(path).suffix.lower() in ALWAYS:
+        size = imagesize.get(path, exif_rotation=False)
+        if min(size) > 0:
+            return int(size[0]), int(size[1])
+    try:
+        extensions()
+        with Image.open(path) as image:
+            return image.size
+    except Exception:
+        return 0, 0
+
+
+def check_file(path: str) -> str:
+    """Why an image would not be decoded, or "". Reads its header and its end; only when these are odd, all of it."""
+    try:
+        extensions()
+        with Image.open(path) as image:
+            if not _ends_well(path, image.format or ""):
+                image.load()
+    except Exception as e:
+        return _reason(e)
+    return ""
+
+
+def is_turned(path: str, size: tuple[int, int]) -> bool:
+    """Whether the file says that it should be shown turned by 90 degrees."""
+    return path.lower().endswith((".jpg", ".jpeg")) and tuple(imagesize.get(path)) == size[::-1] != size
+
+
+def read(path: str | Path, alpha: bool = False) -> np.ndarray:
+    """Decode an image to RGB, or RGBA, as it is stored: no EXIF rotation, and transparency is dropped, not blended.
+
+    Raises ConfigError, naming the file, when it cannot be decoded.
+    """
+    extensions()
+    try:
+        with Image.open(path) as image:
+            return np.asarray(_eight_bit(image).convert("RGBA" if alpha else "RGB"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing: it was there when the training started") from None
+    except Exception as e:
+        raise ConfigError(f"{path} cannot be read as an image ({_reason(e)}): replace or remove it") from e
+
+
+def read_mask(path: str | Path) -> np.ndarray:
+    """Decode the red channel of a mask image: 255 counts fully, 0 not at all."""
+    return read(path)[:, :, 0]
+
+
+def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
+    """Raise ConfigError when a picture is not of the size that a metadata file or the name of a cache told."""
+    height, width = picture.shape[:2]
+    if (width, height) != size:
+        raise ConfigError(
+            f"{path} is {width}x{height}, but was said to be {size[0]}x{size[1]}: correct its metadata, "
+            "or delete its .npz file if the image was exchanged"
+        )
+
+
+def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
+    """Scale, cut and flip a picture to what `view` shows of it."""
+    if picture.shape[1::-1] != view.resized:
+        picture = resize(picture, view.resized, interpolation)
+    width, height = view.size
+    picture = picture[view.top : view.top + height, view.left : view.left + width]
+    return np.ascontiguousarray(picture[:, ::-1] if view.flip else picture)
+
+
+def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None = None) -> np.ndarray:
+    """Scale to (width, height): by area when no side grows, else Lanczos, unless an interpolation is named."""
+    if picture.ndim == 3 and picture.shape[2] == 4:  # apart, or Pillow would weigh the colours by the transparency
+        colours = resize(np.ascontiguousarray(picture[:, :, :3]), size, interpolation)
+        return np.dstack([colours, resize(np.ascontiguousarray(picture[:, :, 3]), size, interpolation)])
+    shrinks = size[0] <= picture.shape[1] and size[1] <= picture.shape[0]
+    method = interpolation.lower() if interpolation else "area" if shrinks else "lanczos"
+    if method in ("lanczos", "box"):
+        how = Image.Resampling.LANCZOS if method == "lanczos" else Image.Resampling.BOX
+        return np.asarray(Image.fromarray(picture).resize(size, how))
+    if method not in RESIZE:
+        raise ConfigError(f"resize_interpolation: {interpolation!r} is not one of lanczos, box, {', '.join(RESIZE)}")
+    import cv2
+
+    return cv2.resize(picture, size, interpolation=RESIZE[method])
+
+
+def to_tensor(picture: np.ndarray) -> Any:
+    """Make a float32 tensor [3, height, width] in -1..1 of RGB pixels."""
+    import torch
+
+    return torch.from_numpy(picture.copy()).permute(2, 0, 1).float().div_(255).sub_(0.5).div_(0.5).contiguous()
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Bring 16-bit grey to 8 bits; Pillow's own conversion would clip nearly every pixel to white."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).astype(np.uint32).clip(0, 65535) >> 8).astype(np.uint8))
+
+
+def _ends_well(path: str, kind: str) -> bool:
+    """Whether the file is as long as its format wants it to be: copies that broke off are not."""
+    with open(path, "rb") as f:
+        head = f.read(12)
+        length = f.seek(0, 2)
+        f.seek(max(0, length - 64))
+        tail = f.read()
+    if kind == "PNG":
+        return b"IEND" in tail
+    if kind in ("JPEG", "MPO"):
+        return b"\xff\xd9" in tail
+    if kind == "WEBP":
+        return length >= int.from_bytes(head[4:8], "little") + 8
+    if kind == "BMP":
+        return length >= int.from_bytes(head[2:6], "little") > 0
+    return False
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Image.DecompressionBombError):
+        return "it has too many pixels to be decoded safely"
+    return str(error).splitlines()[0].strip(" .") if str(error) else type(error).__name__

@@ -1,0 +1,63 @@
+"""Work done ahead of its use, or on many items at once, on threads.
+
+Threads and not processes: decoding, resizing and reading release the interpreter's lock, nothing is copied between
+processes, nothing has to be pickled, and Windows needs no second start of Python and torch.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+Report = Callable[[str, int, int], None]
+
+THREADS = 8  # files on network drives answer late; local ones are bound by the interpreter anyway
+SLICE = 256
+
+
+def spread(work: Callable[[T], R], items: Sequence[T], report: Report | None = None, phase: str = "") -> list[R]:
+    """Do the same with every item, several at a time, and return the results in order."""
+
+    def several(start: int) -> list[R]:
+        return [work(item) for item in items[start : start + SLICE]]
+
+    done: list[R] = []
+    for results in ahead(several, range(0, len(items), SLICE), THREADS if len(items) > SLICE else 0):
+        done.extend(results)
+        if report:
+            report(phase, len(done), len(items))
+    return done
+
+
+def ahead(
+    work: Callable[[T], R], items: Iterable[T], workers: int, depth: int = 0, pool: ThreadPoolExecutor | None = None
+) -> Iterator[R]:
+    """Yield work(item) for each item in order, working on up to `depth` (or 2 per worker) of them before asked.
+
+    With 0 workers the caller's thread does it. A pool that is given is left running.
+    """
+    if workers <= 0:
+        yield from map(work, items)
+        return
+    mine = pool or ThreadPoolExecutor(workers)
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            waiting.append(mine.submit(work, item))
+            if len(waiting) >= (depth or 2 * workers):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+        if pool is None:
+            mine.shutdown(wait=True, cancel_futures=True)
+
+
+def num_workers(wanted: int) -> int:
+    """As many threads as wanted, but no more than there are processors."""
+    return max(0, min(wanted, os.cpu_count() or 1))

@@ -1,0 +1,105 @@
+"""Small data sets drawn on the spot, configs for them, and a family that encodes by arithmetic."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional
+
+from library import families
+from library.config import schema
+from library.families.base import LatentCache, Parts, TextCache
+
+SDXL = LatentCache("_sdxl.npz", keyed_by_size=False)
+FLUX = LatentCache("_flux.npz", keyed_by_size=True)
+
+
+def picture(path: Path, size: tuple[int, int] = (64, 64), seed: int = 0, mode: str = "RGB", **options: Any) -> Path:
+    """Draw an image of smooth random colours."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    channels = {"RGB": 3, "RGBA": 4, "L": 1}[mode]
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, channels), dtype=np.uint8)
+    image = Image.fromarray(coarse.squeeze() if channels == 1 else coarse).resize(size, Image.Resampling.BICUBIC)
+    image.save(path, **options)
+    return path
+
+
+def folder(
+    parent: Path, name: str = "2_cat", sizes: tuple[tuple[int, int], ...] = ((64, 64),) * 4, captions: bool = True
+) -> Path:
+    """Fill a concept folder with images, each with a caption."""
+    for i, size in enumerate(sizes):
+        path = picture(parent / name / f"{i:02d}.png", size, seed=i)
+        if captions:
+            path.with_suffix(".txt").write_text(f"cat number {i}, sitting, on a mat", encoding="utf-8")
+    return parent / name
+
+
+def config(data: Path | None = None, script: str = "sdxl_train_network", **values: Any) -> Any:
+    """A config for small images in `data`."""
+    few = {
+        "resolution": "64,64",
+        "min_bucket_reso": 64,
+        "max_bucket_reso": 128,
+        "caption_extension": ".txt",
+        "train_data_dir": str(data) if data else None,
+        "max_data_loader_n_workers": 0,
+    }
+    given = {k: v for k, v in {**few, **values}.items() if v is not None}
+    return schema.build(families.config_class(script), given)
+
+
+class Vae(nn.Module):
+    """A weight to scale by."""
+
+    def __init__(self, weight: float = 1.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([weight]))
+
+
+class Encoder(Vae):
+    """The same for words."""
+
+
+class Family:
+    """Latents are means of 8x8 pixels plus noise of the image's own; text is the lengths of words."""
+
+    name = "fake"
+
+    def __init__(self, latent_cache: LatentCache = SDXL, noise: float = 0.0, options: tuple[str, ...] = ()):
+        self.latent_cache = latent_cache
+        self.text_cache = TextCache("_te_outputs.npz", ("hidden", "pool"), options)
+        self.noise = noise
+        self.seen: list[torch.Tensor] = []
+        self.read: list[str] = []
+
+    def latents(self, parts: Parts, pixels: torch.Tensor, generator: Any = None) -> torch.Tensor:
+        self.seen.append(pixels)
+        means = functional.avg_pool2d(pixels, 8)
+        noise = [torch.randn(means.shape[1:], generator=one) for one in generator]
+        return torch.cat([means, means[:, :1]], 1) * parts.vae.weight + self.noise * torch.stack(noise)[:, :1]
+
+    def text(self, parts: Parts, captions: list[str], encoders: Any = None) -> dict[str, torch.Tensor]:
+        self.read += captions
+        lengths = [[float(len(word)) for word in (caption + " x x").split()[:3]] for caption in captions]
+        hidden = torch.tensor(lengths)[:, :, None] * parts.encoders["one"].weight
+        return {"hidden": hidden, "pool": hidden.mean(1).bfloat16()}
+
+
+def parts(vae: float = 1.0, encoder: float = 1.0) -> Parts:
+    """Networks of one weight each."""
+    return Parts(nn.Identity(), Vae(vae), {"one": Encoder(encoder)}, {})
+
+
+class Run(SimpleNamespace):
+    """What encoding asks of a run; it remembers what it was told."""
+
+    def __init__(self, rank: int = 0, ranks: int = 1):
+        super().__init__(device=torch.device("cpu"), rank=rank, ranks=ranks, told=[])
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        self.told.append((name, done, total))
