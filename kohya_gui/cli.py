@@ -1,0 +1,219 @@
+"""The console command `kohya`. Each subcommand imports what it needs only when asked for, so that --help is instant."""
+
+import difflib
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DONE, FAILED, MISUSED = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: what it does in one line, and the function that gets the arguments after its name."""
+
+    about: str
+    run: Callable[[list[str]], int]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand. Returns the exit code: 0 done, 1 it did not work, 2 it was called wrongly."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return DONE
+    if argv[0] == "--version":
+        print(importlib.metadata.version("kohya-trainer"))
+        return DONE
+    if argv[0] not in COMMANDS:
+        close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        meant = f" Did you mean {close[0]}?" if close else ""
+        return complain(f"there is no command called {argv[0]}.{meant} kohya --help lists all", MISUSED)
+    from library.config.values import ConfigError
+
+    try:
+        return COMMANDS[argv[0]].run(argv[1:])
+    except ConfigError as wrong:
+        return complain(str(wrong), FAILED)
+    except KeyboardInterrupt:
+        return complain("stopped", 130)
+
+
+def usage() -> str:
+    """The help of the command itself."""
+    lines = [f"  {name:<9} {command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(["kohya COMMAND [options]", "", *lines, "", "kohya COMMAND --help says more about one of them."])
+
+
+def complain(text: str, code: int) -> int:
+    """Say what is wrong, a line each, and hand back the exit code."""
+    for line in text.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    return code
+
+
+# ---- the subcommands
+
+
+def gui(argv: list[str]) -> int:
+    """Open the page."""
+    from kohya_gui.app import main as page
+
+    return page(argv) or DONE
+
+
+def train(argv: list[str]) -> int:
+    """Check the options here and now, then train with `accelerate launch`; the launcher's exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(TRAIN_USAGE)
+        return DONE if argv else MISUSED
+    from library.config.command import command
+    from library.config.schema import parse
+    from library.families import config_class
+    from library.runs import foreground
+
+    what, *rest = argv
+    how, flags = split_launch(rest)
+    if what.lower().endswith(".toml"):
+        flags = ["--config_file", what, *flags]
+        what = script_of(Path(what))
+    # The launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
+    parse(config_class(what), flags)
+    path, flags = split_file(flags)
+    arguments = command(path or "", what, **how)
+    return foreground.run([*(arguments if path else arguments[:-2]), *flags])
+
+
+TRAIN_USAGE = """kohya train SCRIPT --config_file RUN.toml [options]
+kohya train RUN.toml [options]
+
+SCRIPT is sdxl_train_network, sdxl_train, flux_train_network or flux_train. Options are those of the script
+(kohya train SCRIPT --help), and those of the launcher: --num_processes, --gpu_ids, --cpu, --num_machines,
+--machine_rank, --main_process_ip, --main_process_port, --num_cpu_threads_per_process."""
+
+
+def check(argv: list[str]) -> int:
+    """Print everything that is wrong with a config, without loading a model; 0 when nothing is."""
+    import argparse
+
+    from library.config.schema import ConfigError, build, missing, read_toml
+    from library.families import RUNS, config_class
+
+    parser = argparse.ArgumentParser("kohya check", description="Look for mistakes in a config without training.")
+    parser.add_argument("file", type=Path, help="the TOML of a training")
+    parser.add_argument("--script", choices=list(RUNS), help="what it is for; guessed from the file when not given")
+    asked = parser.parse_args(argv)
+    script = asked.script or script_of(asked.file)
+    notes: list[str] = []
+    try:
+        config = build(config_class(script), read_toml(asked.file), asked.file.name, notes)
+        from library.train.preflight import problems
+
+        found = missing(config) or list(problems(config))
+    except ConfigError as wrong:
+        found = str(wrong).splitlines()
+    for note in notes:
+        print(f"note: {note}")
+    if found:
+        return complain("\n".join([*found, f"{len(found)} to fix in {asked.file} ({script})"]), FAILED)
+    print(f"{asked.file} ({script}): nothing wrong was found")
+    return DONE
+
+
+def demo(argv: list[str]) -> int:
+    """Make a tiny model and pictures, and train on them."""
+    from library.demo import main as make
+
+    return make(argv)
+
+
+def doctor(argv: list[str]) -> int:
+    """Look at this machine."""
+    from library.bench.doctor import main as examine
+
+    return examine(argv)
+
+
+def later(what: str) -> Callable[[list[str]], int]:
+    """A command whose name is taken, and whose work is still to come."""
+
+    def run(argv: list[str]) -> int:
+        return complain(f"{what} is not part of this version yet", MISUSED)
+
+    return run
+
+
+COMMANDS = {
+    "gui": Command("open the page", gui),
+    "train": Command("train with a config, headless", train),
+    "check": Command("look for mistakes in a config, without training", check),
+    "demo": Command("make a tiny model and pictures, and train a LoRA on them", demo),
+    "doctor": Command("look at this machine and say what it can do", doctor),
+    "import": Command("(later) read the settings of other trainers", later("importing the settings of other trainers")),
+    "bench": Command("(later) measure what compiling gains on this machine", later("measuring this machine")),
+}
+
+
+# ---- their parts
+
+
+def script_of(path: Path) -> str:
+    """Which script a TOML is for: by the file's name, else by the options in it. Raises ConfigError when unclear."""
+    from library.config.schema import ConfigError, options, read_toml
+    from library.families import RUNS, config_class
+
+    for script in sorted(RUNS, key=len, reverse=True):
+        if script in path.stem:
+            return script
+    given = read_toml(path)
+    known = {script: set(options(config_class(script))) for script in RUNS}
+    # An option that not every script has speaks for those that have it; what is no option anywhere says nothing.
+    telling = {name for name in given if any(name in names for names in known.values())}
+    is_lora = any(name.startswith("network_") for name in telling)
+    fitting = [s for s, names in known.items() if telling <= names and s.endswith("_network") == is_lora]
+    if len(fitting) > 1:  # of two families, not the one whose own files are not named
+        fitting = [script for script in fitting if _has_its_files(config_class(script), telling, known)]
+    if len(fitting) != 1:
+        raise ConfigError(f"{path} does not tell what it is for; name the script: {', '.join(RUNS)}")
+    return fitting[0]
+
+
+def _has_its_files(config: Any, given: set[str], known: dict[str, set[str]]) -> bool:
+    """Whether the model files that only this family has (FLUX: ae, clip_l, t5xxl) are named, if there are such."""
+    from library.config.schema import options
+
+    others = set().union(*(names for script, names in known.items() if not script.startswith(config.family)))
+    own = {o.name for o in options(config).values() if o.section == "model" and o.kind == "file"} - others
+    return not own or bool(own & given)
+
+
+def split_launch(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The launcher's options by name, and the rest. What both know (mixed_precision) is the script's."""
+    import argparse
+
+    from library.config.command import Launch
+    from library.config.schema import section_options
+    from library.config.shell import add_arguments
+
+    mine = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
+    parser = argparse.ArgumentParser("kohya train", allow_abbrev=False, add_help=False)
+    add_arguments(parser, mine)
+    how, rest = parser.parse_known_args(argv)
+    return vars(how), rest
+
+
+def split_file(flags: list[str]) -> tuple[str | None, list[str]]:
+    """The value of --config_file, and the other flags."""
+    for at, flag in enumerate(flags):
+        if flag == "--config_file" and at + 1 < len(flags):
+            return flags[at + 1], flags[:at] + flags[at + 2 :]
+        if flag.startswith("--config_file="):
+            return flag.partition("=")[2], flags[:at] + flags[at + 1 :]
+    return None, flags
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""`kohya doctor`: what this machine has, whether it can compile, and what to do where it cannot.
+
+Each finding is a line with a verdict. Only findings that keep a training from running make the exit code 1; what merely
+makes it slower, or a tool less, is a hint. `--json` says the same to a program.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
+EXTRAS = ("triton", "bitsandbytes", "lycoris-lora", "prodigyopt", "schedulefree", "torchao")
+FREE_SPACE = 20.0  # GB; caches, samples and a few checkpoints of a small run
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `verdict` is "ok", "hint" (works, but could be better) or "bad" (must be fixed)."""
+
+    topic: str
+    verdict: str
+    text: str
+    data: dict[str, Any]
+
+
+def ok(topic: str, text: str, **data: Any) -> Finding:
+    """All is well."""
+    return Finding(topic, "ok", text, data)
+
+
+def hint(topic: str, text: str, **data: Any) -> Finding:
+    """Works, but could be better."""
+    return Finding(topic, "hint", text, data)
+
+
+def bad(topic: str, text: str, **data: Any) -> Finding:
+    """Keeps a training from running."""
+    return Finding(topic, "bad", text, data)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the report; 0 when a training can run here, else 1."""
+    parser = argparse.ArgumentParser("kohya doctor", description="Look at this machine and say what it can do.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
+    asked = parser.parse_args(argv)
+    found = []
+    for finding in examine(quick=asked.quick):
+        found.append(finding)
+        if not asked.json:
+            print(line(finding), flush=True)
+    healthy = all(finding.verdict != "bad" for finding in found)
+    if asked.json:
+        print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in found]}, indent=1))
+    else:
+        print("\nThis machine can train." if healthy else "\nFix what is marked with ✗, then run this again.")
+    return 0 if healthy else 1
+
+
+def line(finding: Finding) -> str:
+    """A finding as a line of text: a mark, the topic, and what was found."""
+    mark = {"ok": "✓", "hint": "·", "bad": "✗"}[finding.verdict]
+    if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
+        mark = {"ok": "ok  ", "hint": "hint", "bad": "BAD "}[finding.verdict]
+    return f"{mark} {finding.topic:<12} {finding.text}"
+
+
+def examine(quick: bool = False) -> Iterator[Finding]:
+    """Everything that is looked at, in the order it is worth reading. Yields as it goes, since torch takes seconds."""
+    checks: list[Callable[[], Finding]] = [system, packages, foreign_library, torch_build, gpu, compiler]
+    checks += [] if quick else [compile_cpu, compile_gpu]
+    checks += [disk, folders, home_page]
+    for check in checks:
+        try:
+            finding = check()
+        except Exception as error:  # a check that breaks is a finding, not the end of the report
+            finding = bad(check.__name__.replace("_", " "), f"{type(error).__name__}: {error}")
+        if finding.text:
+            yield finding
+
+
+def system() -> Finding:
+    """Operating system, Python, processors, memory."""
+    import psutil
+
+    memory = psutil.virtual_memory().total / 2**30
+    version, cpus = platform.python_version(), os.cpu_count()
+    text = f"{platform.platform()}, Python {version}, {cpus} CPUs, {memory:.0f} GB memory"
+    data = {"platform": platform.platform(), "python": version, "cpus": cpus, "memory_gb": round(memory, 1)}
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return bad("system", f"{text}; Python 3.11, 3.12 or 3.13 is needed", **data)
+    return ok("system", text, **data)
+
+
+def packages() -> Finding:
+    """What is installed, and whether it is what was tested."""
+    found = {name: installed(name) for name in (*PACKAGES, *EXTRAS)}
+    text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    missing = [name for name in PACKAGES if not found[name]]
+    if missing:
+        return bad("packages", f"missing: {', '.join(missing)}; run ./setup.sh install", **found)
+    locked = locked_versions()
+    other = [
+        f"{name} {version} (tested: {locked[name]})"
+        for name, version in found.items()
+        if version and name in locked and version.split("+")[0] != locked[name]
+    ]
+    if other:
+        return hint("packages", f"not the tested versions: {', '.join(other)}; ./setup.sh install sets them", **found)
+    return ok("packages", text, **found)
+
+
+def installed(name: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def locked_versions() -> dict[str, str]:
+    """The versions in constraints.txt; empty where the project was installed without its folder."""
+    path = Path(__file__).resolve().parents[2] / "constraints.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
+
+
+def foreign_library() -> Finding:
+    """Another project's `library` package would be imported in place of ours, or ours in place of its."""
+    others = [d for d in importlib.metadata.packages_distributions().get("library", []) if d != "kohya-trainer"]
+    if others:
+        name = others[0]
+        return bad("packages", f"{name} also brings a package called library; remove it: pip uninstall {name}")
+    return ok("packages", "")
+
+
+def torch_build() -> Finding:
+    """The build of PyTorch."""
+    import torch
+
+    text = f"{torch.__version__}, built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU'}"
+    data = {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
+    if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 11):
+        return bad("torch", f"{text}; 2.11 or newer is needed: run ./setup.sh install", **data)
+    if shutil.which("nvidia-smi") and not torch.version.cuda:
+        return bad("torch", f"{text}, though this machine has an NVIDIA GPU; run ./setup.sh install", **data)
+    return ok("torch", text, **data)
+
+
+def gpu() -> Finding:
+    """The GPUs that PyTorch can use."""
+    import torch
+
+    if not torch.cuda.is_available():
+        why = "the NVIDIA driver is too old or not loaded" if torch.version.cuda and shutil.which("nvidia-smi") else ""
+        if why:
+            return bad("gpu", f"none can be used: {why}; nvidia-smi and a newer driver will tell", devices=[])
+        return hint("gpu", "none found; training works on the CPU, which is right for trying out and too slow for more")
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        devices.append(
+            {
+                "name": about.name,
+                "memory_gb": round(total / 2**30, 1),
+                "free_gb": round(free / 2**30, 1),
+                "capability": f"{about.major}.{about.minor}",
+                "bf16": torch.cuda.is_bf16_supported(including_emulation=False) if index == 0 else None,
+            }
+        )
+    text = "; ".join(
+        f"{d['name']}, {d['memory_gb']} GB ({d['free_gb']} free), capability {d['capability']}" for d in devices
+    )
+    return ok("gpu", text, devices=devices)
+
+
+def compiler() -> Finding:
+    """A C++ compiler, which torch.compile needs on the CPU."""
+    import torch._inductor.cpp_builder as builder
+
+    try:
+        path = builder.get_cpp_compiler()
+    except Exception:
+        return hint("compiler", f"no C++ compiler found; --compile on the CPU needs one: {how_to_get_compiler()}")
+    shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    return ok("compiler", shown[0] if shown else str(path), path=str(path))
+
+
+def how_to_get_compiler() -> str:
+    """The command that installs a compiler on this system."""
+    if sys.platform == "win32":
+        return "install the Visual Studio Build Tools with C++"
+    if sys.platform == "darwin":
+        return "xcode-select --install"
+    return "sudo apt-get install g++" if shutil.which("apt-get") else "install g++ with your package manager"
+
+
+def compile_cpu() -> Finding:
+    """Compile a tiny function for the CPU, and compare."""
+    return compile_on("cpu")
+
+
+def compile_gpu() -> Finding:
+    """Compile a tiny function for the GPU, and compare."""
+    import torch
+
+    return compile_on("cuda") if torch.cuda.is_available() else ok("compile", "")
+
+
+def compile_on(device: str) -> Finding:
+    """Really compile, forward and backward, with inductor: what a training with --compile will do on this device."""
+    import torch
+
+    def tiny(x: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.silu(x) @ x.T).sin().mean()
+
+    given = torch.randn(32, 32, device=device, requires_grad=True)
+    began = time.perf_counter()
+    try:
+        plain, compiled = tiny(given), torch.compile(tiny, backend="inductor", fullgraph=True)(given)
+        (wanted,), (got,) = torch.autograd.grad(plain, given), torch.autograd.grad(compiled, given)
+        if not (torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(wanted, got, atol=1e-4)):
+            raise RuntimeError("the compiled function computes something else")
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        return hint(
+            "compile", f"does not work on {device}: {reason}; train without --compile", device=device, works=False
+        )
+    seconds = time.perf_counter() - began
+    return ok("compile", f"works on {device} ({seconds:.1f} s)", device=device, works=True, seconds=round(seconds, 2))
+
+
+def disk() -> Finding:
+    """Free space where one works."""
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    text = f"{free:.0f} GB free in {Path.cwd()}"
+    if free < FREE_SPACE:
+        return hint("disk", f"{text}; checkpoints and caches soon need more", free_gb=round(free, 1))
+    return ok("disk", text, free_gb=round(free, 1))
+
+
+def folders() -> Finding:
+    """Where downloads, compiled code and the list of runs are kept."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    from library.runs.registry import home
+
+    where = {"models": HF_HUB_CACHE, "compiled": cache_dir(), "runs": str(home())}
+    for path in where.values():
+        place = Path(path)
+        while not place.exists():
+            place = place.parent
+        if not os.access(place, os.W_OK):
+            return bad("folders", f"{path} cannot be written; change its owner, or the place it is in", **where)
+    return ok("folders", ", ".join(f"{name} in {path}" for name, path in where.items()), **where)
+
+
+def home_page() -> Finding:
+    """The page's own needs."""
+    version = installed("gradio")
+    return ok("page", f"gradio {version}: kohya gui" if version else "", gradio=version)

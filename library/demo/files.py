@@ -1,0 +1,95 @@
+"""The files of a demo: made once, kept when whole, and never written over anything else."""
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from library.demo import configs, images
+from library.files import write_atomic
+
+RECORD = "demo.json"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Where everything of one demo is."""
+
+    folder: Path
+    images: Path
+    models: Mapping[str, Mapping[str, Path]]  # family -> which file -> path
+    configs: Mapping[str, Path]  # script -> its TOML
+
+
+def prepare(folder: Path, families: Iterable[str]) -> Demo:
+    """Make what is missing of a demo in `folder`, or in `folder-2` and so on if that holds something else."""
+    folder = _place(folder)
+    if not (folder / RECORD).exists():
+        write_atomic(folder / RECORD, json.dumps({"demo": fingerprint()}) + "\n")
+    pictures = folder / "images"
+    _once(pictures, images.write)
+    for family in families:
+        _once(folder / "models" / family, lambda place, family=family: _model(family, place))
+    models = {known.parent.name: _files(known) for known in sorted((folder / "models").glob("*/files.json"))}
+    written = configs.write(folder, models, pictures, folder / "output")
+    return Demo(folder, pictures, models, written)
+
+
+def fingerprint() -> str:
+    """What the files of a demo depend on: when it changes, an older demo's files no longer fit."""
+    here = Path(__file__).resolve().parent
+    sources = [here / "images.py", here / "configs.py", *here.parent.glob("families/**/tiny.py")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
+
+
+def _place(folder: Path) -> Path:
+    """The first of folder, folder-2, ... that is new, empty, or a demo made by this version."""
+    number, candidate = 1, folder
+    while not _fits(candidate):
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
+    if candidate != folder:
+        print(f"{folder} holds other files, or the demo of another version; using {candidate}")
+    return candidate
+
+
+def _fits(folder: Path) -> bool:
+    if not folder.exists():
+        return True
+    if not folder.is_dir():
+        return False
+    if (folder / RECORD).exists():
+        try:
+            return json.loads((folder / RECORD).read_text(encoding="utf-8")).get("demo") == fingerprint()
+        except (ValueError, AttributeError):
+            return False
+    return not any(folder.iterdir())
+
+
+def _once(folder: Path, fill: Callable[[Path], object]) -> None:
+    """Fill a folder under another name and rename it, so that a folder that exists is a whole one."""
+    if folder.exists():
+        return
+    print(f"making {folder}", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a demo that was interrupted
+    unfinished.mkdir()
+    fill(unfinished)
+    os.replace(unfinished, folder)
+
+
+def _model(family: str, place: Path) -> None:
+    """A tiny checkpoint of a family, and a list of what is in which file."""
+    made = importlib.import_module(f"library.families.{family}.tiny").write(place)
+    files = made if isinstance(made, Mapping) else {family: made}
+    relative = {name: Path(path).relative_to(place).as_posix() for name, path in files.items()}
+    write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")
+
+
+def _files(known: Path) -> dict[str, Path]:
+    return {name: known.parent / path for name, path in json.loads(known.read_text(encoding="utf-8")).items()}

@@ -1,0 +1,90 @@
+"""A data set that the demo draws itself: two invented things on plain grounds, each picture with its caption.
+
+Small on purpose, and in a few shapes, so that a training on a CPU takes seconds and still has several buckets.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+Colour = tuple[int, int, int]
+Box = tuple[float, float, float]  # centre x, centre y, radius, in pixels
+
+SIZES = ((128, 128), (160, 96), (96, 160), (144, 112), (112, 144), (128, 128))  # width, height
+GROUNDS: dict[str, Colour] = {
+    "green meadow": (126, 186, 92),
+    "night sky": (28, 34, 74),
+    "sandy beach": (232, 208, 150),
+    "white wall": (238, 238, 234),
+    "red carpet": (168, 52, 60),
+    "blue sea": (58, 128, 190),
+}
+SCALE = 4  # drawn this much larger and then reduced, which smooths the edges
+
+
+def write(folder: Path, seed: int = 0) -> Path:
+    """Draw a dozen pictures with captions into `N_name` folders below `folder`, the same ones for the same seed."""
+    chance = random.Random(seed)
+    for concept, (what, draw) in CONCEPTS.items():
+        place = folder / concept
+        place.mkdir(parents=True)
+        grounds = chance.sample(list(GROUNDS), len(SIZES))
+        for number, (size, ground) in enumerate(zip(SIZES, grounds, strict=True), start=1):
+            picture, where = _picture(size, GROUNDS[ground], draw, chance)
+            picture.save(place / f"{number:02d}.png")
+            caption = f"{what}, {where}, {ground}\n"
+            (place / f"{number:02d}.txt").write_text(caption, encoding="utf-8", newline="\n")
+    return folder
+
+
+def _picture(size: tuple[int, int], ground: Colour, draw: Callable, chance: random.Random) -> tuple[Image.Image, str]:
+    """One picture, and in words where the thing is in it."""
+    width, height = size[0] * SCALE, size[1] * SCALE
+    picture = Image.new("RGB", (width, height), ground)
+    pen = ImageDraw.Draw(picture)
+    horizon = height * chance.uniform(0.6, 0.75)
+    pen.rectangle((0, horizon, width, height), fill=tuple(int(c * 0.8) for c in ground))
+    side = chance.choice(("left", "middle", "right"))
+    radius = min(width, height) * chance.uniform(0.24, 0.3)
+    x = {"left": radius * 1.15, "middle": width / 2, "right": width - radius * 1.15}[side]
+    draw(pen, (x, height * chance.uniform(0.5, 0.58), radius))
+    return picture.resize(size, Image.Resampling.LANCZOS), f"on the {side}" if side != "middle" else "in the middle"
+
+
+def _zorb(pen: ImageDraw.ImageDraw, box: Box) -> None:
+    """An orange ball with two eyes, a smile and an antenna."""
+    x, y, r = box
+    pen.line((x, y - r, x + r * 0.2, y - r * 1.45), fill=(90, 50, 20), width=int(r * 0.09))
+    pen.ellipse(_round(x + r * 0.2, y - r * 1.45, r * 0.14), fill=(250, 220, 60))
+    pen.ellipse(_round(x, y, r), fill=(244, 140, 36))
+    for side in (-1, 1):
+        pen.ellipse(_round(x + side * r * 0.36, y - r * 0.2, r * 0.2), fill=(255, 255, 255))
+        pen.ellipse(_round(x + side * r * 0.36, y - r * 0.16, r * 0.1), fill=(20, 20, 30))
+    pen.arc(_round(x, y + r * 0.1, r * 0.55), 25, 155, fill=(120, 40, 20), width=max(2, int(r * 0.1)))
+
+
+def _plix(pen: ImageDraw.ImageDraw, box: Box) -> None:
+    """A violet house with a pointed roof, a round window and a yellow door."""
+    x, y, r = box
+    pen.rectangle((x - r * 0.8, y - r * 0.2, x + r * 0.8, y + r), fill=(124, 82, 176))
+    pen.polygon([(x - r, y - r * 0.2), (x, y - r * 1.15), (x + r, y - r * 0.2)], fill=(60, 48, 92))
+    pen.ellipse(_round(x, y - r * 0.45, r * 0.18), fill=(176, 224, 240))
+    pen.rectangle((x - r * 0.2, y + r * 0.35, x + r * 0.2, y + r), fill=(246, 208, 70))
+    for side in (-1, 1):
+        pen.rectangle(
+            (x + side * r * 0.5 - r * 0.14, y + r * 0.1, x + side * r * 0.5 + r * 0.14, y + r * 0.4),
+            fill=(176, 224, 240),
+        )
+
+
+def _round(x: float, y: float, r: float) -> tuple[float, float, float, float]:
+    return (x - r, y - r, x + r, y + r)
+
+
+# The number is how often each picture is seen in an epoch; the rest of the name is the caption of pictures without one.
+CONCEPTS: dict[str, tuple[str, Callable]] = {
+    "4_zorb toy": ("zorb toy, an orange ball with a smile", _zorb),
+    "2_plix house": ("plix house, a violet house with a yellow door", _plix),
+}

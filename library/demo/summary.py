@@ -1,0 +1,105 @@
+"""What came of the demo's trainings, in a few lines: read from their records, as anyone could."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from library.demo import configs, lora
+from library.runs import reader
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished training as its record tells it."""
+
+    folder: Path
+    losses: dict[int, float]  # by step
+    speed: float | None  # steps per second, once everything is warm
+    compiled: Mapping[str, Any] = field(default_factory=dict)  # graphs, recompiles, seconds, fallback
+    files: tuple[Path, ...] = ()
+
+    @property
+    def first(self) -> float | None:
+        """The loss at the beginning: the mean of the first tenth of the steps."""
+        return self._mean(slice(0, self._tenth))
+
+    @property
+    def last(self) -> float | None:
+        """The loss at the end: the mean of the last tenth of the steps."""
+        return self._mean(slice(-self._tenth, None))
+
+    @property
+    def _tenth(self) -> int:
+        return max(1, len(self.losses) // 10)
+
+    def _mean(self, part: slice) -> float | None:
+        values = [self.losses[step] for step in sorted(self.losses)][part]
+        return sum(values) / len(values) if values else None
+
+
+def read(folder: Path) -> Outcome:
+    """The outcome of the run in `folder`."""
+    facts, (events, _) = reader.at(folder).facts, reader.events(folder)
+    steps = [e for e in events if e["kind"] == "step" and isinstance(e.get("loss"), int | float)]
+    saved = {Path(e["path"]) for e in events if e["kind"] == "saved" and e.get("path")}
+    return Outcome(
+        folder,
+        {e["step"]: e["loss"] for e in steps},
+        speed_of(steps),
+        facts.get("compile") or {},
+        tuple(sorted(path for path in saved if path.is_file())),
+    )
+
+
+def speed_of(steps: list[dict[str, Any]]) -> float | None:
+    """Steps per second over the second half of the steps, where neither start nor compiling weighs in."""
+    half = [e for e in steps if e["step"] * 2 >= steps[-1]["step"]] if steps else []
+    if len(half) < 2 or half[-1]["t"] <= half[0]["t"]:
+        return None
+    return (half[-1]["step"] - half[0]["step"]) / (half[-1]["t"] - half[0]["t"])
+
+
+def difference(one: Outcome, other: Outcome) -> float | None:
+    """The largest relative difference of the losses of two runs, step by step."""
+    shared = one.losses.keys() & other.losses.keys()
+    return max((abs(one.losses[s] - other.losses[s]) / max(abs(one.losses[s]), 1e-12) for s in shared), default=None)
+
+
+def text(script: str, outcomes: Mapping[str, Outcome], config: Any) -> str:
+    """The lines about one script's runs: `outcomes` by "eager" and, if it was tried, "compiled"."""
+    lines = [f"{configs.TITLES[script]}, {len(outcomes['eager'].losses)} steps", *table(outcomes), ""]
+    eager, fast = outcomes["eager"], outcomes.get("compiled")
+    if fast and (apart := difference(eager, fast)) is not None:
+        lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
+    if fast and fast.compiled.get("fallback"):
+        lines.append(f"  It was not compiled: {fast.compiled['fallback']}")
+    for file in (fast or eager).files:
+        lines += [f"  {file}", f"  {fits(file, config)}"]
+    return "\n".join([*lines, f"  Its record: {(fast or eager).folder}", ""])
+
+
+def table(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The numbers, a column per run."""
+    rows: dict[str, list[str]] = {
+        "": list(outcomes),
+        "steps per second": [shown(o.speed, ".2f") for o in outcomes.values()],
+        "compile seconds": [shown(o.compiled.get("seconds"), ".1f") for o in outcomes.values()],
+        "graphs": [shown(o.compiled.get("num_graphs"), "d") for o in outcomes.values()],
+        "recompiles": [shown(o.compiled.get("recompiles"), "d") for o in outcomes.values()],
+        "loss, first to last": [f"{shown(o.first, '.4f')} to {shown(o.last, '.4f')}" for o in outcomes.values()],
+    }
+    return [f"  {name:<20}" + "".join(f"{cell:>20}" for cell in cells) for name, cells in rows.items()]
+
+
+def shown(value: float | None, form: str) -> str:
+    """A number for the table; a dash for one that is not known."""
+    return "-" if value is None else format(value, form)
+
+
+def fits(file: Path, config: Any) -> str:
+    """Whether diffusers can use a LoRA file, as a sentence."""
+    matched, wrong = lora.check(file, config)
+    if wrong:
+        return "\n    ".join([f"In diffusers {len(wrong)} of its keys fit nowhere:", *wrong[:5]])
+    return f"Loads into diffusers: {matched} layers, no key left over."

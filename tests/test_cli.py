@@ -1,0 +1,124 @@
+"""The console command: what it says, what it returns, and what it does not load."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kohya_gui import cli
+from tests import source
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """The heavy modules that a run of the command has loaded."""
+    code = f"""
+import sys
+from kohya_gui import cli
+try:
+    cli.main({list(arguments)!r})
+except SystemExit:
+    pass
+print("loaded", *(name for name in ("torch", "gradio", "diffusers", "transformers", "numpy") if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=source.ROOT, check=True)
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("train", "--help"),
+        ("train", "flux_train_network", "--help"),
+        ("train", "sdxl_train", "--lerning_rate", "1"),
+        ("check", "--help"),
+        ("bench",),
+    ],
+)
+def test_help_and_mistakes_load_nothing_heavy(arguments):
+    assert not loaded_by(*arguments)
+
+
+def test_help_names_every_command(capsys):
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("gui", "train", "demo", "check", "import", "doctor", "bench"))
+
+
+def test_an_unknown_command_is_answered_with_a_suggestion(capsys):
+    assert cli.main(["dctor"]) == 2
+    assert "Did you mean doctor?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["import", "bench"])
+def test_what_comes_later_says_so(name, capsys):
+    assert cli.main([name]) == 2
+    assert "not part of this version yet" in capsys.readouterr().err
+
+
+def test_check_says_everything_that_is_wrong(tmp_path, capsys):
+    run = tmp_path / "flux_train_network.toml"
+    run.write_text('lerning_rate = 1e-4\nmax_train_steps = "many"\n')
+    assert cli.main(["check", str(run)]) == 1
+    shown = capsys.readouterr().err
+    assert "lerning_rate" in shown
+    assert "learning_rate" in shown
+    assert "max_train_steps" in shown
+    assert "2 to fix" in shown
+
+
+def test_check_of_a_file_that_is_not_there(tmp_path, capsys):
+    assert cli.main(["check", str(tmp_path / "no.toml"), "--script", "flux_train"]) == 1
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_the_script_is_told_by_name_or_by_options(tmp_path):
+    from library.config.schema import ConfigError
+
+    def script_of(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        return cli.script_of(tmp_path / name)
+
+    model = 'pretrained_model_name_or_path = "m"\noutput_dir = "o"\ntrain_data_dir = "d"\n'
+    flux = model + 'ae = "a"\nclip_l = "c"\nt5xxl = "t"\n'
+    assert script_of("my-sdxl_train-3.toml", "") == "sdxl_train"
+    assert script_of("my-sdxl_train_network-3.toml", "") == "sdxl_train_network"
+    assert script_of("a.toml", flux) == "flux_train"
+    assert script_of("b.toml", flux + "network_dim = 8\n") == "flux_train_network"
+    assert script_of("c.toml", model + "network_dim = 8\nnoise_offset_type = 'Original'\n") == "sdxl_train_network"
+    with pytest.raises(ConfigError, match="name the script"):
+        script_of("d.toml", "ae = 'a'\nblock_lr = '1'\n")
+
+
+def test_train_hands_its_flags_on(tmp_path, monkeypatch):
+    """Launcher's options go to the launcher, the script's own to the script, checked before anything is started."""
+    started = []
+    monkeypatch.setattr("library.runs.foreground.run", lambda arguments: started.append(arguments) or 7)
+    run = tmp_path / "run.toml"
+    run.write_text(
+        'pretrained_model_name_or_path = "m.safetensors"\noutput_dir = "o"\nnetwork_module = "networks.lora"\n'
+    )
+    given = ["sdxl_train_network", "--config_file", str(run), "--num_processes", "2", "--seed", "3", "--no-compile"]
+    assert cli.main(["train", *given]) == 7
+    (arguments,) = started
+    at = next(i for i, a in enumerate(arguments) if a.endswith("sdxl_train_network.py"))
+    assert arguments[at + 1 :] == ["--config_file", str(run), "--seed", "3", "--no-compile"]
+    assert arguments[arguments.index("--num_processes") + 1] == "2"
+    with pytest.raises(SystemExit) as wrong:
+        cli.main(["train", *given, "--sede", "4"])
+    assert wrong.value.code == 2
+    assert len(started) == 1
+
+
+def test_train_without_a_file_has_only_flags(monkeypatch):
+    started = []
+    monkeypatch.setattr("library.runs.foreground.run", lambda arguments: started.append(arguments) or 0)
+    assert cli.main(["train", "sdxl_train", "--seed", "3"]) == 0
+    assert "--config_file" not in started[0]
+    assert started[0][-2:] == ["--seed", "3"]
+
+
+def test_a_training_in_front_of_the_shell_returns_its_exit_code():
+    from library.runs import foreground
+
+    assert foreground.run([sys.executable, "-c", "raise SystemExit(3)"]) == 3

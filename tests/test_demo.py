@@ -1,0 +1,202 @@
+"""The demo's files are what they claim to be, are made once, and are never written over anything else."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from library.config.schema import build, read_toml
+from library.demo import files, free_name, images, lora, summary
+from library.families import RUNS, config_class, weights
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return files.prepare(tmp_path_factory.mktemp("demo") / "out", ("flux", "sdxl"))
+
+
+def config_of(demo, script):
+    return build(config_class(script), read_toml(demo.configs[script]), demo.configs[script].name)
+
+
+def test_the_checkpoints_have_the_layouts_people_have(demo):
+    flux = weights.header(demo.models["flux"]["flux"])
+    assert {"img_in.weight", "double_blocks.0.img_attn.qkv.weight", "single_blocks.0.linear1.weight"} <= flux.keys()
+    assert "decoder.conv_in.weight" in weights.header(demo.models["flux"]["ae"])
+    assert "text_model.embeddings.token_embedding.weight" in weights.header(demo.models["flux"]["clip_l"])
+    assert "encoder.block.0.layer.0.SelfAttention.q.weight" in weights.header(demo.models["flux"]["t5xxl"])
+    sdxl = weights.header(demo.models["sdxl"]["sdxl"])
+    assert {
+        "model.diffusion_model.input_blocks.0.0.weight",
+        "conditioner.embedders.0.transformer.text_model.embeddings.token_embedding.weight",
+        "conditioner.embedders.1.model.text_projection",
+        "first_stage_model.encoder.conv_in.weight",
+    } <= sdxl.keys()
+
+
+def test_the_pictures_come_in_shapes_with_captions(demo):
+    pictures = sorted(demo.images.glob("*/*.png"))
+    assert len(pictures) == 12
+    shapes = {Image.open(path).size for path in pictures}
+    assert len(shapes) == 5
+    assert all(96 <= side <= 160 for shape in shapes for side in shape)
+    for path in pictures:
+        repeats, words = path.parent.name.split("_", 1)
+        assert int(repeats) > 0
+        assert path.with_suffix(".txt").read_text(encoding="utf-8").startswith(words)
+
+
+def test_the_same_seed_draws_the_same_pictures(tmp_path):
+    one, other, third = (images.write(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
+    path = "4_zorb toy/03.png"
+    assert (one / path).read_bytes() == (other / path).read_bytes()
+    assert (one / path).read_bytes() != (third / path).read_bytes()
+
+
+@pytest.mark.parametrize("script", list(RUNS))
+def test_every_toml_builds_and_finds_its_files(demo, script):
+    from library import data, families
+
+    config = config_of(demo, script)
+    assert config.compile.compile
+    assert not list(families.of(config).problems())
+    assert not list(data.problems(config, config.grid))
+    assert len(data.scan(config).buckets()) == 3
+
+
+def test_a_second_demo_keeps_what_is_there(demo):
+    before = {path: path.stat().st_mtime_ns for path in demo.folder.rglob("*") if path.is_file()}
+    toml = demo.configs["flux_train"]
+    toml.write_text(toml.read_text(encoding="utf-8") + "\n# mine\n", encoding="utf-8")
+    before[toml] = toml.stat().st_mtime_ns
+    again = files.prepare(demo.folder, ("flux",))
+    assert again == demo
+    assert [path for path, time in before.items() if path.stat().st_mtime_ns != time] == []
+
+
+def test_what_an_interruption_left_is_made_again(tmp_path):
+    out = tmp_path / "out"
+    files.prepare(out, ())
+    shutil.rmtree(out / "images")
+    (out / ".images.unfinished" / "half").mkdir(parents=True)
+    assert len(list(files.prepare(out, ()).images.glob("*/*.png"))) == 12
+    assert not (out / ".images.unfinished").exists()
+
+
+def test_other_peoples_files_are_left_alone(tmp_path, capsys):
+    mine = tmp_path / "demo"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("ten years of work")
+    older = tmp_path / "demo-2"
+    older.mkdir()
+    (older / files.RECORD).write_text(json.dumps({"demo": "made by another version"}))
+    made = files.prepare(mine, ())
+    assert made.folder == tmp_path / "demo-3"
+    assert list(mine.iterdir()) == [mine / "thesis.txt"]
+    assert "using" in capsys.readouterr().out
+
+
+def test_results_of_earlier_demos_keep_their_names(tmp_path):
+    assert free_name(tmp_path, "flux-lora") == "flux-lora"
+    (tmp_path / "flux-lora.safetensors").touch()
+    (tmp_path / "runs" / "flux-lora-2-20260101-120000-abcd").mkdir(parents=True)
+    assert free_name(tmp_path, "flux-lora") == "flux-lora-3"
+    assert free_name(tmp_path, "flux") == "flux"
+
+
+# ---- the summary
+
+
+def outcome(tmp_path, name, losses, compiled=None):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"state": "finished", "compile": compiled or {}}))
+    lines = [{"t": 100 + 0.5 * n, "kind": "step", "step": n, "loss": loss} for n, loss in enumerate(losses, start=1)]
+    lines[0]["t"] = 0  # the first step compiles for a long time
+    (folder / "progress.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return summary.read(folder)
+
+
+def test_the_summary_is_read_from_the_records(tmp_path):
+    losses = [1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2, 0.2, 0.1]
+    eager = outcome(tmp_path, "eager", losses)
+    fast = outcome(
+        tmp_path,
+        "fast",
+        [*losses[:-1], 0.11],
+        {"num_graphs": 2, "recompiles": 0, "seconds": 12.5, "fallback": ""},
+    )
+    assert (eager.first, eager.last, eager.speed) == (1.0, 0.1, 2.0)
+    assert summary.difference(eager, fast) == pytest.approx(0.1)
+    shown = "\n".join(summary.table({"eager": eager, "compiled": fast}))
+    for row in ("steps per second 2.00 2.00", "compile seconds - 12.5", "graphs - 2", "recompiles - 0"):
+        assert row.split() in [line.split() for line in shown.splitlines()]
+
+
+def test_a_run_without_steps_has_dashes(tmp_path):
+    empty = replace(outcome(tmp_path, "empty", [1.0]), losses={}, speed=None)
+    assert "-" in summary.table({"eager": empty})[1]
+
+
+# ---- does a LoRA fit diffusers' model
+
+
+def flux_lora(demo, rank=4):
+    """Adapters for the tiny model's own layers, under kohya's names."""
+    out = {}
+    for name, shape in weights.header(demo.models["flux"]["flux"]).items():
+        if "_blocks." in name and name.endswith(".weight") and len(shape) == 2:
+            key = "lora_unet_" + name.removesuffix(".weight").replace(".", "_")
+            out[f"{key}.lora_down.weight"] = torch.randn(rank, shape[1])
+            out[f"{key}.lora_up.weight"] = torch.randn(shape[0], rank)
+            out[f"{key}.alpha"] = torch.tensor(float(rank))
+    return out
+
+
+def test_a_flux_lora_fits_diffusers(demo, tmp_path):
+    adapters = flux_lora(demo)
+    save_file(adapters, tmp_path / "lora.safetensors")
+    matched, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    assert wrong == []
+    # A fused qkv becomes three layers, a fused qkv + mlp becomes four.
+    fused = (
+        sum(name.endswith("_qkv.alpha") for name in adapters),
+        sum(name.endswith("linear1.alpha") for name in adapters),
+    )
+    assert matched == len(adapters) // 3 + 2 * fused[0] + 3 * fused[1]
+
+
+@pytest.mark.parametrize("key", ["lora_unet_double_blocks_0_img_attn_proj", "lora_unet_single_blocks_0_linear2"])
+def test_a_lora_of_another_size_does_not_fit(demo, tmp_path, key):
+    adapters = flux_lora(demo)
+    adapters[f"{key}.lora_up.weight"] = adapters[f"{key}.lora_up.weight"][:-1]
+    save_file({k: v.contiguous() for k, v in adapters.items()}, tmp_path / "lora.safetensors")
+    matched, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    assert matched == 0
+    assert len(wrong) == 1
+
+
+def test_a_name_that_diffusers_does_not_know_is_left_over(demo, tmp_path):
+    adapters = flux_lora(demo)
+    adapters["lora_unet_tripple_blocks_0_linear.lora_down.weight"] = torch.zeros(4, 8)
+    save_file(adapters, tmp_path / "lora.safetensors")
+    _, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "flux_train_network"))
+    assert "tripple" in wrong[0]
+
+
+def test_an_sdxl_lora_fits_diffusers(demo, tmp_path):
+    adapters = {}
+    for name, shape in weights.header(demo.models["sdxl"]["sdxl"]).items():
+        if ".transformer_blocks." in name and name.endswith(".weight") and len(shape) == 2:
+            key = "lora_unet_" + name.removeprefix("model.diffusion_model.").removesuffix(".weight").replace(".", "_")
+            adapters[f"{key}.lora_down.weight"] = torch.randn(4, shape[1])
+            adapters[f"{key}.lora_up.weight"] = torch.randn(shape[0], 4)
+            adapters[f"{key}.alpha"] = torch.tensor(4.0)
+    save_file(adapters, tmp_path / "lora.safetensors")
+    matched, wrong = lora.check(tmp_path / "lora.safetensors", config_of(demo, "sdxl_train_network"))
+    assert wrong == []
+    assert matched == len(adapters) // 3
