@@ -22,10 +22,10 @@ def elementwise(pred: Tensor, target: Tensor, config: Any, noised: Any = None) -
         return difference.square()
     if kind == "l1":
         return difference.abs()
-    c = getattr(noised, "huber_c", None)
-    c = torch.tensor(config.loss.huber_c * config.loss.huber_scale, device=pred.device) if c is None else c
-    c = c.float().reshape(-1, *(1 for _ in difference.shape[1:]))
-    root = (difference.square() + c.square()).sqrt()
+    c: Any = config.loss.huber_c * config.loss.huber_scale
+    if (own := getattr(noised, "huber_c", None)) is not None:
+        c = own.float().reshape(-1, *(1 for _ in difference.shape[1:]))
+    root = (difference.square() + c * c).sqrt()
     return 2 * (root - c) * (c if kind == "huber" else 1)
 
 

@@ -1,0 +1,107 @@
+"""The optimizer, by the package that owns it, and its schedule."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from library.config.schema import ConfigError
+from library.train.choices import (
+    Maker,
+    arguments,
+    is_schedule_free,
+    load,
+    maker,
+    missing_package,
+    relative_step,
+    unknown_arguments,
+)
+from library.train.schedule import problems as schedule_problems
+from library.train.schedule import schedule
+
+__all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems", "schedule", "train_mode"]
+
+log = logging.getLogger(__name__)
+
+
+def optimizer(learner: Any, config: Any) -> Any:
+    """The optimizer over what learns, one group per learning rate. Call it when parameters are where they will stay.
+
+    AdamW is fused on CUDA, unless optimizer_args say otherwise. Raises ConfigError in the words of `problems`.
+    """
+    if wrong := list(problems(config)):
+        raise ConfigError("\n".join(wrong))
+    groups = learner.groups(config.optim)
+    cls, own = maker(config), arguments(config)
+    if relative_step(config):  # Adafactor finds its own rate; one that is given would be refused
+        groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
+    always = dict(cls.always)
+    on_cuda = all(p.is_cuda for group in groups for p in group["params"])
+    if cls.name == "AdamW" and cls.module == "torch.optim" and on_cuda and not {"fused", "foreach"} & own.keys():
+        always["fused"] = True
+    rate = None if relative_step(config) else config.optim.learning_rate
+    made = load(cls)(groups, lr=rate, **always, **own)
+    log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
+    return made
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What is wrong with the choice of optimizer and its arguments, a sentence each."""
+    cls, own = maker(config), {}
+    try:
+        own = arguments(config)
+    except ConfigError as e:
+        yield from str(e).splitlines()
+    if absent := missing_package(cls.module, cls.pip):
+        yield f"optimizer_type {config.optim.optimizer} {absent}"
+    else:
+        yield from _signature_problems(cls, own, config.optim.optimizer)
+    yield from schedule_problems(config)
+
+
+def notes(config: Any) -> Iterator[str]:
+    """What is allowed but seldom meant, or has no effect, a sentence each."""
+    name = maker(config).name
+    if (name.startswith("DAdapt") or name == "Prodigy") and config.optim.learning_rate <= 0.1:
+        yield f"learning_rate {config.optim.learning_rate} is small for {name}, which finds its own step: use about 1.0"
+    if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
+        yield f"lr_scheduler has no effect: {name} needs no schedule"
+    if relative_step(config):
+        yield "learning rates and lr_scheduler have no effect: Adafactor finds its own (relative_step=True)"
+
+
+def describe(config: Any) -> str:
+    """The optimizer as metadata names it: module.Class(k=v,...)."""
+    cls, own = maker(config), arguments(config)
+    made = load(cls)
+    text = ",".join(f"{key}={value}" for key, value in own.items())
+    return f"{made.__module__}.{made.__name__}" + (f"({text})" if text else "")
+
+
+def train_mode(made: Any) -> None:
+    """A schedule-free optimizer steps in this mode; others have no modes."""
+    if callable(switch := getattr(made, "train", None)):
+        switch()
+
+
+def eval_mode(made: Any) -> None:
+    """A schedule-free optimizer shows its averaged weights in this mode."""
+    if callable(switch := getattr(made, "eval", None)):
+        switch()
+
+
+@contextlib.contextmanager
+def averaged(made: Any) -> Iterator[None]:
+    """Inside, a schedule-free optimizer shows its averaged weights, for samples, validation and saving."""
+    eval_mode(made)
+    try:
+        yield
+    finally:
+        train_mode(made)
+
+
+def _signature_problems(cls: Maker, own: dict[str, Any], title: str) -> Iterator[str]:
+    try:
+        yield from unknown_arguments(load(cls), own, "optimizer_args", title)
+    except ConfigError as e:
+        yield f"optimizer_type {title}: {e}"

@@ -1,0 +1,177 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from library.config.schema import ConfigError, build
+from library.families.flux.options import FluxLora
+from library.train import choices, optim
+
+
+def config(**values):
+    return build(FluxLora, {"learning_rate": 0.5, **values}, notes=[])
+
+
+def learner(*rates):
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": rate, "name": f"part{i}"} for i, rate in enumerate(rates)]
+    return SimpleNamespace(groups=lambda _optim=None: [dict(g) for g in groups])
+
+
+def curve(total=10, **values):
+    chosen = config(**values)
+    made = optim.optimizer(learner(0.5), chosen)
+    schedule = optim.schedule(made, chosen, total)
+    rates = []
+    for _ in range(total):
+        rates.append(made.param_groups[0]["lr"])
+        made.step()
+        schedule.step()
+    return rates
+
+
+def test_adamw_is_the_default_with_rates_by_group():
+    made = optim.optimizer(learner(0.1, 0.2), config())
+    assert type(made) is torch.optim.AdamW and [(g["name"], g["lr"]) for g in made.param_groups] == [
+        ("part0", 0.1),
+        ("part1", 0.2),
+    ]
+    assert not made.defaults["fused"]  # on the CPU
+
+
+def test_arguments_reach_the_optimizer():
+    made = optim.optimizer(learner(0.1), config(optimizer_args=["betas=0.8,0.9", "weight_decay=0.3", "amsgrad=True"]))
+    assert made.defaults["betas"] == (0.8, 0.9) and made.defaults["weight_decay"] == 0.3 and made.defaults["amsgrad"]
+    made = optim.optimizer(learner(0.1), config(optimizer_type="sgdnesterov"))
+    assert made.defaults["nesterov"] and made.defaults["momentum"] == 0.9
+    assert type(optim.optimizer(learner(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
+    made = optim.optimizer(learner(0.1), config(optimizer_type="torch.optim.NAdam"))
+    assert type(made) is torch.optim.NAdam
+
+
+def test_every_name_has_a_line_in_the_table():
+    from typing import get_args
+
+    from library.config.sections.learning import OptimizerName, SchedulerName
+    from library.train.schedule import FUNCTIONS
+
+    assert {n.lower() for n in get_args(OptimizerName)} == set(choices.MAKERS)
+    assert set(get_args(SchedulerName)) == set(FUNCTIONS)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    wrong = config(
+        optimizer_type="Prodigy",
+        optimizer_args=["weight_decay", "betas=(0.9", "d_coef=abc"],
+        lr_scheduler="cosin",
+        lr_scheduler_args=["x"],
+    )
+    said = list(optim.problems(wrong))
+    assert len(said) == 6
+    assert sum("key=value" in s for s in said) == 4
+    assert any("pip install prodigyopt" in s for s in said) and any("did you mean cosine" in s for s in said)
+    with pytest.raises(ConfigError, match="prodigyopt"):
+        optim.optimizer(learner(0.1), wrong)
+
+
+@pytest.mark.parametrize(
+    "values, sentence",
+    [
+        ({"optimizer_args": ["weight_dekay=0.1"]}, "AdamW has no argument weight_dekay (did you mean weight_decay?)"),
+        ({"optimizer_type": "Adamw2"}, "torch.optim has no Adamw2 (did you mean AdamW"),
+        ({"optimizer_type": "nowhere.Best"}, "pip install nowhere"),
+        ({"optimizer_type": "AdamW8bit"}, "pip install bitsandbytes"),
+        ({"lr_scheduler": "cosine", "lr_scheduler_args": ["power=2"]}, "cosine has no argument power"),
+        ({"lr_scheduler": "cosine_with_min_lr"}, "needs lr_scheduler_min_lr_ratio"),
+        ({"lr_scheduler": "piecewise_constant"}, "step_rules"),
+        ({"lr_scheduler": "adafactor"}, "goes with optimizer_type Adafactor"),
+        ({"lr_scheduler_type": "OneCycel"}, "has no OneCycel (did you mean OneCycleLR?)"),
+        ({"optimizer_type": "Adafactor", "optimizer_args": ["warmup_init=True", "relative_step=False"]}, ""),
+    ],
+)
+def test_wrong_choices(values, sentence):
+    said = list(optim.problems(config(**values)))
+    assert any(sentence in s for s in said) if sentence else not said
+
+
+@pytest.mark.parametrize(
+    "values, expected",
+    [
+        ({}, [0.5] * 10),
+        ({"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 4}, [0, 0.125, 0.25, 0.375, *[0.5] * 6]),
+        ({"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": "20%"}, [0, 0.25, *[0.5] * 8]),
+        ({"lr_scheduler": "linear", "lr_warmup_steps": 0.5}, [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.4, 0.3, 0.2, 0.1]),
+        ({"lr_scheduler": "polynomial", "lr_scheduler_power": 2}, [0.5 * (1 - i / 10) ** 2 for i in range(10)]),
+        (
+            {"lr_scheduler": "cosine"},
+            [0.25 * (1 + math.cos(i * math.pi / 10)) for i in range(10)],
+        ),
+        ({"lr_scheduler": "piecewise_constant", "lr_scheduler_args": ["step_rules='1:3,0.1'"]}, [0.5] * 3 + [0.05] * 7),
+        (
+            {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 2, "lr_decay_steps": 0.4},
+            [0, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5, None, 0.25, None],
+        ),
+        ({"lr_scheduler_type": "StepLR", "lr_scheduler_args": ["step_size=5", "gamma=0.1"]}, [0.5] * 5 + [0.05] * 5),
+    ],
+)
+def test_curves(values, expected):
+    got = curve(**values)
+    assert all(e is None or g == pytest.approx(e, abs=1e-4) for g, e in zip(got, expected, strict=True)), got
+
+
+def test_other_curves_end_where_they_should():
+    got = curve(total=100, lr_scheduler="cosine_with_min_lr", lr_scheduler_min_lr_ratio=0.1)
+    assert got[0] == 0.5 and got[-1] == pytest.approx(0.05, abs=0.001)
+    got = curve(total=100, lr_scheduler="cosine_with_restarts", lr_scheduler_num_cycles=2)
+    assert got[50] == 0.5 and got[49] < 0.01
+    assert curve(lr_scheduler="inverse_sqrt", lr_scheduler_timescale=4)[5] == pytest.approx(0.5 * (4 / 9) ** 0.5)
+
+
+def test_more_warmup_than_steps_is_a_sentence():
+    chosen = config(lr_scheduler="cosine", lr_warmup_steps=20)
+    with pytest.raises(ConfigError, match="more than all steps"):
+        optim.schedule(optim.optimizer(learner(0.1), chosen), chosen, 10)
+
+
+def test_adafactor_finds_its_own_rate_unless_told_not_to():
+    chosen = config(optimizer_type="AdaFactor", learning_rate=1e-3, lr_scheduler="cosine")
+    made = optim.optimizer(learner(1e-4), chosen)
+    schedule = optim.schedule(made, chosen, 10)
+    assert type(schedule).__name__ == "AdafactorSchedule" and made.defaults["relative_step"]
+    for p in made.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    made.step()
+    schedule.step()
+    assert any("Adafactor finds its own" in note for note in optim.notes(chosen))
+    args = ["scale_parameter=False", "relative_step=False", "warmup_init=False"]
+    chosen = config(optimizer_type="Adafactor", optimizer_args=args, lr_scheduler="constant_with_warmup")
+    made = optim.optimizer(learner(1e-4), chosen)
+    assert made.param_groups[0]["lr"] == 1e-4 and type(optim.schedule(made, chosen, 10)).__name__ == "LambdaLR"
+
+
+def test_description_is_that_of_the_metadata():
+    assert optim.describe(config()) == "torch.optim.adamw.AdamW"
+    said = optim.describe(config(optimizer_args=["betas=0.9,0.99", "weight_decay=0.1"]))
+    assert said == "torch.optim.adamw.AdamW(betas=(0.9, 0.99),weight_decay=0.1)"
+    adafactor = optim.describe(config(optimizer_type="adafactor"))
+    assert adafactor == "transformers.optimization.Adafactor(relative_step=True)"
+
+
+def test_notes_on_what_is_seldom_meant():
+    assert any("about 1.0" in n for n in optim.notes(config(optimizer_type="prodigy", learning_rate=1e-4)))
+    assert any(
+        "no schedule" in n for n in optim.notes(config(optimizer_type="AdamWScheduleFree", lr_scheduler="cosine"))
+    )
+
+
+def test_schedule_free_weights_are_averaged_only_inside():
+    calls = []
+    made = SimpleNamespace(train=lambda: calls.append("train"), eval=lambda: calls.append("eval"))
+    optim.train_mode(made)
+    with pytest.raises(RuntimeError), optim.averaged(made):
+        calls.append("save")
+        raise RuntimeError
+    assert calls == ["train", "eval", "save", "train"]
+    with optim.averaged(optim.optimizer(learner(0.1), config())):
+        pass
