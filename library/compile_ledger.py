@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.events: list[Compiled] = []
-        self.expected: Counter[str] = Counter()
+        self.expected: dict[str, list[Hashable]] = {}  # class of block -> the shape of each block
         self.fallback = ""  # why compiled blocks were given up, if they were
         self._inside = ""
         self._owner: dict[str, str] = {}
@@ -42,9 +42,13 @@ class Ledger:
         finally:
             self._inside = before
 
-    def expect(self, kind: str) -> None:
-        """A block of this class has been set up to compile."""
-        self.expected[kind] += 1
+    def expect(self, kind: str, shape: Hashable) -> None:
+        """A block of this class has been set up to compile. Blocks of equal shape share their graphs."""
+        self.expected.setdefault(kind, []).append(shape)
+
+    def predicted(self) -> dict[str, int]:
+        """How many forward graphs the whole run should need, by class of block."""
+        return {kind: len(set(shapes)) for kind, shapes in self.expected.items()}
 
     def listen(self) -> None:
         """Start to note compilations. Safe to call twice; `torch._dynamo.reset()` ends it."""
@@ -74,7 +78,8 @@ class Ledger:
         """Totals for the log and the run's record."""
         good = [e for e in self.events if not e.failed]
         return {
-            "blocks": dict(self.expected),
+            "blocks": {kind: len(shapes) for kind, shapes in self.expected.items()},
+            "predicted": self.predicted(),
             "graphs": dict(Counter(e.block for e in good if e.forward)),
             "num_graphs": sum(e.forward for e in good),
             "recompiles": sum(bool(e.reason) for e in good),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from library.compile_ledger import LEDGER
 from library.config.schema import ConfigError
-from library.memory.blocks import under_its_name
+from library.memory.blocks import copied, under_its_name
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ MINIMUM_TORCH = (2, 11)
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WRAPPER = "_orig_mod."
 
+Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
 M = TypeVar("M", bound=nn.Module)
 V = TypeVar("V")
 
@@ -111,7 +112,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     `args` is anything with the six option names. `inputs` (by class name) lets blocks of a class share one graph.
     Raises ConfigError when this machine cannot compile.
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     if wrong := list(problems(args, device, disable_linear)):
         raise ConfigError("\n".join(wrong))
     _settings(args, device)
@@ -121,12 +122,13 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     for block in blocks:
         if disable_linear:
             disable_linear_from_compile(block)
-        kind = type(block).__name__
-        _add_door(block, (inputs or {}).get(kind), mark=options["dynamic"] is None)
+        kind, shape = type(block).__name__, _shape(block)
+        given = (inputs or {}).get(kind, Inputs(streams=()))
+        block.__class__ = _with_door(type(block), shape, given, mark=options["dynamic"] is None)
         block.compile(**options)
-        LEDGER.expect(kind)
+        LEDGER.expect(kind, shape)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
-    logger.info("%s: %d blocks compiled in place (%s)", log_prefix, len(blocks), shown)
+    logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(LEDGER.predicted().values()), shown)
     return model
 
 
@@ -212,14 +214,19 @@ def _settings(args: Any, device: torch.device) -> None:
         setattr(inductor, "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random", True)
 
 
-def _add_door(block: nn.Module, inputs: Inputs | None, mark: bool) -> None:
-    """Make the block's eager call site tell the ledger where it is, and hand every block the same kind of tensors."""
-    block.__class__ = _with_door(type(block), inputs or Inputs(streams=()), mark)
+def _shape(block: nn.Module) -> Shape:
+    """What makes blocks of a class need graphs of their own: sizes and types of their weights, and which learn."""
+    return tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters())
 
 
 @functools.cache
-def _with_door(cls: type[nn.Module], inputs: Inputs, mark: bool) -> type[nn.Module]:
-    """A subclass whose call runs eager code before the compiled one. One per class: graphs are shared by class."""
+def _with_door(cls: type[nn.Module], shape: Shape, inputs: Inputs, mark: bool) -> type[nn.Module]:
+    """A subclass whose call runs eager code before the compiled one: it tells the ledger where compiling happens, and
+    hands every block the same kind of tensors.
+
+    There is one for each shape of a block, with code of its own, so that its graphs are its own as well: SDXL's twelve
+    kinds of ResNet block would otherwise count as recompilations of one and exceed PyTorch's limit of 8.
+    """
     kind = cls.__name__
 
     class Door(cls):
@@ -234,6 +241,7 @@ def _with_door(cls: type[nn.Module], inputs: Inputs, mark: bool) -> type[nn.Modu
             with LEDGER.inside(kind):
                 return super().__call__(*given, **kwargs)
 
+    Door.forward = copied(cls.forward)
     return under_its_name(Door, cls)
 
 

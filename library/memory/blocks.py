@@ -16,12 +16,13 @@ def under_its_name(made: type[nn.Module], cls: type[nn.Module]) -> type[nn.Modul
     of different classes would look like recompilations of each other.
     """
     if "forward" in vars(made):
-        made.forward = _copied(vars(made)["forward"])
+        made.forward = copied(vars(made)["forward"])
     made.__name__, made.__qualname__, made.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return made
 
 
-def _copied(function: types.FunctionType) -> types.FunctionType:
+def copied(function: types.FunctionType) -> types.FunctionType:
+    """The same function with code of its own, which is what PyTorch keeps compiled graphs with."""
     copy = types.FunctionType(
         function.__code__.replace(),
         function.__globals__,
