@@ -6,13 +6,14 @@ kohya-ss/sd-scripts. Every number stays on the latents' device: nothing here mak
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from library.config.schema import ConfigError
+from library.families.base import Noised
 
 TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
 NO_SNR = (
@@ -20,31 +21,24 @@ NO_SNR = (
 )
 
 
-def problems(loss: Any) -> Iterator[str]:
-    """What of the loss options cannot work with flow matching."""
-    if loss.loss_type in ("huber", "smooth_l1") and loss.huber_schedule == "snr":
-        yield NO_SNR
+def noised(latents: Tensor, noise: Any, loss: Any, generator: torch.Generator, sigmas: Tensor | None = None) -> Noised:
+    """Mix noise into latents [B, C, h, w] by the options of the sections `noise` and `loss`; all float32.
 
-
-def noised(latents: Tensor, noise: Any, loss: Any, generator: torch.Generator) -> dict[str, Tensor | None]:
-    """Mix noise into latents [B, C, h, w] by the options of the sections `noise` and `loss`.
-
-    Returns the fields of `Noised`: latents and target [B, C, h, w], timesteps, sigmas and weight [B], huber_c [B] or
-    None; all float32. The generator lives on the latents' device; it is asked for noise, timesteps, perturbation, in
-    this order.
+    The generator lives on the latents' device; it is asked for noise, timesteps, perturbation, in this order. `sigmas`
+    [B] are used instead of drawn ones when given.
     """
     latents = latents.float()
     eps = _normal(latents, generator)
-    sigmas = sampled(latents, noise, generator)
+    sigmas = sampled(latents, noise, generator) if sigmas is None else sigmas.float()
     share = sigmas.view(-1, 1, 1, 1)
-    return {
-        "latents": (1 - share) * latents + share * (eps + perturbation(latents, noise, generator)),
-        "timesteps": sigmas,
-        "target": eps - latents,
-        "weight": weights(sigmas, noise),
-        "sigmas": sigmas,
-        "huber_c": huber_threshold(sigmas, loss),
-    }
+    return Noised(
+        latents=(1 - share) * latents + share * (eps + perturbation(latents, noise, generator)),
+        timesteps=sigmas,
+        target=eps - latents,
+        weight=weights(sigmas, noise),
+        sigmas=sigmas,
+        huber_c=huber_threshold(sigmas, loss),
+    )
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -69,21 +69,6 @@ def _count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
     return len({key.split(".")[1] for key in shapes if key.startswith(f"{blocks}.")})
 
 
-class Linear(nn.Linear):
-    """A linear layer whose weight may be stored in 8 bits; it is widened where it is used.
-
-    Autocast widens such weights by itself; without autocast the type of the input is taken.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        if self.weight.dtype == torch.float8_e4m3fn:
-            kind = x.device.type
-            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-            return F.linear(x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
-        return F.linear(x, self.weight, self.bias)
-
-
 class RMSNorm(nn.Module):
     """Bring each head's vector to length sqrt(D), in float32 whatever comes in, so that q and k are rounded once."""
 
@@ -110,9 +95,9 @@ class SelfAttention(nn.Module):
 
     def __init__(self, hidden: int, head: int):
         super().__init__()
-        self.qkv = Linear(hidden, 3 * hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
         self.norm = QKNorm(head)
-        self.proj = Linear(hidden, hidden)
+        self.proj = nn.Linear(hidden, hidden)
 
 
 class MLPEmbedder(nn.Module):
@@ -120,9 +105,9 @@ class MLPEmbedder(nn.Module):
 
     def __init__(self, channels: int, hidden: int):
         super().__init__()
-        self.in_layer = Linear(channels, hidden)
+        self.in_layer = nn.Linear(channels, hidden)
         self.silu = nn.SiLU()
-        self.out_layer = Linear(hidden, hidden)
+        self.out_layer = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, channels] -> [B, C]."""
@@ -134,7 +119,7 @@ class Modulation(nn.Module):
 
     def __init__(self, hidden: int, triples: int):
         super().__init__()
-        self.lin = Linear(hidden, 3 * triples * hidden)
+        self.lin = nn.Linear(hidden, 3 * triples * hidden)
 
     def forward(self, vec: Tensor) -> Tensor:
         """[B, C] -> [B, 1, 3 * triples * C]; the caller chunks it."""
@@ -183,10 +168,10 @@ class DoubleStreamBlock(nn.Module):
         super().__init__()
         self.img_mod = Modulation(hidden, triples=2)
         self.img_attn = SelfAttention(hidden, head)
-        self.img_mlp = nn.Sequential(Linear(hidden, mlp), nn.GELU(approximate="tanh"), Linear(mlp, hidden))
+        self.img_mlp = nn.Sequential(nn.Linear(hidden, mlp), nn.GELU(approximate="tanh"), nn.Linear(mlp, hidden))
         self.txt_mod = Modulation(hidden, triples=2)
         self.txt_attn = SelfAttention(hidden, head)
-        self.txt_mlp = nn.Sequential(Linear(hidden, mlp), nn.GELU(approximate="tanh"), Linear(mlp, hidden))
+        self.txt_mlp = nn.Sequential(nn.Linear(hidden, mlp), nn.GELU(approximate="tanh"), nn.Linear(mlp, hidden))
 
     def forward(self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None):
         """img [B, I, C], txt [B, L, C], vec [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt."""
@@ -215,8 +200,8 @@ class SingleStreamBlock(nn.Module):
 
     def __init__(self, hidden: int, head: int, mlp: int):
         super().__init__()
-        self.linear1 = Linear(hidden, 3 * hidden + mlp)
-        self.linear2 = Linear(hidden + mlp, hidden)
+        self.linear1 = nn.Linear(hidden, 3 * hidden + mlp)
+        self.linear2 = nn.Linear(hidden + mlp, hidden)
         self.norm = QKNorm(head)
         self.modulation = Modulation(hidden, triples=1)
 
@@ -236,8 +221,8 @@ class LastLayer(nn.Module):
 
     def __init__(self, hidden: int, out_channels: int):
         super().__init__()
-        self.linear = Linear(hidden, out_channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(hidden, 2 * hidden))
+        self.linear = nn.Linear(hidden, out_channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden))
 
     def forward(self, img: Tensor, vec: Tensor) -> Tensor:
         """img [B, I, C], vec [B, C] -> [B, I, out channels]."""
@@ -276,11 +261,11 @@ class Flux(nn.Module):
         width = (sizes.hidden, sizes.head, sizes.mlp)
         self.sizes = sizes
         self.axes = sizes.axes
-        self.img_in = Linear(sizes.in_channels, sizes.hidden)
+        self.img_in = nn.Linear(sizes.in_channels, sizes.hidden)
         self.time_in = MLPEmbedder(TIME_CHANNELS, sizes.hidden)
         self.vector_in = MLPEmbedder(sizes.vector_channels, sizes.hidden)
         self.guidance_in = MLPEmbedder(TIME_CHANNELS, sizes.hidden) if sizes.guidance else None
-        self.txt_in = Linear(sizes.text_channels, sizes.hidden)
+        self.txt_in = nn.Linear(sizes.text_channels, sizes.hidden)
         self.double_blocks = nn.ModuleList(DoubleStreamBlock(*width) for _ in range(sizes.double_blocks))
         self.single_blocks = nn.ModuleList(SingleStreamBlock(*width) for _ in range(sizes.single_blocks))
         self.final_layer = LastLayer(sizes.hidden, sizes.out_channels)

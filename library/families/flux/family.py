@@ -1,0 +1,199 @@
+"""FLUX.1 as a family: how its files become networks, captions become conditions, latents become a training step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.schema import ConfigError
+from library.families import clip, t5, tokenizers
+from library.families.base import LatentCache, Noised, Parts, TextCache
+from library.families.flux import packing, source
+from library.objectives import flow
+
+# Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
+TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, "tokenizer_2")}
+PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
+T5_LENGTH = {True: 512, False: 256}  # tokens that dev (with guidance) and schnell were trained with
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """What blocks of one class are called with, by position: what flows from block to block, and which sizes vary."""
+
+    streams: tuple[int, ...]
+    dynamic: tuple[tuple[int, int], ...]  # (position, dimension)
+
+
+class Flux:
+    """FLUX.1 dev or schnell: a transformer, CLIP-L, T5 and an autoencoder. Holds the run's config."""
+
+    name = "flux"
+    regions = ("DoubleStreamBlock", "SingleStreamBlock")
+    adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
+    latent_cache = LatentCache(suffix="_flux.npz", keyed_by_size=True)
+    text_cache = TextCache(suffix="_flux_te.npz", keys=("l_pooled", "t5_out", "txt_ids", "t5_attn_mask"))
+    # The number of tokens varies: of img, txt, pe and mask, and of joint, pe and mask.
+    block_inputs = {
+        "DoubleStreamBlock": BlockInputs(streams=(0, 1), dynamic=((0, 1), (1, 1), (3, 1), (4, 1))),
+        "SingleStreamBlock": BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1), (3, 1))),
+    }
+    sample_defaults = {
+        "negative_prompt": "",
+        "width": 512,
+        "height": 512,
+        "sample_steps": 20,
+        "scale": 1.0,
+        "guidance_scale": 3.5,
+    }
+    sample_multiple = 16
+    scale = 0.3611  # latents are (VAE sample - shift) * scale
+    shift = 0.1159
+
+    def __init__(self, config: Any):
+        self.config = config
+        self.grid: int = type(config).grid
+        self.positions = packing.Positions()
+        self.depth = (19, 38)  # double and single blocks; load() reads the model's own
+
+    # ---- files
+
+    @cached_property
+    def guided(self) -> bool:
+        """Whether the model was distilled with guidance (dev) or not (schnell), from its header."""
+        path = source.located(self.config, "denoiser")
+        return "guidance_in.in_layer.weight" in source.bfl_shapes(source.plain_shapes(source.read_entries(path)))
+
+    @property
+    def architecture(self) -> str:
+        """modelspec's word for this model."""
+        return "flux-1-dev" if self.guided else "flux-1-schnell"
+
+    @property
+    def text_length(self) -> int:
+        """Tokens of T5 that every caption is cut or padded to."""
+        return self.config.model.t5xxl_max_token_length or T5_LENGTH[self.guided]
+
+    def problems(self) -> Iterator[str]:
+        """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
+        if self.config.model.model_type == "chroma":
+            yield "model_type: Chroma is not trained here: use FLUX.1 dev or schnell with model_type = flux"
+        yield from source.problems(self.config)
+        for encoder in TOKENIZERS:
+            try:
+                self._tokenizer_folder(encoder)
+            except ConfigError as e:
+                yield str(e)
+
+    def _tokenizer_folder(self, encoder: str) -> Path:
+        options, (name, subfolder) = self.config.model, TOKENIZERS[encoder]
+        base = options.pretrained_model_name_or_path
+        whole = source.whole_model(Path(base)) if base and Path(base).exists() else None
+        for place in (getattr(options, encoder), whole or base, options.clip_l, options.t5xxl, options.ae):
+            for folder in tokenizers.places(name, place, subfolder, None):
+                if tokenizers.holds(folder, tokenizers.kind(name)):
+                    return folder
+        token = self.config.hub.huggingface_token
+        return tokenizers.find(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
+
+    def load(self, dtype: torch.dtype) -> Parts:
+        """All four networks on the CPU in `dtype`, in sizes that their files tell. Raises ConfigError.
+
+        The blocks' matrices stay in 8 bits when the file has them so and fp8_base is set. The autoencoder is in float32
+        with no_half_vae, and in place of float16, whose range it exceeds.
+        """
+        config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
+        paths = {part: source.located(config, part) for part in source.PARTS}
+        keep_8_bits = config.adapters and config.precision.fp8_denoiser
+        denoiser = source.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
+        exact = getattr(config.model, "no_half_vae", False) or dtype == torch.float16
+        vae = source.load_ae(paths["ae"], torch.float32 if exact else dtype, self.scale, self.shift, mmap)
+        encoders = {
+            "clip_l": source.load_clip_l(paths["clip_l"], dtype, mmap),
+            "t5xxl": t5.load(paths["t5xxl"], dtype, mmap),
+        }
+        found = {part: tokenizers.load(self._tokenizer_folder(part), name) for part, (name, _) in TOKENIZERS.items()}
+        self.guided = denoiser.sizes.guidance
+        self.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
+        return Parts(denoiser, vae, encoders, found, {part: str(path) for part, path in paths.items()})
+
+    def export(self, parts: Parts) -> dict[str, Tensor]:
+        """The denoiser under the keys of a single file (BFL, without prefix); nothing else is saved with it."""
+        return {name.replace("_orig_mod.", ""): tensor for name, tensor in parts.denoiser.state_dict().items()}
+
+    def adapter_name(self, part: str, path: str) -> str:
+        """("denoiser", "double_blocks.0.img_attn.qkv") -> "lora_unet_double_blocks_0_img_attn_qkv"."""
+        path = clip.canonical(path) if part == "clip_l" else path
+        return f"{PREFIXES[part]}_{path.replace('.', '_')}"
+
+    def swapped(self, number: int) -> dict[str, int]:
+        """`blocks_to_swap` -> blocks of each kind: one half as double blocks, two single ones for each of the other."""
+        double, single = number // 2, 2 * (number - number // 2)
+        return {"DoubleStreamBlock": min(double, self.depth[0]), "SingleStreamBlock": min(single, self.depth[1])}
+
+    # ---- a training step
+
+    def latents(self, parts: Parts, pixels: Tensor, generator: Any = None) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> scaled and shifted samples, float32 [B, 16, H / 8, W / 8]."""
+        first = next(parts.vae.parameters())
+        with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+            posterior = parts.vae.encode(pixels.to(first.device, first.dtype)).latent_dist
+            return (posterior.sample(generator).float() - self.shift) * self.scale
+
+    def text(self, parts: Parts, captions: Sequence[str], encoders: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+        """Captions -> l_pooled [B, 768] of CLIP-L; t5_out [B, L, 4096], txt_ids [B, L, 3], t5_attn_mask [B, L] of T5.
+
+        With apply_t5_attn_mask T5 does not look at padding either. Gradients flow where they are on.
+        """
+        wanted = tuple(parts.encoders) if encoders is None else encoders
+        out: dict[str, Tensor] = {}
+        if "clip_l" in wanted:
+            model = parts.encoders["clip_l"]
+            ids = clip.tokens(parts.tokenizers["clip_l"], captions)[:, 0]
+            out["l_pooled"] = model(input_ids=ids.to(next(model.parameters()).device)).pooler_output
+        if "t5xxl" in wanted:
+            ids, mask = t5.tokens(parts.tokenizers["t5xxl"], captions, self.text_length)
+            used = mask if self.config.model.apply_t5_attn_mask else None
+            out["t5_out"] = t5.encode(parts.encoders["t5xxl"], ids, used)
+            device = out["t5_out"].device
+            out["txt_ids"] = torch.zeros(*ids.shape, 3, device=device)
+            out["t5_attn_mask"] = mask.to(device)
+        return out
+
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> Noised:
+        """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
+        return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
+
+    def predict(self, denoiser: nn.Module, noised: Noised, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+        """The denoiser's answer in the terms of the target, float32 [B, C, h, w]. `sizes` say nothing to FLUX.1."""
+        latents = noised.latents
+        height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
+        guidance = torch.full((len(latents),), self.config.model.guidance_scale, device=latents.device)
+        answer = denoiser(
+            img=packing.pack(latents),
+            timesteps=noised.timesteps,
+            guidance=guidance,
+            **self.conditions(text, (height, width), latents.device),
+        )
+        velocity = packing.unpack(answer.float(), height, width)
+        return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
+
+    def conditions(self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device) -> dict[str, Any]:
+        """Text and positions as the denoiser takes them; `size` is the height and width in tokens."""
+        return {
+            "img_ids": self.positions.image(*size, device),
+            "txt": text["t5_out"],
+            "txt_ids": self.positions.text(text["t5_out"].shape[1], device),
+            "y": text["l_pooled"],
+            "txt_attention_mask": text["t5_attn_mask"] if self.config.model.apply_t5_attn_mask else None,
+        }
+
+    def sampler(self, parts: Parts) -> Callable:
+        """A function that draws preview images with these parts; see preview.Preview."""
+        from library.families.flux.preview import Preview
+
+        return Preview(self, parts)

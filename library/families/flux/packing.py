@@ -1,0 +1,48 @@
+"""FLUX.1 reads latents as a row of tokens: squares of 2 by 2 latent pixels, and where each square was."""
+
+import torch
+from torch import Tensor
+
+
+def pack(latents: Tensor) -> Tensor:
+    """Latents [B, C, 2 h, 2 w] -> tokens [B, h * w, 4 C]; inside a token the order is channel, row, column."""
+    return latents.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
+    """Tokens [B, h * w, 4 C] -> latents [B, C, 2 h, 2 w]; `height` and `width` count tokens."""
+    squares = tokens.unflatten(1, (height, width)).unflatten(-1, (-1, 2, 2))
+    return squares.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+
+
+def image_positions(height: int, width: int, device: torch.device) -> Tensor:
+    """Positions of an image's tokens [h * w, 3]: (0, row, column), float32."""
+    ids = torch.zeros(height, width, 3, device=device)
+    ids[..., 1] = torch.arange(height, dtype=torch.float32, device=device)[:, None]
+    ids[..., 2] = torch.arange(width, dtype=torch.float32, device=device)
+    return ids.flatten(0, 1)
+
+
+class Positions:
+    """Position tensors that are made once for each size: the denoiser keeps its RoPE tables for these very tensors."""
+
+    KEPT = 64
+
+    def __init__(self) -> None:
+        self._known: dict[tuple, Tensor] = {}
+
+    def image(self, height: int, width: int, device: torch.device) -> Tensor:
+        """Positions of an image of so many tokens [h * w, 3]."""
+        return self._kept(("image", height, width, device), lambda: image_positions(height, width, device))
+
+    def text(self, length: int, device: torch.device) -> Tensor:
+        """Positions of a text [L, 3]: all zero, for the order of its words is already in them."""
+        return self._kept(("text", length, device), lambda: torch.zeros(length, 3, device=device))
+
+    def _kept(self, key: tuple, make) -> Tensor:
+        if key not in self._known:
+            if len(self._known) >= self.KEPT:
+                self._known.clear()
+            with torch.inference_mode(False):  # a tensor made while drawing previews must serve in training, too
+                self._known[key] = make()
+        return self._known[key]

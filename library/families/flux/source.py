@@ -1,0 +1,281 @@
+"""FLUX.1 checkpoints on disk: where each of the four parts is, whether it is what it should be, and how it is read."""
+
+import fnmatch
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError
+from library.families import hub, weights
+from library.families.flux import keys
+
+logger = logging.getLogger(__name__)
+
+Shapes = Mapping[str, Sequence[int]]
+Entries = Mapping[str, Mapping[str, Any]]  # dtype and shape by key, as a header has them
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the four networks: the option that names it, and where it is inside a whole model's folder."""
+
+    option: str
+    what: str
+    inside: tuple[str, ...]  # patterns, the preferred one first
+    marker: tuple[str, ...]  # a tensor that only this network has, in each of its layouts
+
+
+PARTS = {
+    "denoiser": Part(
+        "pretrained_model_name_or_path",
+        "a FLUX.1 transformer (flux1-dev.safetensors, or a diffusers folder)",
+        ("transformer", "flux1*.safetensors"),
+        ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight"),
+    ),
+    "clip_l": Part(
+        "clip_l",
+        "the CLIP-L text encoder (clip_l.safetensors)",
+        ("text_encoder", "clip_l.safetensors"),
+        ("embeddings.token_embedding.weight",),
+    ),
+    "t5xxl": Part(
+        "t5xxl",
+        "the T5-XXL text encoder (t5xxl_fp16.safetensors)",
+        ("text_encoder_2", "t5xxl_fp16.safetensors", "t5xxl*.safetensors"),
+        ("encoder.block.0.layer.0.SelfAttention.q.weight",),
+    ),
+    "ae": Part(
+        "ae",
+        "the FLUX.1 autoencoder (ae.safetensors)",
+        ("vae", "ae.safetensors"),
+        ("decoder.conv_in.weight",),
+    ),
+}
+
+
+def named(config: Any, part: str) -> str | None:
+    """What the user gave for a part: its option, or the base model where that is a whole model."""
+    given = getattr(config.model, PARTS[part].option)
+    base = config.model.pretrained_model_name_or_path
+    if given or part == "denoiser" or not base:
+        return given
+    if hub.is_id(base):
+        return base
+    whole = whole_model(Path(base))
+    return str(whole) if whole and within(whole, part) else None
+
+
+def whole_model(path: Path) -> Path | None:
+    """The folder of a whole diffusers model, from it, its `transformer` folder or a file in that; else None."""
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / "transformer").is_dir() and (folder / "model_index.json").is_file():
+            return folder
+    return None
+
+
+def within(folder: Path, part: str) -> Path | None:
+    """Where a part is inside a folder: its sub-folder, a file under its usual name, or the folder itself."""
+    for pattern in PARTS[part].inside:
+        if found := sorted(p for p in folder.glob(pattern) if not p.name.startswith("._")):
+            return found[0]
+    own = sorted(folder.glob("*.safetensors*")) and not any(folder.glob("flux1*.safetensors"))
+    return folder if own else None
+
+
+def located(config: Any, part: str, fetch: bool = True) -> Path | None:
+    """Where a part is on this machine; None when it is on the hub and `fetch` is off. Raises ConfigError."""
+    about, name = PARTS[part], named(config, part)
+    if problem := hub.missing(about.option, name, about.what):
+        raise ConfigError(problem)
+    if hub.is_id(name) and not fetch:
+        return None
+    path = hub.local(name, about.option, lambda names: wanted_files(names, part), config.hub.huggingface_token)
+    if not path.is_dir():
+        return path
+    found = within(path, part)
+    if found is None:
+        raise ConfigError(f"{about.option}: the folder {path} does not hold {about.what}: give its file or folder")
+    return found
+
+
+def wanted_files(names: Iterable[str], part: str) -> list[str]:
+    """Which files of a repository to fetch for a part: its sub-folder, else the one file under its usual name."""
+    names = list(names)
+    for pattern in PARTS[part].inside:
+        if pattern.endswith(".safetensors"):
+            if found := sorted(fnmatch.filter(names, pattern)):
+                return found[:1]
+        elif any(name.startswith(f"{pattern}/") and name.endswith(".safetensors") for name in names):
+            return [n for n in names if n.startswith(f"{pattern}/") and n.endswith((".safetensors", ".json"))]
+    raise ConfigError(f"{PARTS[part].option}: this repository has no {PARTS[part].what}")
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What is missing or wrong among the four parts, from their headers, each with its option and the fix."""
+    found: dict[str, Shapes] = {}
+    for part, about in PARTS.items():
+        if part == "denoiser" and not named(config, part):
+            continue  # the config itself says so
+        try:
+            path = located(config, part, fetch=False)
+            if path is None:
+                continue  # on the hub; what is fetched is checked when it is there
+            entries = read_entries(path)
+            if problem := unfit(path, entries, part):
+                yield f"{about.option}: {problem}"
+            else:
+                found[part] = plain_shapes(entries)
+        except ConfigError as e:
+            text = str(e)
+            yield text if text.startswith(about.option) else f"{about.option}: {text}"
+    yield from mismatched(found)
+
+
+def read_entries(path: Path) -> dict[str, dict[str, Any]]:
+    """Shape and type by key, over all files of a part, from their headers alone."""
+    entries: dict[str, dict[str, Any]] = {}
+    for file in weights.files(path):
+        if file.suffix.lower() in weights.PICKLED:
+            raise ConfigError(f"{file} may hold code and is not opened: convert it to .safetensors")
+        entries |= weights.entries(file)
+    return entries
+
+
+def plain_shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
+    """Shapes by key, without the prefixes that keys may have."""
+    return {plain: tuple(entries[name]["shape"]) for plain, name in keys.cleaned(entries).items()}
+
+
+def unfit(path: Path, entries: Entries, part: str) -> str | None:
+    """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
+    about, shapes = PARTS[part], plain_shapes(entries)
+    found = weights.describe({name: tuple(entry["shape"]) for name, entry in entries.items()})
+    if found == "a LoRA file":
+        use = ": give it as --network_weights" if part == "denoiser" else ""
+        return f"{path} is a LoRA file, not a model{use}; here goes {about.what}"
+    if not any(name.endswith(about.marker) for name in shapes):
+        trainer = "; train it with sdxl_train_network or sdxl_train" if part == "denoiser" and "SDXL" in found else ""
+        return f"{path} is {found}{trainer}: here goes {about.what}"
+    if problem := stored_oddly(path, entries):
+        return problem
+    return unusual(path, shapes) if part == "denoiser" else None
+
+
+def stored_oddly(path: Path, entries: Entries) -> str | None:
+    """Why the way the numbers are stored cannot be read: 8 bits with scales, other kinds of 8 bits, 4 bits."""
+    scaled = ("scaled_fp8", "scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant")
+    if any(name.rsplit(".", 1)[-1] in scaled for name in entries):
+        return (
+            f"{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales"
+        )
+    types = {entry["dtype"] for entry in entries.values()}
+    if odd := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
+        return f"{path} is stored as {min(odd).lower()}, which is too coarse here: use the bf16 file, or fp8 e4m3fn"
+    if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
+        return f"{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn"
+    return None
+
+
+def unusual(path: Path, shapes: Shapes) -> str | None:
+    """Why a transformer with FLUX.1's names is still none that is trained here: Chroma, or an inpainting variant."""
+    if any(name.startswith("distilled_guidance_layer.") for name in shapes):
+        return f"{path} is a Chroma model, which is not trained here: use FLUX.1 dev or schnell"
+    try:
+        plain = bfl_shapes(shapes)
+        takes, gives = plain["img_in.weight"][1], plain["final_layer.linear.weight"][0]
+    except KeyError as e:
+        return f"{path} is not a complete FLUX.1 transformer, {e.args[0]} is missing: get the file again"
+    if takes != gives:
+        return (
+            f"{path} takes {takes} channels (fill, depth, canny), which is not trained here: use FLUX.1 dev or schnell"
+        )
+    return None
+
+
+def mismatched(shapes: Mapping[str, Shapes]) -> Iterator[str]:
+    """Parts that are each in order but do not belong together: a smaller T5, another VAE."""
+    if "denoiser" not in shapes:
+        return
+    model = bfl_shapes(shapes["denoiser"])
+    widths = {
+        "clip_l": ("token_embedding.weight", 1, model["vector_in.in_layer.weight"][1]),
+        "t5xxl": ("encoder.final_layer_norm.weight", 0, model["txt_in.weight"][1]),
+        "ae": ("decoder.conv_in.weight", 1, model["img_in.weight"][1] // 4),
+    }
+    for part, (name, dimension, expected) in widths.items():
+        got = next((shape[dimension] for key, shape in shapes.get(part, {}).items() if key.endswith(name)), expected)
+        if got != expected:
+            yield f"{part}: has {got} channels where this FLUX model expects {expected}: give {PARTS[part].what}"
+
+
+def bfl_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Shapes by BFL key, from those of either layout (plain keys). Raises KeyError naming a tensor that is missing."""
+    if not keys.is_diffusers(shapes):
+        return {name: tuple(shape) for name, shape in shapes.items()}
+    return {
+        name: (sum(shapes[part][0] for part in made_of), *shapes[made_of[0]][1:])
+        for name, made_of in keys.sources(shapes).items()
+    }
+
+
+def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) -> Any:
+    """Read a transformer of either layout as our module, in `dtype`, tensor by tensor.
+
+    With `keep_8_bits` the matrices of the blocks that the file holds as float8_e4m3fn stay so; all else is widened.
+    Raises ConfigError when tensors are missing or of a wrong shape.
+    """
+    import torch
+
+    from library.families.flux.model import Flux, Sizes
+
+    file = weights.read(path, mmap)
+    names, stored = keys.cleaned(file), file.shapes()
+    shapes = {plain: stored[name] for plain, name in names.items()}
+    try:
+        converts = keys.is_diffusers(names)
+        made_of = keys.sources(names) if converts else {name: (name,) for name in names}
+        with torch.device("meta"):
+            model = Flux(Sizes.of(bfl_shapes(shapes)))
+        tensors = {}
+        for name in model.state_dict():
+            rows = [file[names[part]] for part in made_of[name]]
+            tensor = keys.joined(name, rows) if converts else rows[0]
+            kept = keep_8_bits and tensor.dtype == torch.float8_e4m3fn and "blocks." in name and tensor.ndim == 2
+            tensors[name] = tensor if kept else weights.cast(tensor, dtype)
+        if unread := len(made_of) - len(tensors):
+            logger.warning("%s: %d tensors are not part of FLUX.1 and are left out", path, unread)
+        return weights.assign(model, tensors)
+    except KeyError as e:
+        raise ConfigError(f"{path} is not a complete FLUX.1 transformer, {e.args[0]} is missing") from e
+    except RuntimeError as e:
+        raise ConfigError(f"{path} does not fit together: {str(e).strip().splitlines()[-1].strip()}") from e
+
+
+def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = True) -> Any:
+    """Read an autoencoder, single file or diffusers, as an AutoencoderKL."""
+    from library.families import autoencoder
+
+    file = weights.read(path, mmap)
+    if "decoder.conv_in.weight" not in file:
+        raise weights.wrong(path, "a FLUX.1 autoencoder")
+    tensors = autoencoder.to_diffusers({name: weights.cast(file[name], dtype) for name in file})
+    return autoencoder.build(tensors, scale, shift)
+
+
+def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
+    """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of whatever version of transformers."""
+    from library.families import clip
+
+    file, marker = weights.read(path, mmap), "embeddings.token_embedding.weight"
+    found = next((name for name in file if name.endswith(marker)), None)
+    if found is None:
+        raise weights.wrong(path, "a CLIP-L text encoder")
+    prefix = found.removesuffix(marker).removesuffix("text_model.")
+    names = {clip.canonical(name.removeprefix(prefix)): name for name in file if name.startswith(prefix)}
+    names.pop("text_model.embeddings.position_ids", None)
+    try:
+        return clip.encoder({plain: weights.cast(file[name], dtype) for plain, name in names.items()})
+    except KeyError as e:
+        raise ConfigError(f"{path} is not a complete CLIP-L encoder, {e.args[0]} is missing: get it again") from e

@@ -1,0 +1,82 @@
+"""The T5 text encoder of FLUX.1, of the sizes of its tensors."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.families import weights
+
+MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight")  # one matrix; files hold it under either name or both
+BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+GATED = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"
+PLAIN = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
+
+
+def config(shapes: Mapping[str, Sequence[int]]) -> Any:
+    """Sizes from shapes by file name. Raises KeyError when a tensor that tells them is missing."""
+    from transformers import T5Config
+
+    words, width = next(shapes[name] for name in (*EMBEDDINGS, "") if name in shapes or not name)
+    buckets, heads = shapes[BIAS]
+    gated = GATED in shapes
+    layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.block.")}
+    return T5Config(
+        vocab_size=words,
+        d_model=width,
+        d_kv=shapes[MARKER][0] // heads,
+        d_ff=shapes[GATED if gated else PLAIN][0],
+        num_layers=len(layers),
+        num_heads=heads,
+        relative_attention_num_buckets=buckets,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+
+
+def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
+    """Read a T5 encoder (one file, shards, or a text_encoder_2 folder) as a T5EncoderModel in `dtype`.
+
+    Weights stored in 8 bits are widened: there is no faster arithmetic for them here. Raises ConfigError.
+    """
+    from accelerate import init_empty_weights
+    from transformers import T5EncoderModel
+
+    file = weights.read(path, mmap)
+    if MARKER not in file:
+        raise weights.wrong(path, "a T5 text encoder")
+    with init_empty_weights(include_buffers=False):
+        model = T5EncoderModel(config(file.shapes()))
+    model.encoder.embed_tokens = model.shared  # one matrix, or moving the model would make two of it
+    embedding = next(name for name in EMBEDDINGS if name in file)
+    try:
+        stored = {name: file[embedding if name in EMBEDDINGS else name] for name in model.state_dict()}
+    except KeyError as e:
+        raise weights.ConfigError(f"{path} is not a complete T5 encoder, {e.args[0]} is missing: get it again") from e
+    model = weights.assign(model, {name: weights.cast(tensor, dtype) for name, tensor in stored.items()})
+    model.encoder.embed_tokens = model.shared
+    return model
+
+
+def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
+    """Token ids and mask [B, length]: cut or padded to `length`, with the end mark."""
+    made = tokenizer(
+        list(texts),
+        max_length=length,
+        padding="max_length",
+        truncation=True,
+        return_tensors="pt",
+        add_special_tokens=True,
+    )
+    return made.input_ids, made.attention_mask
+
+
+def encode(model: nn.Module, ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]. Without mask, padding is read too."""
+    device = model.shared.weight.device
+    mask = torch.ones_like(ids) if mask is None else mask
+    return model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state
