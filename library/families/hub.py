@@ -11,8 +11,9 @@ ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_id(name: str) -> bool:
-    """Whether a name reads as owner/name and is no file or folder here."""
-    return bool(ID.fullmatch(name)) and not Path(name).exists() and not Path(name).suffix.startswith((".saf", ".ckpt"))
+    """Whether a name reads as owner/name and is no path here, not even one whose last part is misspelt."""
+    path = Path(name)
+    return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
 
 
 def missing(option: str, name: str | None, wanted: str) -> str | None:

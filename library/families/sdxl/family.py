@@ -27,7 +27,11 @@ class Sdxl:
     adapter_targets = ("Transformer2DModel",)
     architecture = "stable-diffusion-xl-v1-base"
     latent_cache = LatentCache(suffix="_sdxl.npz", keyed_by_size=False)
-    text_cache = TextCache(suffix="_te_outputs.npz", keys=("hidden_state1", "hidden_state2", "pool2"))
+    text_cache = TextCache(
+        suffix="_te_outputs.npz",
+        keys=("hidden_state1", "hidden_state2", "pool2"),
+        options=("max_token_length", "weighted_captions"),
+    )
 
     def __init__(self, config: Any):
         self.config = config
@@ -82,12 +86,18 @@ class Sdxl:
         folder = tokenizers.find(name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token)
         return tokenizers.load(folder, name)
 
-    def latents(self, parts: Parts, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] -> raw samples of the VAE's posterior, float32 [B, 4, H/8, W/8]."""
-        vae = parts.vae
+    def latents(
+        self, parts: Parts, pixels: Tensor, generator: torch.Generator | list[torch.Generator] | None = None
+    ) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> raw samples of the VAE's posterior, float32 [B, 4, H/8, W/8].
+
+        The VAE computes in its own dtype, out of autocast's reach; the sample is drawn in float32.
+        """
+        from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            posterior = vae.encode(pixels.to(next(vae.parameters()).dtype)).latent_dist
-            return posterior.sample(generator).float()
+            posterior = parts.vae.encode(pixels.to(next(parts.vae.parameters()).dtype)).latent_dist
+            return DiagonalGaussianDistribution(posterior.parameters.float()).sample(generator)
 
     def text(self, parts: Parts, captions: Sequence[str], encoders: tuple[str, ...] | None = None) -> dict[str, Tensor]:
         """Captions -> hidden_state1 [B, L, 768], hidden_state2 [B, L, 1280], pool2 [B, 1280]; L is 77, 152 or 227."""

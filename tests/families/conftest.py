@@ -1,0 +1,23 @@
+"""Tiny checkpoints in the real formats, written once for all family tests."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_sdxl(tmp_path_factory):
+    """A single-file SDXL checkpoint in float32, its tokenizers beside it."""
+    import torch
+
+    from library.families.sdxl import tiny
+
+    return tiny.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def tiny_sdxl_folder(tmp_path_factory):
+    """The same model as a diffusers folder."""
+    import torch
+
+    from library.families.sdxl import tiny
+
+    return tiny.write_diffusers(tmp_path_factory.mktemp("sdxl_diffusers"), dtype=torch.float32)
