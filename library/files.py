@@ -11,6 +11,7 @@ from pathlib import Path
 
 from library.config.values import ConfigError
 
+WINDOWS = os.name == "nt"
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 FULL_ON_WINDOWS = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
 
@@ -62,6 +63,8 @@ def clear_errors(path: str | Path) -> Iterator[None]:
             raise ConfigError(f"the disk is full: cannot write {path} ({_bytes(free_space(path))} free)") from e
         if isinstance(e, PermissionError) or e.errno == errno.EROFS:
             raise ConfigError(f"cannot write {path}: no permission; choose another folder or change its rights") from e
+        if isinstance(e, FileExistsError | NotADirectoryError):
+            raise ConfigError(f"cannot write {path}: a file is in the way where a folder should be") from e
         raise
 
 
@@ -79,7 +82,7 @@ def _fill(temporary: Path, content: bytes | str | Callable[[Path], object]) -> N
 
 def _replace(temporary: Path, path: Path) -> None:
     """Rename over `path`. On Windows a reader or a virus scanner may hold the old file for a moment, so try again."""
-    for pause in (0.05, 0.1, 0.2, 0.4, 0.8) if os.name == "nt" else ():
+    for pause in (0.05, 0.1, 0.2, 0.4, 0.8) if WINDOWS else ():
         try:
             os.replace(temporary, path)
             return
@@ -90,7 +93,7 @@ def _replace(temporary: Path, path: Path) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Make the rename itself last. Windows has no such call, and some network folders refuse it."""
-    if os.name == "nt":
+    if WINDOWS:
         return
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

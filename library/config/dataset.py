@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from library.config.reading import extension, positive_pair, range_of_sizes
 from library.config.schema import ConfigError, Layer, Option, load_toml, opt, read_section, section_options
+from library.config.sections.inputs import resolution_rules
 from library.config.values import shown
 
 Layers = tuple[Mapping[str, Any], ...]
@@ -102,11 +103,12 @@ def load(config: Any) -> tuple[DatasetConfig, ...]:
     if config.data.dataset_config:
         return read_dataset(config.data.dataset_config, config)
     base = _make(DatasetConfig, _from_run(config))
-    base = replace(base, train_data_dir=config.data.train_data_dir, reg_data_dir=config.data.reg_data_dir)
-    if not config.data.in_json:
-        return (replace(base, template=_make(SubsetConfig, _from_run(config))),)
-    single = {"image_dir": config.data.train_data_dir, "metadata_file": config.data.in_json}
-    return (replace(base, subsets=(_make(SubsetConfig, _from_run(config), single),)),)
+    template = _make(SubsetConfig, _from_run(config))
+    folders = config.data.train_data_dir
+    if config.data.in_json:
+        single = replace(template, image_dir=folders, metadata_file=config.data.in_json)
+        return (replace(base, subsets=(single,)),)
+    return (replace(base, template=template, train_data_dir=folders, reg_data_dir=config.data.reg_data_dir),)
 
 
 def read_dataset(path: str | Path, config: Any) -> tuple[DatasetConfig, ...]:
@@ -229,3 +231,5 @@ def _bucket_rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[
         yield f"{source} bucket_reso_steps must be a multiple of {config.grid} for {config.title}"
     if dataset.min_bucket_reso > dataset.max_bucket_reso:
         yield f"{source} min_bucket_reso must not be above max_bucket_reso"
+    if dataset.resolution and not dataset.bucket_no_upscale:
+        yield from resolution_rules(dataset.resolution, dataset, f"{source} ")

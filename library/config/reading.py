@@ -1,6 +1,7 @@
 """Values that are more than a number or a word: each function turns what a user may write into what is stored."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from library.config.values import ConfigError, number, shown, whole, words
@@ -42,11 +43,7 @@ def positive_pair(value: Any) -> tuple[int, int]:
 
 
 def _sides(value: Any) -> list[int]:
-    parts = list(value) if isinstance(value, list | tuple) else re.split(r"\s*[,xX]\s*", words(value).strip())
-    try:
-        sides = [whole(part) for part in parts]
-    except ValueError:
-        sides = []
+    sides = _parts(value, whole, r"\s*[,xX]\s*")
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ConfigError(f"must be one size in pixels or width,height (1024 or 1024,768), got {shown(value)}")
     return sides
@@ -54,8 +51,7 @@ def _sides(value: Any) -> list[int]:
 
 def pair(value: Any) -> str:
     """Two numbers, the smaller first: "2.0,4.0" or [2.0, 4.0] -> "2.0,4.0"."""
-    parts = list(value) if isinstance(value, list | tuple) else words(value).split(",")
-    sides = [number(part) for part in parts]
+    sides = _parts(value, number)
     if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
         raise ConfigError(f"must be two numbers, the smaller first (2.0,4.0), got {shown(value)}")
     return f"{sides[0]},{sides[1]}"
@@ -69,11 +65,19 @@ def range_of_sizes(value: Any) -> tuple[float, float]:
 
 def numbers(value: Any) -> str:
     """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
-    parts = list(value) if isinstance(value, list | tuple) else words(value).split(",")
-    found = [number(part) for part in parts]
-    if min(found) < 0:
+    found = _parts(value, number)
+    if not found or min(found) < 0:
         raise ConfigError(f"must be numbers of at least 0 with commas between, got {shown(value)}")
     return ",".join(map(str, found))
+
+
+def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:
+    """The parts of a list or of a text, each read; none when one of them cannot be."""
+    try:
+        parts = list(value) if isinstance(value, list | tuple) else re.split(between, words(value).strip())
+        return [read(part) for part in parts]
+    except ValueError:
+        return []
 
 
 def extension(value: Any) -> str:

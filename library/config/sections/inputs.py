@@ -9,6 +9,14 @@ from library.config.reading import count, extension, pair, positive_pair, resolu
 from library.config.schema import opt
 
 
+def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> Iterator[str]:
+    """The resolution lies within the limits of the buckets."""
+    if min(size) < buckets.min_bucket_reso:
+        yield f"{place}resolution must not be below min_bucket_reso ({buckets.min_bucket_reso}): lower the latter"
+    if max(size) > buckets.max_bucket_reso:
+        yield f"{place}resolution must not be above max_bucket_reso ({buckets.max_bucket_reso}): raise the latter"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """The checkpoint that is trained, or that adapters are trained for."""
@@ -88,9 +96,9 @@ class Data:
     enable_bucket: bool = opt(
         False, "Keep the aspect ratio of each image: images of similar shape are trained together.", label="Buckets"
     )
-    min_bucket_reso: int = opt(256, "The shortest side of a bucket in pixels.", label="Shortest bucket side", min=64)
+    min_bucket_reso: int = opt(256, "The shortest side of a bucket in pixels.", label="Shortest bucket side", min=16)
     max_bucket_reso: int = opt(
-        1024, "The longest side of a bucket in pixels. 2048 suits SDXL and FLUX.1.", label="Longest bucket side", min=64
+        1024, "The longest side of a bucket in pixels. 2048 suits SDXL and FLUX.1.", label="Longest bucket side", min=16
     )
     bucket_reso_steps: int = opt(
         64, "The sides of buckets are multiples of this many pixels.", label="Bucket steps", min=1
@@ -166,6 +174,9 @@ class Data:
             yield f"bucket_reso_steps must be a multiple of {run.grid} for {run.title}, got {self.bucket_reso_steps}"
         if self.enable_bucket and self.min_bucket_reso > self.max_bucket_reso:
             yield f"min_bucket_reso ({self.min_bucket_reso}) must not be above max_bucket_reso ({self.max_bucket_reso})"
+        # Buckets that never enlarge are cut to each image's own size, and these two limits do not apply.
+        if self.enable_bucket and self.size and not self.bucket_no_upscale and not self.dataset_config:
+            yield from resolution_rules(self.size, self)
         if self.face_crop_aug_range and self.enable_bucket:
             yield "face_crop_aug_range works without buckets only: switch enable_bucket off"
         if self.in_json and not self.train_data_dir and not self.dataset_config:

@@ -39,7 +39,8 @@ class Precision:
             if getattr(self, name) and self.mixed_precision != needs:
                 yield f"{name} needs mixed_precision = {needs}, which is {self.mixed_precision}"
         if self.fp8_denoiser and self.mixed_precision == "no":
-            yield "fp8_base needs mixed_precision = bf16 or fp16: 8 bits are for keeping, not for computing"
+            name = "fp8_base" if self.fp8_base else "fp8_base_unet"
+            yield f"{name} needs mixed_precision = bf16 or fp16: 8 bits are for keeping, not for computing"
 
     def notes(self, run: Any) -> Iterator[str]:
         """A model that learns cannot be kept in 8 bits."""

@@ -1,0 +1,192 @@
+"""The dataset file: what it says, what is looked up behind it, and every mistake in it at once."""
+
+import json
+
+import pytest
+
+from library import families
+from library.config import dataset
+from library.config.schema import ConfigError, build
+
+FILE = r"""
+[general]
+shuffle_caption = true
+keep_tokens = 2
+caption_extension = "txt"
+
+[[datasets]]
+resolution = 512
+batch_size = 4
+keep_tokens = 1
+
+  [[datasets.subsets]]
+  image_dir = 'C:\images\cats'
+  num_repeats = 3
+  shuffle_caption = false
+
+  [[datasets.subsets]]
+  image_dir = 'dogs'
+  is_reg = true
+  face_crop_aug_range = [2.0, 4.0]
+  custom_attributes = { diff_output_preservation = true }
+
+  [[datasets.subsets]]
+  image_dir = 'dogs'
+  num_repeats = 9
+
+[[datasets]]
+resolution = [1024, 768]
+enable_bucket = true
+
+  [[datasets.subsets]]
+  metadata_file = "meta.jsonl"
+"""
+
+
+def config(script="flux_train_network", **given):
+    return build(families.config_class(script), given, notes=[])
+
+
+def written(tmp_path, text, name="data.toml"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def problems(tmp_path, text, script="flux_train_network", name="data.toml", **given):
+    with pytest.raises(ConfigError) as e:
+        dataset.load(config(script, dataset_config=written(tmp_path, text, name), **given))
+    return str(e.value).splitlines()
+
+
+def test_lookup_goes_from_the_subset_outwards(tmp_path):
+    run = config(dataset_config=written(tmp_path, FILE), train_batch_size=2, dataset_repeats=7, caption_prefix="photo")
+    first, second = dataset.load(run)
+    cats, dogs = first.subsets
+    assert (first.resolution, first.batch_size, first.enable_bucket) == ((512, 512), 4, False)
+    assert (second.resolution, second.batch_size, second.enable_bucket) == ((1024, 768), 2, True)
+    assert (cats.image_dir, cats.num_repeats, cats.shuffle_caption, cats.keep_tokens) == (
+        r"C:\images\cats",
+        3,
+        False,
+        1,
+    )
+    assert (dogs.num_repeats, dogs.shuffle_caption, dogs.is_reg, dogs.caption_extension) == (7, True, True, ".txt")
+    assert dogs.face_crop_aug_range == (2.0, 4.0)
+    assert dogs.custom_attributes == {"diff_output_preservation": True}
+    assert cats.caption_prefix == "photo"
+    (meta,) = second.subsets
+    assert (meta.kind, cats.kind, meta.keep_tokens) == ("metadata", "folder", 2)
+
+
+def test_a_no_in_a_subset_beats_a_yes_of_the_run(tmp_path):
+    text = SUBSET.replace("64\n", "64\nenable_bucket = false\n") + "flip_aug = false\n"
+    (found,) = dataset.load(config(dataset_config=written(tmp_path, text), flip_aug=True, enable_bucket=True))
+    assert not found.enable_bucket
+    assert not found.subsets[0].flip_aug
+
+
+def test_json_says_the_same(tmp_path):
+    tables = {"general": {"flip_aug": True}, "datasets": [{"resolution": 256, "subsets": [{"image_dir": "a"}]}]}
+    (found,) = dataset.load(config(dataset_config=written(tmp_path, json.dumps(tables), "data.json")))
+    assert found.resolution == (256, 256)
+    assert found.subsets[0].flip_aug
+
+
+def test_folders_of_the_run_are_one_dataset_with_a_template():
+    folders = {"train_data_dir": "img", "reg_data_dir": "reg", "resolution": "512,768"}
+    more = {"train_batch_size": 3, "validation_split": 0.1, "face_crop_aug_range": "2,4"}
+    run = config(caption_extension="txt", alpha_mask=True, **folders, **more)
+    (found,) = dataset.load(run)
+    assert found.subsets == ()
+    assert (found.train_data_dir, found.reg_data_dir, found.resolution) == ("img", "reg", (512, 768))
+    assert (found.batch_size, found.validation_split) == (3, 0.1)
+    assert (found.template.caption_extension, found.template.alpha_mask) == (".txt", True)
+    assert found.template.face_crop_aug_range == (2.0, 4.0)
+
+
+def test_metadata_file_of_the_run_is_one_subset():
+    (found,) = dataset.load(config(train_data_dir="img", in_json="meta.json", dataset_repeats=5, resolution=64))
+    (subset,) = found.subsets
+    assert (subset.image_dir, subset.metadata_file, subset.num_repeats) == ("img", "meta.json", 5)
+    assert found.train_data_dir is None
+
+
+def test_all_mistakes_at_once_and_where_they_are(tmp_path):
+    text = """
+foo = 1
+[general]
+shufle_caption = true
+image_dir = "x"
+[[datasets]]
+resolution = "big"
+  [[datasets.subsets]]
+  image_dirr = 3
+  batch_size = 3
+  caption_dropout_rate = 2
+"""
+    assert problems(tmp_path, text) == [
+        "in data.toml: foo is not known at the top; there are [general] and [[datasets]]",
+        "in data.toml [general]: image_dir belongs into [[datasets.subsets]]",
+        "in data.toml [general]: shufle_caption is not a known key (did you mean shuffle_caption?)",
+        "in data.toml dataset 1: resolution must be one size in pixels or width,height (1024 or 1024,768), got 'big'",
+        "in data.toml dataset 1 subset 1: batch_size belongs into [[datasets]] or [general]",
+        "in data.toml dataset 1 subset 1: image_dirr is not a known key (did you mean image_dir?)",
+        "in data.toml dataset 1 subset 1: caption_dropout_rate must be at least 0.0 and at most 1.0, got 2.0",
+        "in data.toml dataset 1 subset 1: image_dir is not set; name the folder of its images",
+    ]
+
+
+SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "sentence"),
+    [
+        ("", {}, "there is no [[datasets]] table"),
+        ("[[datasets]]\nresolution = 64\n", {}, "it has no [[datasets.subsets]] table with images"),
+        ("datasets = 3\n", {}, "datasets must be written as tables, [[datasets]]"),
+        (SUBSET.replace("resolution = 64\n", ""), {}, "resolution is not set; 1024 suits SDXL and FLUX.1"),
+        (SUBSET + "[[datasets.subsets]]\nmetadata_file = 'm.json'\n", {},
+         "either all subsets have a metadata_file or none: make two [[datasets]] of them"),
+        (SUBSET + "conditioning_data_dir = 'm'\n", {},
+         "conditioning_data_dir needs masked_loss in the run's options"),
+        (SUBSET + "shuffle_caption = true\n", {"cache_text_encoder_outputs": True},
+         "subset a: shuffle_caption cannot be used with cache_text_encoder_outputs: switch one of them off"),
+        (SUBSET + "color_aug = true\n", {"cache_latents": True},
+         "subset a: color_aug cannot be used with cache_latents: switch one of them off"),
+        (SUBSET.replace("64\n", "512\nenable_bucket = true\nbucket_reso_steps = 32\n"), {},
+         "bucket_reso_steps must be a multiple of 64 for FLUX.1 LoRA"),
+        (SUBSET.replace("64\n", "512\nenable_bucket = true\nmax_bucket_reso = 256\n"), {},
+         "resolution must not be above max_bucket_reso (256): raise the latter"),
+        (SUBSET + "prior_loss_weight = 0.5\n", {}, "prior_loss_weight is not a known key"),
+    ],
+)  # fmt: skip
+def test_mistake_is_one_sentence(tmp_path, text, given, sentence):
+    (found,) = problems(tmp_path, text, **given)
+    assert found.startswith("in data.toml")
+    assert found.endswith(sentence)
+
+
+def test_masks_belong_to_masked_loss(tmp_path):
+    path = written(tmp_path, SUBSET + "conditioning_data_dir = 'm'\n")
+    (found,) = dataset.load(config(dataset_config=path, masked_loss=True))
+    assert found.subsets[0].kind == "masked"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.json", "{", "is not valid JSON"),
+        ("a.json", "[]", "must hold one JSON object"),
+        ("a.toml", "a =", "is not valid TOML"),
+    ],
+)
+def test_broken_file_is_one_sentence(tmp_path, name, text, words):
+    (found,) = problems(tmp_path, text, name=name)
+    assert words in found
+
+
+def test_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        dataset.load(config(dataset_config=str(tmp_path / "none.toml")))

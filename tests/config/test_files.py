@@ -1,0 +1,112 @@
+"""Files are there whole or not at all."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from library import files
+from library.config.schema import ConfigError
+from library.files import free_space, need_space, write_atomic
+
+
+def test_bytes_text_and_functions(tmp_path):
+    assert write_atomic(tmp_path / "new" / "a.bin", b"\x00\xff").read_bytes() == b"\x00\xff"
+    assert write_atomic(tmp_path / "a.txt", "ü\r\nx\n").read_bytes() == "ü\r\nx\n".encode()
+    seen = []
+
+    def fill(path):
+        seen.append(path)
+        Path(path).write_bytes(b"model")
+
+    write_atomic(str(tmp_path / "a.safetensors"), fill)
+    assert (tmp_path / "a.safetensors").read_bytes() == b"model"
+    assert (seen[0].parent, seen[0].suffix) == (tmp_path, ".safetensors")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "a.txt", "new"]
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_failure_leaves_what_was_there(tmp_path, existing):
+    path = tmp_path / "a.npz"
+    if existing:
+        path.write_bytes(b"old")
+
+    def fails(temporary):
+        temporary.write_bytes(b"half")
+        raise RuntimeError("NaN")
+
+    with pytest.raises(RuntimeError, match="NaN"):
+        write_atomic(path, fails)
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"] * existing
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full: cannot write"),
+        (PermissionError(errno.EACCES, "denied"), "no permission; choose another folder"),
+    ],
+)
+def test_disk_errors_are_sentences(tmp_path, error, words):
+    def fails(temporary):
+        raise error
+
+    with pytest.raises(ConfigError, match=words) as e:
+        write_atomic(tmp_path / "a.bin", fails)
+    assert str(tmp_path / "a.bin") in str(e.value)
+
+
+def test_a_file_where_a_folder_should_be(tmp_path):
+    (tmp_path / "a").write_text("x")
+    with pytest.raises(ConfigError, match="a file is in the way"):
+        write_atomic(tmp_path / "a" / "b.txt", "x")
+
+
+def test_free_space_of_a_folder_to_be(tmp_path):
+    assert free_space(tmp_path / "not" / "yet") > 0
+    need_space(tmp_path / "a.bin", 10)
+    with pytest.raises(ConfigError, match=r"not enough disk space for .*: 1000000.0 GB needed"):
+        need_space(tmp_path / "a.bin", 10**15)
+
+
+def test_renaming_waits_for_readers_on_windows(tmp_path, monkeypatch):
+    tries = []
+    real = os.replace
+
+    def busy(a, b):
+        tries.append(a)
+        if len(tries) < 3:
+            raise PermissionError(errno.EACCES, "in use")
+        real(a, b)
+
+    monkeypatch.setattr(files, "WINDOWS", True)
+    monkeypatch.setattr(files.os, "replace", busy)
+    write_atomic(tmp_path / "a.txt", "x")
+    assert len(tries) == 3
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a signal that cannot be caught")
+def test_a_killed_process_leaves_no_torn_file(tmp_path):
+    code = (
+        "import sys; from library.files import write_atomic\n"
+        "i = 0\n"
+        "while True:\n"
+        "    i = (i + 1) % 10\n"
+        "    write_atomic(sys.argv[1], str(i).encode() * 4_000_000)\n"
+    )
+    path = tmp_path / "a.bin"
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", code, str(path)])
+        while not path.exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        process.kill()
+        process.wait()
+        content = path.read_bytes()
+        assert len(content) == 4_000_000
+        assert len(set(content)) == 1

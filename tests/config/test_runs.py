@@ -1,0 +1,259 @@
+"""Every kind of training: its defaults, its round trip, its rules, and the page of options."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from library import families
+from library.config import docs, pending
+from library.config.schema import ConfigError, build, changed, flat, missing, options, replace, to_toml, values
+
+SCRIPTS = list(families.RUNS)
+FLUX, SDXL = "flux_train_network", "sdxl_train_network"
+
+
+def config_class(script):
+    return families.config_class(script)
+
+
+def other(option):
+    """Some value that is not the default."""
+    if option.choices:
+        item = next(c for c in option.choices if c != option.default)
+        return (item,) if option.many else item
+    special = {"resolution": "1024,768", "face_crop_aug_range": "2.0,4.0", "block_lr": "1e-05,0.0"}
+    if option.name in special:
+        return special[option.name]
+    by_type = {
+        bool: not option.default,
+        int: 3 + (option.hints.get("min") or 0),
+        float: 0.25,
+        str: 'a "b" \\ ü',
+        Path: Path(r"C:\new\data.toml"),
+    }
+    item = by_type[option.type]
+    if option.name == "caption_extension":
+        item = ".tags"
+    return (item, item) if option.many else item
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_defaults_build_and_differ_in_nothing(script):
+    notes = []
+    config = build(config_class(script), {}, notes=notes)
+    assert changed(config) == {}
+    assert to_toml(config) == ""
+    assert notes == []
+    assert config == build(config_class(script), values(config))
+    assert config.script == script
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_option_changed_survives_toml_and_text(script):
+    known = options(config_class(script))
+    given = {name: other(option) for name, option in known.items()}
+    parts = {}
+    for field in dataclasses.fields(config_class(script)):
+        mine = {name: given[name] for name, o in known.items() if o.section == field.name}
+        parts[field.name] = field.default_factory(**mine)
+    config = config_class(script)(**parts)  # not built: the rules would forbid many of these together
+    assert {name for part in changed(config, secrets=True).values() for name in part} == set(known)
+    back = flat(tomllib.loads(to_toml(config, secrets=True)))
+    assert {name: known[name].read(value) for name, value in back.items()} == given
+    assert {name: o.read(o.text(given[name])) for name, o in known.items()} == given
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_default_is_read_as_itself(script):
+    for option in options(config_class(script)).values():
+        assert option.read(option.default) == option.default
+        assert option.read(option.text(option.default)) == option.default
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_form_can_be_made_of_it(script):
+    visible = {}
+    for option in options(config_class(script)).values():
+        assert option.help[0].isupper() or not option.help[0].isalpha() or option.help.split()[0].islower()
+        assert option.help.endswith(".")
+        assert len(option.help) <= 110, option.name
+        assert option.kind in ("", "file", "folder", "secret", "text")
+        visible[option.section] = visible.get(option.section, 0) + (not option.advanced)
+    # More than that in one group is a wall, not a form.
+    assert max(visible.values()) <= 20, visible
+
+
+def problems(script, **given):
+    with pytest.raises(ConfigError) as e:
+        build(config_class(script), given, notes=[])
+    return str(e.value)
+
+
+def noted(script, **given):
+    notes = []
+    build(config_class(script), given, notes=notes)
+    return notes
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "words"),
+    [
+        (SDXL, {"adaptive_noise_scale": 0.1}, "adaptive_noise_scale needs noise_offset"),
+        (SDXL, {"min_timestep": 500, "max_timestep": 100}, "min_timestep (500)"),
+        (SDXL, {"scale_v_pred_loss_like_noise_pred": True}, "needs v_parameterization"),
+        (SDXL, {"v_pred_like_loss": 0.1, "v_parameterization": True}, "cannot be used with v_parameterization"),
+        (SDXL, {"v2": True}, "v2 must be off"),
+        (SDXL, {"cache_latents": True, "color_aug": True}, "color_aug cannot be used"),
+        (SDXL, {"cache_latents_to_disk": True, "random_crop": True}, "random_crop cannot be used"),
+        (SDXL, {"cache_text_encoder_outputs": True}, "needs network_train_unet_only"),
+        (FLUX, {"cache_text_encoder_outputs": True, "shuffle_caption": True}, "shuffle_caption cannot"),
+        (FLUX, {"cache_text_encoder_outputs_to_disk": True, "caption_dropout_rate": 0.1}, "caption_dropout_rate"),
+        (FLUX, {"cache_text_encoder_outputs": True, "caption_tag_dropout_rate": 0.1}, "caption_tag_dropout_rate"),
+        (FLUX, {"cache_text_encoder_outputs": True, "token_warmup_step": 10}, "token_warmup_step cannot"),
+        (FLUX, {"cache_text_encoder_outputs": True, "network_args": "train_t5xxl=True"}, "train_t5xxl=True"),
+        ("sdxl_train", {"cache_text_encoder_outputs": True, "weighted_captions": True}, "weighted_captions"),
+        ("sdxl_train", {"cache_text_encoder_outputs": True, "train_text_encoder": True}, "train_text_encoder"),
+        ("sdxl_train", {"block_lr": "1e-5,1e-5"}, "block_lr needs 23 rates with commas between, got 2"),
+        ("sdxl_train", {"block_lr": "1e-5,x"}, "block_lr must be numbers"),
+        (FLUX, {"blocks_to_swap": 4, "cpu_offload_checkpointing": True}, "exclude each other"),
+        (FLUX, {"blocks_to_swap": 36}, "blocks_to_swap must be at least 0 and at most 35"),
+        (FLUX, {"full_bf16": True}, "full_bf16 needs mixed_precision = bf16, which is no"),
+        (FLUX, {"full_fp16": True, "full_bf16": True, "mixed_precision": "fp16"}, "exclude each other"),
+        (FLUX, {"fp8_base": True}, "fp8_base needs mixed_precision"),
+        (FLUX, {"fp8_base_unet": True}, "fp8_base_unet needs mixed_precision"),
+        (FLUX, {"loss_type": "huber"}, "huber_schedule = snr is not possible"),
+        (FLUX, {"model_type": "chroma"}, "Chroma is not supported"),
+        (FLUX, {"enable_bucket": True, "bucket_reso_steps": 32}, "multiple of 64"),
+        ("flux_train", {"enable_bucket": True, "bucket_reso_steps": 8}, "multiple of 16"),
+        ("flux_train", {"fused_optimizer_groups": 4}, "blockwise_fused_optimizers"),
+        (SDXL, {"enable_bucket": True, "bucket_reso_steps": 48}, "multiple of 32"),
+        (SDXL, {"enable_bucket": True, "resolution": 1536}, "max_bucket_reso (1024)"),
+        (SDXL, {"enable_bucket": True, "resolution": "128,128"}, "min_bucket_reso (256)"),
+        ("sdxl_train", {"fused_backward_pass": True}, "works with Adafactor only"),
+        ("sdxl_train", {"fused_backward_pass": True, "optimizer_type": "adafactor", "gradient_accumulation_steps": 2},
+         "cannot accumulate"),
+        (SDXL, {"lr_warmup_steps": 100}, "lr_warmup_steps does not go with lr_scheduler = constant"),
+        (SDXL, {"lr_warmup_steps": 10, "lr_scheduler": "adafactor:1e-4"}, "lr_warmup_steps does not go with"),
+        (SDXL, {"optimizer_type": "Lion", "use_8bit_adam": True}, "use_8bit_adam and optimizer_type both choose"),
+        (SDXL, {"network_train_unet_only": True, "network_train_text_encoder_only": True}, "leave nothing to train"),
+        (SDXL, {"dim_from_weights": True}, "needs network_weights"),
+        (SDXL, {"base_weights_multiplier": "0.5"}, "1 values for 0 base_weights"),
+        (SDXL, {"log_with": "tensorboard"}, "needs logging_dir"),
+        (SDXL, {"resume_from_huggingface": True}, "needs resume"),
+        (SDXL, {"save_state_to_huggingface": True}, "needs huggingface_repo_id"),
+        (SDXL, {"in_json": "a.json"}, "in_json needs train_data_dir"),
+        (SDXL, {"deepspeed": True, "zero_stage": 2}, "deepspeed is gone"),
+        (SDXL, {"torch_compile": True}, "torch_compile is gone: set compile"),
+        ("flux_train", {"double_blocks_to_swap": 3}, "set blocks_to_swap"),
+        (FLUX, {"clip_l": True}, "clip_l must be text, got True"),
+        (SDXL, {"face_crop_aug_range": "4,2"}, "face_crop_aug_range must be two numbers"),
+        (SDXL, {"resolution": "big"}, "resolution must be one size in pixels or width,height"),
+        (SDXL, {"max_token_length": 100}, "max_token_length must be one of 150, 225"),
+    ],
+)  # fmt: skip
+def test_rule(script, given, words):
+    found = problems(script, **given)
+    assert words in found
+    assert all(line.strip() for line in found.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "words"),
+    [
+        (FLUX, {"min_snr_gamma": 5}, "min_snr_gamma has no effect here"),
+        (FLUX, {"noise_offset": 0.05}, "noise_offset has no effect here"),
+        (FLUX, {"clip_skip": 2}, "clip_skip has no effect"),
+        (FLUX, {"xformers": True}, "xformers is not used"),
+        (FLUX, {"dynamo_backend": "inductor"}, "dynamo_backend is ignored"),
+        (FLUX, {"mem_eff_attn": True}, "mem_eff_attn is ignored"),
+        (FLUX, {"fused_backward_pass": True, "optimizer_type": "Adafactor"}, "fused_backward_pass has no effect"),
+        ("flux_train", {"fp8_base": True, "mixed_precision": "bf16"}, "fp8_base has no effect"),
+        ("flux_train", {"save_model_as": "ckpt"}, "always saved as safetensors"),
+        (SDXL, {"zero_terminal_snr": True}, "v_parameterization is off"),
+        (SDXL, {"validate_every_n_steps": 10}, "nothing is validated"),
+        (SDXL, {"dataset_config": "d.toml", "train_data_dir": "x"}, "train_data_dir not used"),
+    ],
+)
+def test_what_does_nothing_is_said(script, given, words):
+    assert any(words in note for note in noted(script, **given))
+
+
+def test_harmless_values_of_old_files_say_nothing():
+    old = {"split_mode": False, "deepspeed": False, "torch_compile": False, "sdpa": True, "offload_param_device": ""}
+    assert noted(FLUX, **old) == []
+
+
+def test_what_people_write_for_sizes_and_steps():
+    config = build(
+        config_class(FLUX),
+        {
+            "resolution": [1024, 768],
+            "lr_warmup_steps": "12%",
+            "lr_scheduler": "Cosine",
+            "lr_decay_steps": 0.5,
+            "max_token_length": "75",
+            "compile_dynamic": True,
+            "sample_every_n_steps": -1,
+            "save_every_n_epochs": 0,
+            "caption_extension": "txt",
+        },
+        notes=[],
+    )
+    assert config.data.size == (1024, 768)
+    assert (config.optim.lr_warmup_steps, config.optim.lr_decay_steps) == (0.12, 0.5)
+    assert (config.optim.lr_scheduler, config.compile.dynamic) == ("cosine", True)
+    assert config.sample.sample_every_n_steps is config.save.save_every_n_epochs is None
+    assert config.model.max_token_length is None
+    assert config.captions.caption_extension == ".txt"
+    assert replace(config, lr_warmup_steps="100").optim.lr_warmup_steps == 100
+    assert replace(config, resolution="512").data.size == (512, 512)
+
+
+def test_implied_options_are_asked_of_properties_and_not_written():
+    config = build(
+        config_class(FLUX), {"cache_latents_to_disk": True, "fp8_base_unet": True, "mixed_precision": "bf16"}
+    )
+    assert config.cache.latents
+    assert (config.precision.fp8_denoiser, config.precision.fp8_encoders) == (True, False)
+    assert set(flat(changed(config))) == {"cache_latents_to_disk", "fp8_base_unet", "mixed_precision"}
+    assert config.network.module == "networks.lora_flux"
+    assert config.optim.optimizer == "AdamW"
+    assert replace(config, use_lion_optimizer=True).optim.optimizer == "Lion"
+
+
+def test_compile_settings_at_their_defaults_are_not_written():
+    config = build(config_class(SDXL), {"compile": True, "compile_dynamic": "AUTO", "compile_cache_size_limit": 0})
+    assert changed(config) == {"compile": {"compile": True}}
+    assert config.compile.dynamic is None
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_a_start_needs_is_asked_for_all_at_once(script):
+    asked = " ".join(missing(build(config_class(script), {})))
+    for name in ("pretrained_model_name_or_path", "train_data_dir", "resolution", "output_dir"):
+        assert name in asked
+    given = dict(pretrained_model_name_or_path="m", train_data_dir="d", resolution=512, output_dir="o")
+    assert missing(build(config_class(script), given)) == []
+
+
+def test_idle_and_pending_name_real_options():
+    for script in SCRIPTS:
+        known = options(config_class(script))
+        assert set(config_class(script).idle) <= set(known)
+    every = {name for script in SCRIPTS for name in options(config_class(script))}
+    for key in pending.PENDING:
+        script, _, rest = key.partition(".") if key.split(".")[0] in SCRIPTS else ("", "", key)
+        assert rest.split("=")[0] in (options(config_class(script)) if script else every)
+
+
+def test_an_unknown_script_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"flux_train_netwrok is not a kind of training \(did you mean"):
+        families.config_class("flux_train_netwrok")
+    assert families.config_class("flux_train.py") is config_class("flux_train")
+
+
+def test_page_of_options_is_fresh():
+    page = docs.page(map(config_class, SCRIPTS))
+    assert docs.PAGE.read_text(encoding="utf-8") == page, "run: python -m library.config.docs"

@@ -1,0 +1,312 @@
+"""What an option is: every kind of value from the shell, TOML and a form; errors; what wins over what."""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from library.config.schema import (
+    ConfigError,
+    build,
+    changed,
+    docs,
+    flat,
+    missing,
+    opt,
+    options,
+    read_toml,
+    replace,
+    section,
+    to_toml,
+    toml_value,
+    values,
+)
+from library.config.values import join, split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Things:
+    flag: bool = opt(False, "A switch.")
+    on: bool = opt(True, "A switch that is on.")
+    count: int = opt(3, "A count.", min=1, max=10)
+    maybe: int | None = opt(None, "A count or nothing.")
+    rate: float = opt(1e-4, "A rate.", min=0.0)
+    share: float | None = opt(None, "A share.")
+    word: str | None = opt(None, "A word.")
+    sep: str = opt(",", "A sign.")
+    place: Path | None = opt(None, "A place.", kind="file")
+    key: str | None = opt(None, "A key.", kind="secret")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    kind: Literal["l1", "l2"] = opt("l2", "One of two.")
+    level: Literal["INFO", "DEBUG"] | None = opt(None, "One of two, or nothing.")
+    length: Literal[150, 225] | None = opt(None, "A number of two.")
+    maker: Literal["AdamW", "Lion"] | str = opt("", "One of these or another.")
+    words: tuple[str, ...] = opt((), "Words.")
+    rates: tuple[float, ...] = opt((), "Rates.", min=0.0)
+
+    def check(self, run: Any) -> Iterator[str]:
+        if self.kind == "l1" and run.things.rate == 0:
+            yield "kind = l1 needs a rate above 0"
+
+    def missing(self, run: Any) -> Iterator[str]:
+        if not run.things.word:
+            yield "word is not set: think of one"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """A test."""
+
+    aliases: ClassVar = {"wrod": "word"}
+    retired: ClassVar = {"old": "use count"}
+    foreign: ClassVar = {"gui_only": "no script reads it"}
+
+    things: Things = section(Things)
+    choices: Choices = section(Choices)
+
+    def notes(self) -> Iterator[str]:
+        if self.things.flag:
+            yield "flag does nothing"
+
+
+def value(name, given):
+    config = build(Config, {name: given}, notes=[])
+    return values(config)[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("flag", True, True),
+        ("flag", 1, True),
+        ("flag", 0, False),
+        ("flag", "true", True),
+        ("on", "False", False),
+        ("count", 7, 7),
+        ("count", 7.0, 7),
+        ("count", "7", 7),
+        ("maybe", 0, 0),
+        ("maybe", "0", 0),
+        ("maybe", None, None),
+        ("maybe", "", None),
+        ("maybe", "123456789012345678901", 123456789012345678901),
+        ("rate", "5e-5", 5e-5),
+        ("rate", 1, 1.0),
+        ("rate", 0, 0.0),
+        ("share", None, None),
+        ("share", 0.0, 0.0),
+        ("word", "a b", "a b"),
+        ("word", 12, "12"),
+        ("word", " ", " "),
+        ("word", "", None),
+        ("sep", "", ","),
+        ("sep", None, ","),
+        ("sep", " ", " "),
+        ("place", r"C:\new\x.safetensors", Path(r"C:\new\x.safetensors")),
+        ("kind", "L1", "l1"),
+        ("kind", "", "l2"),
+        ("level", "debug", "DEBUG"),
+        ("level", None, None),
+        ("length", "150", 150),
+        ("maker", "adamw", "AdamW"),
+        ("maker", "torch.optim.Rprop", "torch.optim.Rprop"),
+        ("words", ["a=1", "b=2"], ("a=1", "b=2")),
+        ("words", "a=1 b=0.9,0.99", ("a=1", "b=0.9,0.99")),
+        ("words", r'"C:\my files\a" C:\b', (r"C:\my files\a", r"C:\b")),
+        ("words", None, ()),
+        ("words", "", ()),
+        ("rates", 1e-5, (1e-5,)),
+        ("rates", "1e-5, 2e-5", (1e-5, 2e-5)),
+        ("rates", [1, "2e-5"], (1.0, 2e-5)),
+        ("count", [4], 4),
+    ],
+)
+def test_value_is_read(name, given, expected):
+    got = value(name, given)
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "sentence"),
+    [
+        ("flag", 2, "flag must be true or false, got 2"),
+        ("flag", "maybe", "flag must be true or false, got 'maybe'"),
+        ("count", 0, "count must be at least 1 and at most 10, got 0"),
+        ("count", 3.7, "count must be a whole number, got 3.7"),
+        ("count", True, "count must be a whole number, got True"),
+        ("count", None, "count needs a whole number; the default is 3"),
+        ("count", "", "count needs a whole number; the default is 3"),
+        ("count", [1, 2], "count takes one value, got 2: [1, 2]"),
+        ("rate", "abc", "rate must be a number, got 'abc'"),
+        ("rate", float("nan"), "rate must be a number, got nan"),
+        ("rate", "inf", "rate must be a number, got 'inf'"),
+        ("rate", -1, "rate must be at least 0.0, got -1.0"),
+        ("word", True, "word must be text, got True"),
+        ("word", {"a": 1}, "word must be text, got {'a': 1}"),
+        ("kind", "l3", "kind must be one of l1, l2, got 'l3'"),
+        ("words", 'a "b', "words has a quote that is never closed: 'a \"b'"),
+        ("rates", ["x"], "rates must be a number, or several, got 'x'"),
+    ],
+)
+def test_wrong_value_is_one_sentence(name, given, sentence):
+    with pytest.raises(ConfigError) as e:
+        value(name, given)
+    assert str(e.value) == sentence
+
+
+def test_every_problem_at_once_with_its_source():
+    wrong = {"cuont": 1, "rate": "x", "old": 5, "kind": "l1", "place": "/a", "level": "?"}
+    with pytest.raises(ConfigError) as e:
+        build(Config, wrong, "run.toml")
+    assert str(e.value).splitlines() == [
+        "in run.toml: cuont is not an option (did you mean count?)",
+        "in run.toml: old is gone: use count",
+        "in run.toml: rate must be a number, got 'x'",
+        "in run.toml: level must be one of INFO, DEBUG, got '?'",
+    ]
+
+
+def test_rules_across_options_are_told_with_wrong_values_unless_they_depend_on_them():
+    with pytest.raises(ConfigError) as e:
+        build(Config, {"kind": "l1", "rate": 0, "count": "x"})
+    assert len(str(e.value).splitlines()) == 2
+    with pytest.raises(ConfigError) as e:
+        build(Config, {"kind": "l1", "rate": "x"})
+    assert str(e.value) == "rate must be a number, got 'x'"
+
+
+def test_old_names():
+    notes = []
+    config = build(Config, {"wrod": "hi", "gui_only": 1, "old": False, "flag": True}, "a.toml", notes)
+    assert config.things.word == "hi"
+    assert notes == [
+        "in a.toml: wrod is an old name; it is read as word",
+        "in a.toml: gui_only is ignored: no script reads it",
+        "flag does nothing",
+    ]
+
+
+def test_notes_without_a_list_are_warnings(caplog):
+    build(Config, {"gui_only": 1})
+    assert "gui_only is ignored" in caplog.text
+
+
+def test_config_is_a_value():
+    config = build(Config, {})
+    with pytest.raises(FrozenInstanceError):
+        config.things.count = 4
+    other = replace(config, count=4, word="x")
+    assert (config.things.count, other.things.count, other.things.word) == (3, 4, "x")
+    assert changed(config) == {}
+    assert changed(other) == {"things": {"count": 4, "word": "x"}}
+    with pytest.raises(ConfigError):
+        replace(config, count=40)
+    assert missing(config) == ["word is not set: think of one"]
+    assert missing(other) == []
+
+
+def test_secrets_stay_out_of_files():
+    config = build(Config, {"key": "s3cret", "count": 4})
+    assert "s3cret" not in to_toml(config)
+    assert changed(config, secrets=True)["things"]["key"] == "s3cret"
+
+
+def test_toml_is_readable_and_comes_back(tmp_path):
+    given = {
+        "flag": True,
+        "on": False,
+        "rate": 0.0,
+        "maybe": 0,
+        "word": 'Ü "quoted" \\ and\nnew \x7f line',
+        "place": r"D:\xl\new\t.safetensors",
+        "words": ["a=1", r"C:\x", "it's"],
+        "rates": [1e-5, 2.0],
+        "kind": "l1",
+    }
+    config = build(Config, given | {"rate": 0.5})
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(config, comment="A run.\n\nOf mine."), encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# A run.\n#\n# Of mine.\n\n[things]\n")
+    assert r"place = 'D:\xl\new\t.safetensors'" in text
+    assert build(Config, read_toml(path)) == config
+
+
+def test_toml_may_be_flat_or_in_tables(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text('count = 4\n[anything]\nword = "x"\ncount = 5\n', encoding="utf-8-sig")
+    assert read_toml(path) == {"count": 5, "word": "x"}
+    assert flat({"a": {"x": 1}, "b": {"x": 2}}) == {"x": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"a = \n", "is not valid TOML"),
+        (b'a = "C:\\xl"\n', "in double quotes write \\\\ for \\"),
+        (b"\xff\xfe\x00", "is not a text file in UTF-8"),
+        (None, "does not exist"),
+    ],
+)
+def test_broken_file_is_one_sentence(tmp_path, content, sentence):
+    path = tmp_path / "a.toml"
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as e:
+        read_toml(path)
+    assert sentence in str(e.value)
+    assert str(path) in str(e.value)
+    assert len(str(e.value).splitlines()) == 1
+
+
+def test_numbers_that_mean_nothing_are_not_written():
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(ConfigError):
+            toml_value(number)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_survives_toml(text):
+    assert tomllib.loads(f"a = {toml_value(text)}")["a"] == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1) | st.booleans())
+def test_any_number_survives_toml(number):
+    back = tomllib.loads(f"a = {toml_value(number)}")["a"]
+    assert back == number
+    assert type(back) is type(number)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_items_survive_one_line(items):
+    assert split(join(items)) == items
+
+
+def test_declaring_the_same_option_twice_is_refused():
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Twice:
+        things: Things = section(Things)
+        again: Things = section(Things)
+
+    with pytest.raises(TypeError, match="flag is declared in both things and again"):
+        options(Twice)
+
+
+def test_the_engine_stays_small():
+    with pytest.raises(TypeError, match="unknown hints: color"):
+        opt(1, "A number.", color="red")
+
+
+def test_docs_have_a_line_for_each_option():
+    page = docs(Config)
+    for name in options(Config):
+        assert f"| `{name}` |" in page

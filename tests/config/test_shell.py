@@ -1,0 +1,150 @@
+"""The four scripts as a person runs them: --help, mistakes, files, and no torch before training."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from library import families
+from library.config import shell
+from library.config.schema import ConfigError, options, parse, read_toml
+from library.families.flux.options import FluxLora
+from library.families.sdxl.options import SdxlLora
+
+SCRIPTS = Path(__file__).parents[2] / "sd-scripts"
+
+
+def run(script, *argv, **env):
+    command = [sys.executable, str(SCRIPTS / f"{script}.py"), *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=os.environ | env)
+
+
+def problems(*argv, config=FluxLora):
+    with pytest.raises(ConfigError) as e:
+        flags, found = shell.read_flags(config, list(argv))
+        shell._parse(config, flags, found)
+    return str(e.value).splitlines()
+
+
+@pytest.mark.parametrize("script", families.RUNS)
+def test_help_lists_every_option(script):
+    done = run(script, "--help")
+    assert done.returncode == 0
+    assert not done.stderr
+    for name in options(families.config_class(script)):
+        assert f"\n  --{name}" in done.stdout
+    assert done.stdout.isascii()  # a console in an old code page shows it too
+
+
+def test_reading_a_command_line_loads_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from library import families\n"
+        "from library.config import command, dataset, docs, shell\n"
+        "for script in families.RUNS: shell.help_text(families.config_class(script))\n"
+        "heavy = {'torch', 'transformers', 'diffusers', 'accelerate', 'gradio', 'numpy', 'PIL'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mistakes_are_told_at_once_in_sentences_and_end_with_2():
+    done = run("flux_train_network", "--lerning_rate", 1, "--learning_rate", "abc", "--max_train_epochs", -5)
+    assert done.returncode == 2
+    assert not done.stdout
+    assert done.stderr.splitlines() == [
+        "error: --lerning_rate is not an option (did you mean learning_rate?)",
+        "error: --learning_rate must be a number, got 'abc'",
+        "error: --max_train_epochs must be at least 1 (or 0 for not set), got '-5'",
+    ]
+
+
+def test_only_the_first_of_several_processes_talks():
+    done = run("flux_train", "--foo", RANK="1")
+    assert (done.returncode, done.stderr) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["stray"], "stray: what is this for? Every value follows a flag, as in --output_dir stray"),
+        (["--vae", "a", "b"], '--vae takes one value, got 2; put quotes around a value with blanks: "a b"'),
+        (["--output_name"], "--output_name needs a value: text"),
+        (["--cache_latents", "perhaps"], "--cache_latents must be true or false, got 'perhaps'"),
+        (["--no-cache_latents", "x"], "--no-cache_latents takes no value"),
+        (["--learning-rate", "1"], "--learning-rate is not an option (did you mean learning_rate?)"),
+        (["--learning_r", "1"], "--learning_r is not an option (did you mean learning_rate?)"),
+        (["--split_mode"], "--split_mode is gone: set blocks_to_swap instead (18 holds about as much in host memory)"),
+        (["--config_file"], "--config_file takes one value"),
+    ],
+)  # fmt: skip
+def test_mistaken_flag_is_one_sentence(argv, sentence):
+    assert problems(*argv) == [sentence]
+
+
+def test_missing_file_does_not_hide_other_mistakes(tmp_path):
+    found = problems("--config_file", str(tmp_path / "run"), "--learning_rate", "x", "--foo")
+    assert found == [
+        "--foo is not an option",
+        f"{tmp_path / 'run.toml'} does not exist",
+        "--learning_rate must be a number, got 'x'",
+    ]
+
+
+def test_flags_win_over_file_and_file_over_defaults(tmp_path, capsys):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'learning_rate = "5e-5"\n[a]\ncache_latents = true\nseed = 0\ncaption_extention = "txt"\nepoch = 2\n'
+    )
+    argv = ["--config_file", str(path.with_suffix("")), "--seed", "7", "--no-cache_latents", "--logit_mean", "-1e-1"]
+    config = parse(FluxLora, argv)
+    assert (config.optim.learning_rate, config.steps.seed, config.cache.cache_latents) == (5e-5, 7, False)
+    assert (config.noise.logit_mean, config.captions.caption_extension) == (-0.1, ".txt")
+    told = capsys.readouterr().err
+    assert "in run.toml: epoch is ignored" in told
+    assert "in run.toml: caption_extention is an old name" in told
+
+
+def test_all_shapes_of_flags():
+    argv = ["--cache_latents", "--xformers=false", "--text_encoder_lr", "1e-5", "2e-5", "--optimizer_args"]
+    argv += ["weight_decay=0.1", "betas=0.9,0.99", "--caption_prefix=--x", "--seed", "1", "--seed", "2"]
+    config = parse(SdxlLora, argv)
+    assert config.cache.latents
+    assert config.optim.text_encoder_lr == (1e-5, 2e-5)
+    assert config.optim.optimizer_args == ("weight_decay=0.1", "betas=0.9,0.99")
+    assert (config.captions.caption_prefix, config.steps.seed) == ("--x", 2)
+
+
+def test_output_config_writes_what_differs_and_never_overwrites(tmp_path):
+    argv = ["--config_file", tmp_path / "new", "--output_config", "--seed", 0, "--wandb_api_key", "s3cret"]
+    done = run("sdxl_train", *argv)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_toml(tmp_path / "new.toml") == {"seed": 0}
+    again = run("sdxl_train", *argv)
+    assert again.returncode == 2
+    assert again.stderr == f"error: {tmp_path / 'new.toml'} already exists; name another file or delete it first\n"
+
+
+def test_output_config_needs_a_file():
+    assert problems("--output_config") == ["--output_config needs --config_file, which names the file to write"]
+
+
+def test_main_trains_and_tells_what_only_training_finds(capsys, monkeypatch):
+    trained = []
+    module = type(sys)("fake_training")
+    module.train = trained.append
+    monkeypatch.setitem(sys.modules, "fake_training", module)
+    assert shell.main(FluxLora, ["--seed", "3"], "fake_training:train") == 0
+    assert trained[0].steps.seed == 3
+
+    def fails(config):
+        raise ConfigError("model.safetensors does not exist\noutput_dir is full")
+
+    module.train = fails
+    with pytest.raises(SystemExit) as e:
+        shell.main(FluxLora, [], "fake_training:train")
+    assert e.value.code == 1
+    assert capsys.readouterr().err == "error: model.safetensors does not exist\nerror: output_dir is full\n"
