@@ -1,0 +1,192 @@
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from safetensors.torch import save as package_bytes
+
+from library.config.schema import ConfigError, build
+from library.families.flux.options import FluxLora, FluxTrain
+from library.families.sdxl.options import SdxlTrain
+from library.train import save
+from library.train.tensorfile import Layout
+
+VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text())["names"]
+
+
+def config(folder, cls=FluxLora, **values):
+    return build(cls, {"output_dir": str(folder), **values}, notes=[])
+
+
+def tensors():
+    torch.manual_seed(0)
+    return {"b.alpha": torch.tensor(1), "b.lora_up.weight": torch.randn(3, 2), "a.lora_up.weight": torch.randn(2)}
+
+
+def test_names_are_those_of_sd_scripts(tmp_path):
+    unnamed, named = save.names(config(tmp_path)), save.names(config(tmp_path, output_name="m"))
+    got = {
+        "default_epoch": unnamed.epoch(3),
+        "default_step": unnamed.step(1500),
+        "default_last": unnamed.last,
+        "epoch": named.epoch(3),
+        "step": named.step(1500),
+        "last": named.last,
+        "state_epoch": named.state(epoch=3),
+        "state_step": named.state(step=1500),
+        "state_last": named.state(),
+    }
+    assert {key: path.name for key, path in got.items()} == {k: v for k, v in VECTORS.items() if isinstance(v, str)}
+    assert save.names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
+
+
+def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
+    kept = config(tmp_path, output_name="m", save_every_n_epochs=1, save_last_n_epochs=2)
+    for epoch, old in VECTORS["remove_epoch_when_saving"].items():
+        path = save.outdated_epoch(kept, int(epoch))
+        assert (path and path.name) == (None if old is None else f"m-{old:06d}.safetensors")
+    kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30)
+    for step, old in VECTORS["remove_step_when_saving"].items():
+        path = save.outdated_step(kept, int(step))
+        assert (path and path.name) == (None if old is None else f"m-step{old:08d}.safetensors")
+    assert save.outdated_step(kept, 40, state=True) is None
+    assert save.outdated_step(kept, 50, state=True).name == "m-step00000010-state"
+    own = config(tmp_path, output_name="m", save_every_n_epochs=2, save_last_n_epochs=1, save_last_n_epochs_state=3)
+    assert save.outdated_epoch(own, 8, state=True).name == "m-000002-state"
+    assert save.outdated_epoch(config(tmp_path), 5) is None and save.outdated_step(config(tmp_path), 5) is None
+
+
+def test_a_ratio_decides_how_often(tmp_path):
+    assert save.every_n_epochs(config(tmp_path, save_n_epoch_ratio=3), 10) == 3
+    assert save.every_n_epochs(config(tmp_path, save_n_epoch_ratio=30), 10) == 1
+    assert save.every_n_epochs(config(tmp_path, save_every_n_epochs=4), 10) == 4
+
+
+def test_removing(tmp_path):
+    (tmp_path / "a-state").mkdir()
+    (tmp_path / "a-state" / "x").write_text("x")
+    (tmp_path / "a.pt").write_text("x")
+    for path in (tmp_path / "a-state", tmp_path / "a.pt", tmp_path / "a.pt", None):
+        save.remove(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bytes_are_those_of_the_safetensors_package():
+    kinds = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int32, torch.float64]
+    kinds += [torch.uint8, torch.int8, torch.bool, torch.int16]
+    mixed = {f"t{i}": torch.ones(3, 1).to(kind) for i, kind in enumerate(kinds)} | tensors()
+    layout = Layout(mixed, lambda _, t: t.dtype)
+    got = layout.header({"ss_x": "ü"}) + b"".join(layout.data())
+    assert got == package_bytes(mixed, {"ss_x": "ü"})
+
+
+def test_a_file_holds_what_was_given_with_its_hashes(tmp_path):
+    path = save.model(
+        tmp_path / "new" / "m.safetensors", tensors(), config(tmp_path), {"ss_a": "1", "modelspec.b": "c"}
+    )
+    loaded = load_file(path)
+    assert all(torch.equal(loaded[k], v) and loaded[k].dtype == v.dtype for k, v in tensors().items())
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    content = path.read_bytes()
+    data = content[8 + int.from_bytes(content[:8], "little") :]
+    assert metadata["sshs_model_hash"] == hashlib.sha256(data).hexdigest()
+    assert metadata["sshs_legacy_hash"] == hashlib.sha256(b"").hexdigest()[:8]  # smaller than 1 MiB
+    assert (metadata["ss_a"], metadata["modelspec.b"]) == ("1", "c")
+    assert [p.name for p in path.parent.iterdir()] == ["m.safetensors"]
+
+
+def test_the_legacy_hash_is_of_the_second_mebibyte():
+    big = {"w": torch.arange(400_000, dtype=torch.float32)}
+    layout = Layout(big, lambda _, t: t.dtype)
+    expected = hashlib.sha256(package_bytes(big, {"ss_a": "1"})[0x100000:0x110000]).hexdigest()[:8]
+    assert layout.hashes({"ss_a": "1"})[1] == expected
+
+
+@pytest.mark.parametrize(
+    "precision, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16), ("float", torch.float32)]
+)
+def test_precision(tmp_path, precision, dtype):
+    path = save.model(tmp_path / "m.safetensors", tensors(), config(tmp_path, save_precision=precision), {})
+    assert {t.dtype for t in load_file(path).values()} == {dtype}
+    model = {"w": torch.randn(2), "ids": torch.arange(3)}
+    whole = config(tmp_path, SdxlTrain, save_precision=precision)
+    path = save.model(tmp_path / "w.safetensors", model, whole, {})
+    assert load_file(path)["ids"].dtype == torch.int64 and load_file(path)["w"].dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["pt", "ckpt"])
+def test_pickled_formats(tmp_path, kind):
+    chosen = config(tmp_path, save_model_as=kind, output_name="m")
+    path = save.model(save.names(chosen).last, tensors(), chosen, {"ss_a": "1"})
+    assert path.suffix == f".{kind}"
+    loaded = torch.load(path, weights_only=True)
+    assert all(torch.equal(loaded[k], v) for k, v in tensors().items())
+    whole = config(tmp_path, SdxlTrain, save_model_as="ckpt")
+    loaded = torch.load(save.model(tmp_path / "w.ckpt", {"w": torch.ones(1)}, whole, {}, (2, 30)), weights_only=True)
+    assert (loaded["epoch"], loaded["global_step"]) == (2, 30) and loaded["state_dict"]["w"] == 1
+
+
+@pytest.mark.parametrize(
+    "cls, values, expected",
+    [
+        (SdxlTrain, {"pretrained_model_name_or_path": "a.safetensors"}, ".safetensors"),
+        (SdxlTrain, {"pretrained_model_name_or_path": "a.ckpt"}, ".ckpt"),
+        (SdxlTrain, {"pretrained_model_name_or_path": "a.ckpt", "use_safetensors": True}, ".safetensors"),
+        (SdxlTrain, {"save_model_as": "ckpt"}, ".ckpt"),
+        (FluxTrain, {"save_model_as": "ckpt"}, ".safetensors"),
+        (FluxLora, {}, ".safetensors"),
+    ],
+)
+def test_the_kind_of_file(tmp_path, cls, values, expected):
+    assert save.extension(config(tmp_path, cls, **values)) == expected
+
+
+def test_nothing_broken_replaces_something_good(tmp_path, monkeypatch):
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"good")
+    bad = {**tensors(), "x.lora_up.weight": torch.tensor([1.0, float("nan")])}
+    with pytest.raises(ConfigError, match="x.lora_up.weight"):
+        save.model(path, bad, config(tmp_path), {})
+    large = {"x.lora_up.weight": torch.tensor([1e6])}
+    with pytest.raises(ConfigError, match="f16 cannot hold.*bf16"):
+        save.model(path, large, config(tmp_path, save_precision="fp16"), {})
+    with pytest.raises(ConfigError, match="disk space"):
+        monkeypatch.setattr("library.files.free_space", lambda _: 10)
+        save.model(path, tensors(), config(tmp_path), {})
+    monkeypatch.undo()
+    with pytest.raises(OSError):
+        monkeypatch.setattr(Layout, "data", lambda self: iter([memoryview(b"short")]))
+        save.model(path, tensors(), config(tmp_path, save_model_as="safetensors"), {})
+    assert path.read_bytes() == b"good" and [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_whole_model_that_came_with_nan_can_be_saved(tmp_path, caplog):
+    odd = {"w": torch.tensor([float("nan")])}
+    assert load_file(save.model(tmp_path / "w.safetensors", odd, config(tmp_path, SdxlTrain), {}))["w"].isnan()
+    assert "NaN" in caplog.text
+
+
+def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
+    chosen = config(tmp_path, output_name="m")
+    for name in ("m2.safetensors", "m-old.safetensors", "m.txt", "sample"):
+        (tmp_path / name).touch()
+    assert not list(save.problems(chosen))
+    for name in ("m.safetensors", "m-000002.safetensors", "m-step00000010-state"):
+        (tmp_path / name).touch()
+    said = list(save.problems(chosen))
+    assert len(said) == 1 and "m-000002.safetensors and 2 more" in said[0] and "another output_name" in said[0]
+    assert not list(save.problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
+    assert not list(save.problems(config(tmp_path / "elsewhere", output_name="m")))
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    assert "is a file" in next(save.problems(config(tmp_path / "file" / "below")))
+    assert "plain name" in next(save.problems(config(tmp_path, output_name="a/b")))
+    assert "not set" in next(save.problems(build(FluxLora, {}, notes=[])))
+    assert "diffusers folders" in next(save.problems(config(tmp_path, SdxlTrain, save_model_as="diffusers")))
+    assert not (tmp_path / "elsewhere").exists()
