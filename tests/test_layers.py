@@ -1,8 +1,11 @@
 """The one-way rule: who may import whom, and what must load without torch."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 
 import pytest
 
@@ -146,6 +149,21 @@ def test_help_of_a_script_loads_nothing_heavy(script):
     done = run_without((*HEAVY, "gradio"), code, f"sd-scripts/{script}", "--help")
     assert done.returncode == 0, done.stderr
     assert "--learning_rate" in done.stdout
+
+
+def test_what_is_imported_is_declared():
+    """Only what stands in pyproject.toml may be imported with a module; optional packages inside functions."""
+    project = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split("[^A-Za-z0-9_-]", name)[0].lower().replace("_", "-") for name in project["dependencies"]}
+    known = packages_distributions()
+    wrong = []
+    for module, found in every_import():
+        top = found.name.split(".")[0]
+        if found.when != "load" or top in sys.stdlib_module_names or top in source.OURS:
+            continue
+        if not declared & {name.lower().replace("_", "-") for name in known.get(top, [])}:
+            wrong.append(f"{module} imports {top} (line {found.line}), which pyproject.toml does not name")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_rules_themselves_hold():
