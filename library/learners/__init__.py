@@ -1,6 +1,6 @@
 """What learns: the whole model, or adapters inside it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from library.learners import network_args
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """What the trainer needs to know about what learns."""
+    """What the trainer needs to know about what learns. Adapters can also load a file: `load_state_dict`."""
 
     trains: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
 
@@ -25,10 +25,6 @@ class Learner(Protocol):
 
     def state_dict(self, dtype: "torch.dtype | None" = None) -> "dict[str, Tensor]":
         """What the file holds, in its keys, on the CPU."""
-        ...
-
-    def load_state_dict(self, tensors: "Mapping[str, Tensor]") -> Any:
-        """Take over a file's tensors; returns what did not match."""
         ...
 
     def train(self, mode: bool = True) -> Any:

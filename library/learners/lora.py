@@ -99,15 +99,6 @@ class Lora:
             raise ConfigError(f"the LoRA file does not fit this network: {min(wrong)}{more}; {advice}")
         return Unmatched([n for n in self.adapters if n not in found], [n for n in found if n not in self.adapters])
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """The adapters as they are: for saved states."""
-        return self.state_dict()
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a snapshot back, bit for bit. ConfigError when it is of other adapters."""
-        if unmatched := self.load_state_dict(tensors):
-            raise ConfigError(f"the saved state is of another network ({unmatched}); check resume and network_args")
-
     def train(self, mode: bool = True) -> "Lora":
         """Switch dropout on or off."""
         for adapter in self.adapters.values():

@@ -66,15 +66,6 @@ class Foreign:
             raise ConfigError(f"the file does not fit this network: {str(e).splitlines()[-1].strip()}") from e
         return Unmatched(list(missing), list(unexpected))
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """The network's tensors as they are: for saved states."""
-        return self.network.state_dict()
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a snapshot back."""
-        if unmatched := self.load_state_dict(tensors):
-            raise ConfigError(f"the saved state is of another network: {unmatched}")
-
     def train(self, mode: bool = True) -> "Foreign":
         """Switch dropout on or off."""
         self.network.train(mode)

@@ -1,6 +1,6 @@
 """The model itself learns: the denoiser and, for SDXL where it is asked for, the text encoders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,33 +42,11 @@ class Whole:
         tensors = self.family.export(self.parts)
         return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """What learns, by part and module name, as it is: for saved states."""
-        return {name: p.detach() for name, p in self._named()}
-
-    @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a snapshot back, bit for bit. ConfigError when it is of another model or of other parts."""
-        named = dict(self._named())
-        if named.keys() != tensors.keys():
-            odd = sorted(named.keys() ^ tensors.keys())
-            raise ConfigError(f"the saved state is of another training: {odd[0]} is only on one side; check resume")
-        for name, parameter in named.items():
-            parameter.copy_(tensors[name])
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """The same as `restore`."""
-        self.restore(tensors)
-
     def train(self, mode: bool = True) -> "Whole":
         """Training or evaluation mode of the networks that learn."""
         for name, network in _networks(self.parts).items():
             network.train(mode and self.trains[name])
         return self
-
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, network in _networks(self.parts).items():
-            yield from ((f"{name}.{key}", p) for key, p in network.named_parameters() if p.requires_grad)
 
 
 def attach(parts: Any, family: Any, config: Any) -> Whole:

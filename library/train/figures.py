@@ -1,0 +1,116 @@
+"""What a file tells about the data it was trained on: counts, tags, buckets. Folder names only, never paths."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SUBSET = (
+    *("color_aug", "flip_aug", "random_crop", "shuffle_caption", "keep_tokens", "keep_tokens_separator"),
+    *("secondary_separator", "enable_wildcard", "caption_prefix", "caption_suffix", "resize_interpolation"),
+)
+
+
+def figures(images: Any, config: Any, batches_per_epoch: int, epochs: int, total_batch_size: int) -> dict[str, Any]:
+    """Metadata about the data, by ss_ key without the prefix, values not yet text.
+
+    `images` is what data.scan returned, `total_batch_size` counts all processes. With a dataset_config there is one
+    entry per data set, without it the figures of the only one stand by themselves, as in sd-scripts.
+    """
+    counts = {is_reg: sum(i.repeats for i in images.items if i.is_reg is is_reg) for is_reg in (False, True)}
+    held_back = images.validation.items if images.validation else ()
+    out = {
+        "num_train_images": counts[False],
+        "num_reg_images": counts[True],
+        "num_validation_images": sum(i.repeats for i in held_back),
+        "num_batches_per_epoch": batches_per_epoch,
+        "num_epochs": epochs,
+        "tag_frequency": tag_frequency(images.items),
+    }
+    datasets = [_dataset(images, position) for position in range(len(images.datasets))]
+    if config.data.dataset_config:
+        return out | {"datasets": datasets, "dataset_dirs": _folders(images.items, None)}
+    return out | _single(images, datasets[0], total_batch_size)
+
+
+def tag_frequency(items: Iterable[Any]) -> dict[str, dict[str, int]]:
+    """{folder's name: {tag: images that have it}}, tags in lower case."""
+    found: dict[str, Counter] = {}
+    for image in items:
+        tags = [tag.strip().lower() for tag in image.caption.split(",")]
+        if any(tags):
+            found.setdefault(_folder(image), Counter()).update(tag for tag in tags if tag)
+    return {folder: dict(counter) for folder, counter in found.items()}
+
+
+def _single(images: Any, dataset: Mapping[str, Any], total_batch_size: int) -> dict[str, Any]:
+    template = images.datasets[0]
+    subset = template.subsets[0] if template.subsets else template.template
+    same = ("batch_size_per_device", "resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_info")
+    return {
+        **{key: dataset[key] for key in same},
+        "total_batch_size": total_batch_size,
+        "bucket_no_upscale": template.bucket_no_upscale,
+        **{
+            key: getattr(subset, key)
+            for key in ("color_aug", "flip_aug", "random_crop", "shuffle_caption", "keep_tokens")
+        },
+        "dataset_dirs": _folders(images.items, False),
+        "reg_dataset_dirs": _folders(images.items, True),
+    }
+
+
+def _dataset(images: Any, position: int) -> dict[str, Any]:
+    dataset = images.datasets[position]
+    items = [image for image in images.items if image.dataset == position]
+    subsets: dict[int, list[Any]] = {}
+    for image in items:
+        subsets.setdefault(id(image.subset), []).append(image)
+    return {
+        "is_dreambooth": not any(image.subset.metadata_file for image in items),
+        "batch_size_per_device": dataset.batch_size,
+        "num_train_images": sum(i.repeats for i in items if not i.is_reg),
+        "num_reg_images": sum(i.repeats for i in items if i.is_reg),
+        "resolution": dataset.resolution and tuple(dataset.resolution),
+        "enable_bucket": dataset.enable_bucket,
+        "min_bucket_reso": dataset.min_bucket_reso,
+        "max_bucket_reso": dataset.max_bucket_reso,
+        "resize_interpolation": dataset.resize_interpolation,
+        "tag_frequency": tag_frequency(items),
+        "bucket_info": _buckets(items) if dataset.enable_bucket else None,
+        "subsets": [_subset(members) for members in subsets.values()],
+    }
+
+
+def _subset(members: list[Any]) -> dict[str, Any]:
+    subset = members[0].subset
+    out = {"img_count": len(members), "num_repeats": subset.num_repeats}
+    out |= {key: getattr(subset, key) for key in SUBSET}
+    if subset.metadata_file:
+        return out | {"metadata_file": os.path.basename(subset.metadata_file)}
+    folder = os.path.basename(os.path.normpath(subset.image_dir)) if subset.image_dir else None
+    return out | {"image_dir": folder, "class_tokens": subset.class_tokens, "is_reg": subset.is_reg}
+
+
+def _buckets(items: list[Any]) -> dict[str, Any]:
+    counts = Counter()
+    for image in items:
+        counts[image.fit.bucket] += image.repeats
+    errors = [abs(i.fit.bucket[0] / i.fit.bucket[1] - i.size[0] / i.size[1]) for i in items]
+    rows = {i: {"resolution": list(size), "count": counts[size]} for i, size in enumerate(sorted(counts))}
+    return {"buckets": rows, "mean_img_ar_error": sum(errors) / len(errors) if errors else 0.0}
+
+
+def _folders(items: list[Any], is_reg: bool | None) -> dict[str, dict[str, int]]:
+    """{folder's name: {"n_repeats", "img_count"}}, of regularisation images, of the others, or of all."""
+    found: dict[str, dict[str, int]] = {}
+    for image in items:
+        if is_reg is None or image.is_reg is is_reg:
+            entry = found.setdefault(_folder(image), {"n_repeats": image.subset.num_repeats, "img_count": 0})
+            entry["img_count"] += 1
+    return found
+
+
+def _folder(image: Any) -> str:
+    place = image.subset.image_dir or image.subset.metadata_file or os.path.dirname(image.path)
+    return os.path.basename(os.path.normpath(place))

@@ -1,0 +1,210 @@
+"""What a file says about itself: kohya's `ss_*` keys and the `modelspec.*` keys of Stability AI.
+
+All values are text. Local paths never get in: a path becomes the name of its file.
+"""
+
+import base64
+import hashlib
+import importlib.metadata
+import json
+import mimetypes
+import random
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import values
+
+# ss_ keys that are options of the same name; one that this kind of run does not have is left out.
+OPTIONS = (
+    *("learning_rate", "text_encoder_lr", "unet_lr", "gradient_checkpointing", "gradient_accumulation_steps"),
+    *("max_train_steps", "lr_warmup_steps", "lr_scheduler", "network_dim", "network_alpha"),
+    *("network_dropout", "mixed_precision", "full_fp16", "v2", "clip_skip", "max_token_length", "seed", "lowram"),
+    *("noise_offset", "multires_noise_iterations", "multires_noise_discount", "adaptive_noise_scale"),
+    *("zero_terminal_snr", "training_comment", "max_grad_norm", "caption_dropout_rate"),
+    *("caption_dropout_every_n_epochs", "caption_tag_dropout_rate", "face_crop_aug_range", "prior_loss_weight"),
+    *("min_snr_gamma", "scale_weight_norms", "ip_noise_gamma", "noise_offset_random_strength"),
+    *("ip_noise_gamma_random_strength", "loss_type", "huber_schedule", "huber_scale", "huber_c", "fp8_base"),
+    *("fp8_base_unet", "validation_seed", "validation_split", "max_validation_steps", "validate_every_n_epochs"),
+    *("validate_every_n_steps", "resize_interpolation", "output_name"),
+    # FLUX.1
+    *("model_type", "apply_t5_attn_mask", "weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
+    *("guidance_scale", "timestep_sampling", "sigmoid_scale", "model_prediction_type", "discrete_flow_shift"),
+)
+LEAST = ("v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args")  # no_metadata
+JSON = ("network_args", "datasets", "tag_frequency", "dataset_dirs", "reg_dataset_dirs", "bucket_info")
+
+
+@dataclass(frozen=True)
+class Home:
+    """What the standards call a family."""
+
+    version: str
+    implementation: str
+    has_prediction_type: bool
+
+
+HOMES = {
+    "sdxl": Home("sdxl_base_v1-0", "https://github.com/Stability-AI/generative-models", True),
+    "flux": Home("flux1", "https://github.com/black-forest-labs/flux", False),
+}
+EXTRAS = ("usage_hint", "merged_from", "trigger_phrase", "preprocessor", "is_negative_embedding")
+PLAIN = ("author", "description", "license", "tags")
+
+
+class Metadata:
+    """The metadata of one run's files. Made at the start; base models are hashed in the background meanwhile."""
+
+    def __init__(self, config: Any, family: Any, figures: Mapping[str, Any], optimizer: str = "") -> None:
+        """`figures` is what figures.figures answered, `optimizer` what optim.describe said."""
+        self._config, self._family = config, family
+        self._started = time.time()
+        self._session = random.SystemRandom().randint(0, 2**32)  # not the run's generator: that one is part of the seed
+        self._facts = {**_options(config), **figures, "optimizer": optimizer} if config.adapters else {}
+        self._hashes = Hashes(_bases(config)) if config.adapters and not config.network.no_metadata else None
+
+    def of_file(self, epoch: int, step: int) -> dict[str, str]:
+        """The metadata of a file that is saved now. The first call may wait for the hashes."""
+        spec = modelspec(self._config, self._family.architecture)
+        if not self._config.adapters:
+            return spec
+        facts = {**self._facts, "session_id": self._session, "training_started_at": self._started}
+        facts |= {
+            "base_model_version": HOMES[self._config.family].version,
+            "network_module": self._config.network.module,
+        }
+        facts |= _network_args(self._config)
+        if self._hashes is None:
+            return _texts({key: facts[key] for key in LEAST if key in facts}) | spec
+        facts |= self._hashes.result()
+        facts |= {"training_finished_at": time.time(), "steps": step, "epoch": epoch}
+        return _texts(facts) | spec
+
+
+class Hashes:
+    """Hashes of the base model's files, computed while the training starts: 24 GB take a minute."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        """`files`: "sd_model" or "vae" -> path or id."""
+        self._found: dict[str, str] = {}
+        self._thread = threading.Thread(target=self._work, args=(dict(files),), name="hashes", daemon=True)
+        self._thread.start()
+
+    def result(self) -> dict[str, str]:
+        """{"sd_model_name": ..., "sd_model_hash": ..., "new_sd_model_hash": ...} and the same for the VAE."""
+        self._thread.join()
+        return self._found
+
+    def _work(self, files: dict[str, str]) -> None:
+        for key, place in files.items():
+            path = Path(place)
+            if path.exists():
+                self._found[f"{key}_hash"] = short_hash(path)
+                self._found[f"new_{key}_hash"] = long_hash(path)
+                place = path.name
+            self._found[f"{key}_name"] = place
+
+
+def short_hash(path: Path) -> str:
+    """The hash of 2022's web UI: 8 digits over 64 KiB at 1 MiB."""
+    try:
+        with open(path, "rb") as f:
+            f.seek(0x100000)
+            return hashlib.sha256(f.read(0x10000)).hexdigest()[:8]
+    except IsADirectoryError:
+        return "IsADirectory"
+    except OSError:
+        return "IsADirectory" if path.is_dir() else "NOFILE"
+
+
+def long_hash(path: Path) -> str:
+    """SHA-256 of the whole file."""
+    try:
+        with open(path, "rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()
+    except IsADirectoryError:
+        return "IsADirectory"
+    except OSError:
+        return "IsADirectory" if path.is_dir() else "NOFILE"
+
+
+def modelspec(config: Any, architecture: str) -> dict[str, str]:
+    """The modelspec.* keys, of a file that is saved now."""
+    now, meta = datetime.now().replace(microsecond=0), config.metadata
+    kind = "LoRA" if config.adapters else "Checkpoint"
+    out = {
+        "sai_model_spec": "1.0.1",
+        "architecture": architecture + ("/lora" if config.adapters else ""),
+        "implementation": HOMES[config.family].implementation,
+        "title": meta.metadata_title or config.save.output_name or f"{kind}@{now.timestamp():.0f}",
+        "resolution": _resolution(config),
+        "date": now.isoformat(),
+        "implementation_version": _version(),
+        **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},
+        "thumbnail": _thumbnail(meta.metadata_thumbnail),
+    }
+    if HOMES[config.family].has_prediction_type:
+        out["prediction_type"] = "v" if config.model.v_parameterization else "epsilon"
+    low, high = config.noise.min_timestep, config.noise.max_timestep
+    if low is not None or high is not None:
+        out["timestep_range"] = f"{low or 0},{1000 if high is None else high}"
+    if config.model.clip_skip is not None:
+        out["encoder_layer"] = str(config.model.clip_skip)
+    return {f"modelspec.{key}": str(value) for key, value in out.items() if value is not None}
+
+
+def _options(config: Any) -> dict[str, Any]:
+    known = values(config)
+    out = {key: known[key] for key in OPTIONS if key in known}
+    out["text_encoder_lr"] = list(known["text_encoder_lr"]) or None
+    if out["lr_scheduler"] and config.optim.lr_scheduler_type:
+        out["lr_scheduler"] = config.optim.lr_scheduler_type
+    return out | {
+        "cache_latents": config.cache.latents,
+        "debiased_estimation": config.loss.debiased_estimation_loss,
+        "sd_scripts_commit_hash": "(unknown)",
+    }
+
+
+def _network_args(config: Any) -> dict[str, Any]:
+    if not config.network.network_args:
+        return {}
+    pairs = (pair.partition("=") for pair in config.network.network_args)
+    own = {key: Path(value).name if Path(value).is_file() else value for key, _, value in pairs}
+    return {"network_args": {**own, "dropout": own.get("dropout", config.network.network_dropout)}}
+
+
+def _bases(config: Any) -> dict[str, str]:
+    """What the training starts from, by the name its keys have."""
+    files = {"sd_model": config.model.pretrained_model_name_or_path, "vae": config.model.vae}
+    return {key: str(place) for key, place in files.items() if place}
+
+
+def _resolution(config: Any) -> str:
+    sides = str(config.data.resolution or "1024").replace("x", ",").split(",")
+    return f"{sides[0].strip()}x{sides[-1].strip()}"
+
+
+def _thumbnail(value: str | None) -> str | None:
+    """A picture's file as a data URL; a data URL as it is."""
+    if not value or value.startswith(("data:", "http")):
+        return value
+    if not Path(value).is_file():
+        return None
+    kind = mimetypes.guess_type(value)[0] or "image/jpeg"
+    return f"data:{kind};base64,{base64.b64encode(Path(value).read_bytes()).decode()}"
+
+
+def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {f"ss_{key}": json.dumps(v) if key in JSON else str(v) for key, v in facts.items()}
+
+
+def _version() -> str:
+    try:
+        return f"kohya-trainer/{importlib.metadata.version('kohya-trainer')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "kohya-trainer"

@@ -1,0 +1,148 @@
+import hashlib
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from library.config.dataset import DatasetConfig, SubsetConfig
+from library.config.schema import build
+from library.data.buckets import Fit
+from library.data.images import Image, Images
+from library.families.flux.options import FluxLora, FluxTrain
+from library.families.sdxl.options import SdxlLora, SdxlTrain
+from library.train.figures import figures, tag_frequency
+from library.train.metadata import Metadata, long_hash, modelspec, short_hash
+
+KEYS = """session_id training_started_at output_name learning_rate text_encoder_lr unet_lr num_train_images
+num_validation_images num_reg_images num_batches_per_epoch num_epochs gradient_checkpointing gradient_accumulation_steps
+max_train_steps lr_warmup_steps lr_scheduler network_module network_dim network_alpha network_dropout mixed_precision
+full_fp16 v2 base_model_version clip_skip max_token_length cache_latents seed lowram noise_offset
+multires_noise_iterations multires_noise_discount adaptive_noise_scale zero_terminal_snr training_comment
+sd_scripts_commit_hash optimizer max_grad_norm caption_dropout_rate caption_dropout_every_n_epochs
+caption_tag_dropout_rate face_crop_aug_range prior_loss_weight min_snr_gamma scale_weight_norms ip_noise_gamma
+debiased_estimation noise_offset_random_strength ip_noise_gamma_random_strength loss_type huber_schedule huber_scale
+huber_c fp8_base fp8_base_unet validation_seed validation_split max_validation_steps validate_every_n_epochs
+validate_every_n_steps resize_interpolation training_finished_at steps epoch"""
+ALONE = """batch_size_per_device total_batch_size resolution color_aug flip_aug random_crop shuffle_caption
+enable_bucket bucket_no_upscale min_bucket_reso max_bucket_reso keep_tokens dataset_dirs reg_dataset_dirs tag_frequency
+bucket_info"""
+FLUX = """model_type apply_t5_attn_mask weighting_scheme logit_mean logit_std mode_scale guidance_scale
+timestep_sampling sigmoid_scale model_prediction_type discrete_flow_shift"""
+
+
+def images():
+    cats = SubsetConfig(image_dir="/home/someone/data/2_cats", num_repeats=2, class_tokens="cats")
+    people = SubsetConfig(image_dir="/home/someone/reg/1_people", num_repeats=1, is_reg=True)
+    dataset = DatasetConfig(resolution=(1024, 1024), enable_bucket=True, batch_size=2, subsets=(cats, people))
+    square, tall = Fit((1024, 1024), (1024, 1024)), Fit((832, 1216), (832, 1248))
+    items = [
+        Image("/home/someone/data/2_cats/a.png", (512, 512), "Cat, sitting,, cat", 2, cats, 0, square),
+        Image("/home/someone/data/2_cats/b.png", (600, 900), "cat , Asleep", 2, cats, 0, tall),
+        Image("/home/someone/reg/1_people/c.png", (512, 512), "", 3, people, 0, square),
+    ]
+    return Images(items, (dataset,))
+
+
+def made(config, figured=None, architecture="flux-1-dev"):
+    family = SimpleNamespace(architecture=architecture)
+    figured = figures(images(), config, 4, 3, 2) if figured is None else figured
+    return Metadata(config, family, figured, "torch.optim.adamw.AdamW(weight_decay=0.1)").of_file(2, 30)
+
+
+def config(cls=FluxLora, **values):
+    return build(cls, {"output_name": "m", **values}, notes=[])
+
+
+def test_every_key_is_there_and_every_value_is_text():
+    got = made(config())
+    assert {k.removeprefix("ss_") for k in got if k.startswith("ss_")} == set(f"{KEYS} {ALONE} {FLUX}".split())
+    assert all(type(v) is str for v in got.values())
+    assert got["ss_unet_lr"] == "None" and got["ss_cache_latents"] == "False" and got["ss_text_encoder_lr"] == "None"
+    assert (got["ss_steps"], got["ss_epoch"], got["ss_base_model_version"]) == ("30", "2", "flux1")
+    assert got["ss_optimizer"].endswith("AdamW(weight_decay=0.1)") and got["ss_network_module"] == "networks.lora_flux"
+    sdxl = made(config(SdxlLora), architecture="stable-diffusion-xl-v1-base")
+    assert {k.removeprefix("ss_") for k in sdxl if k.startswith("ss_")} == set(f"{KEYS} {ALONE}".split())
+    assert sdxl["ss_base_model_version"] == "sdxl_base_v1-0"
+
+
+def test_figures_of_the_data():
+    got = made(config())
+    assert (got["ss_num_train_images"], got["ss_num_reg_images"], got["ss_num_epochs"]) == ("4", "3", "3")
+    assert json.loads(got["ss_tag_frequency"]) == {"2_cats": {"cat": 3, "sitting": 1, "asleep": 1}}
+    assert json.loads(got["ss_dataset_dirs"]) == {"2_cats": {"n_repeats": 2, "img_count": 2}}
+    assert json.loads(got["ss_reg_dataset_dirs"]) == {"1_people": {"n_repeats": 1, "img_count": 1}}
+    buckets = json.loads(got["ss_bucket_info"])
+    assert buckets["buckets"]["0"] == {"resolution": [832, 1216], "count": 2}
+    assert buckets["mean_img_ar_error"] == pytest.approx(abs(832 / 1216 - 2 / 3) / 3)
+    assert got["ss_resolution"] == "(1024, 1024)"
+
+
+def test_figures_of_a_dataset_config(tmp_path):
+    (tmp_path / "d.toml").touch()
+    chosen = config(dataset_config=str(tmp_path / "d.toml"))
+    got = made(chosen)
+    (dataset,) = json.loads(got["ss_datasets"])
+    assert dataset["is_dreambooth"] and dataset["num_reg_images"] == 3 and dataset["batch_size_per_device"] == 2
+    assert [s["image_dir"] for s in dataset["subsets"]] == ["2_cats", "1_people"]
+    assert set(json.loads(got["ss_dataset_dirs"])) == {"2_cats", "1_people"} and "ss_bucket_info" not in got
+
+
+def test_tags_of_captions_that_are_not_there():
+    item = replace(images().items[0], caption="")
+    assert tag_frequency([item]) == {}
+
+
+def test_no_local_path_gets_into_a_file(tmp_path):
+    base = tmp_path / "secret" / "base.safetensors"
+    base.parent.mkdir()
+    base.write_bytes(bytes(range(256)) * 8192)
+    chosen = config(
+        pretrained_model_name_or_path=str(base),
+        vae=str(base),
+        output_dir=str(tmp_path),
+        network_args=["train_blocks=single", f"preset={base}"],
+    )
+    got = made(chosen)
+    assert not [k for k, v in got.items() if str(tmp_path) in v or "someone" in v or "secret" in v]
+    assert got["ss_sd_model_name"] == got["ss_vae_name"] == "base.safetensors"
+    assert got["ss_new_sd_model_hash"] == hashlib.sha256(base.read_bytes()).hexdigest()
+    assert got["ss_sd_model_hash"] == hashlib.sha256(base.read_bytes()[0x100000:0x110000]).hexdigest()[:8]
+    args = json.loads(got["ss_network_args"])
+    assert args == {"train_blocks": "single", "preset": "base.safetensors", "dropout": None}
+
+
+def test_hashes_of_what_is_no_file(tmp_path):
+    assert short_hash(tmp_path) == long_hash(tmp_path) == "IsADirectory"
+    assert short_hash(tmp_path / "no") == long_hash(tmp_path / "no") == "NOFILE"
+    got = made(config(pretrained_model_name_or_path="someone/a-model"))
+    assert got["ss_sd_model_name"] == "someone/a-model" and "ss_sd_model_hash" not in got
+
+
+def test_no_metadata_keeps_the_least():
+    got = made(config(no_metadata=True, network_dim=8, network_args=["train_blocks=single"]))
+    kept = {"v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args"}
+    assert {k.removeprefix("ss_") for k in got if k.startswith("ss_")} == kept
+    assert got["ss_network_dim"] == "8" and got["modelspec.architecture"] == "flux-1-dev/lora"
+
+
+def test_modelspec_of_adapters_and_models(tmp_path):
+    (tmp_path / "t.png").write_bytes(b"png")
+    options = {"metadata_author": "me", "metadata_trigger_phrase": "xyz", "metadata_thumbnail": str(tmp_path / "t.png")}
+    got = modelspec(
+        config(SdxlLora, resolution="768,1024", v_parameterization=True, **options), "stable-diffusion-xl-v1-base"
+    )
+    assert got["modelspec.architecture"] == "stable-diffusion-xl-v1-base/lora"
+    assert got["modelspec.implementation"] == "https://github.com/Stability-AI/generative-models"
+    assert (got["modelspec.title"], got["modelspec.resolution"]) == ("m", "768x1024")
+    assert (got["modelspec.author"], got["modelspec.trigger_phrase"]) == ("me", "xyz")
+    assert got["modelspec.thumbnail"] == "data:image/png;base64,cG5n" and got["modelspec.prediction_type"] == "v"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", got["modelspec.date"])
+    assert "modelspec.license" not in got and got["modelspec.sai_model_spec"] == "1.0.1"
+    whole = made(config(FluxTrain, output_name=None), architecture="flux-1-schnell")
+    assert whole["modelspec.architecture"] == "flux-1-schnell" and whole["modelspec.title"].startswith("Checkpoint@")
+    assert whole["modelspec.resolution"] == "1024x1024" and "modelspec.prediction_type" not in whole
+    assert all(key.startswith("modelspec.") for key in whole)
+    ranged = modelspec(config(SdxlTrain, min_timestep=200, metadata_title="t"), "x")
+    assert ranged["modelspec.timestep_range"] == "200,1000" and ranged["modelspec.prediction_type"] == "epsilon"
