@@ -52,8 +52,8 @@ def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
     for flag, value in one.items():
         arguments += [] if value is None else [flag, str(value)]
     if launch.num_processes > 1:
-        # Without it accelerate starts a single process where it sees no second GPU. The name misleads: together with
-        # ACCELERATE_USE_CPU, or without any GPU, the same launcher starts processes on the CPU.
+        # Without it accelerate starts a single process where it sees no second GPU. The name misleads: its processes
+        # meet on the CPU as well, if they make their Accelerator with cpu=True or ACCELERATE_USE_CPU is set.
         arguments.append("--multi_gpu")
     elif launch.cpu:
         arguments.append("--cpu")

@@ -53,6 +53,7 @@ FOREIGN: dict[str, str] = {
     "fp8_scaled": _SCRIPT,
     "fp8_fast": _SCRIPT,
     "disable_numpy_memmap": _SCRIPT,
+    "cache_text_encoder_outputs_on_cpu": _SCRIPT,
     "learning_rate_te": "the text encoders of FLUX.1 are not trained; SDXL has learning_rate_te1 and learning_rate_te2",
     "num_cpu_threads_per_process": "it belongs to `accelerate launch`",
     "num_processes": "it belongs to `accelerate launch`",

@@ -81,7 +81,7 @@ class Option:
         if isinstance(value, list | tuple) and not self.hints.get("parse"):
             if len(value) != 1:
                 raise ConfigError(f"takes one value, got {len(value)}: {shown(value)}")
-            value = value[0]
+            return self.read(value[0])
         return self._one(value)
 
     def text(self, value: Any) -> str:

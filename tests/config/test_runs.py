@@ -5,6 +5,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from library import families
 from library.config import docs, pending
@@ -178,6 +180,117 @@ def test_rule(script, given, words):
 )
 def test_what_does_nothing_is_said(script, given, words):
     assert any(words in note for note in noted(script, **given))
+
+
+# What the page of kohya_ss writes for a FLUX LoRA: flat, with keys of its own, counts as switches, and so on.
+OF_KOHYA_SS = r"""
+ae = 'D:/models/ae.safetensors'
+apply_t5_attn_mask = true
+bucket_reso_steps = 64
+cache_latents = true
+cache_text_encoder_outputs = true
+caption_extension = ".txt"
+clip_l = 'D:/models/clip_l.safetensors'
+clip_skip = 1
+discrete_flow_shift = 3.0
+dynamo_backend = "no"
+enable_bucket = true
+epoch = 8
+guidance_scale = 1.0
+huber_c = 0.1
+huber_scale = 1
+huber_schedule = "snr"
+learning_rate = 0.0003
+logging_dir = "D:/log"
+loss_type = "l2"
+lr_scheduler = "cosine"
+lr_scheduler_args = []
+lr_scheduler_num_cycles = 1
+lr_scheduler_power = 1
+lr_warmup_steps = 0.1
+max_bucket_reso = 2048
+max_data_loader_n_workers = 0
+max_grad_norm = 1
+max_timestep = 1000
+max_train_epochs = 8
+max_train_steps = 1600
+mem_eff_save = true
+min_bucket_reso = 256
+mixed_precision = "bf16"
+model_prediction_type = "raw"
+network_alpha = 1
+network_args = []
+network_dim = 8
+network_module = "networks.lora_flux"
+network_train_unet_only = true
+noise_offset_type = "Original"
+optimizer_args = []
+optimizer_type = "AdamW8bit"
+output_dir = "D:/out"
+output_name = "last"
+persistent_data_loader_workers = 1
+pretrained_model_name_or_path = "D:/models/flux1-dev.safetensors"
+prior_loss_weight = 1
+resolution = "512,512"
+sample_prompts = "D:/out/sample/prompt.txt"
+sample_sampler = "euler_a"
+save_every_n_epochs = 1
+save_model_as = "safetensors"
+save_precision = "fp16"
+sdpa = true
+t5xxl = 'D:/models/t5xxl_fp16.safetensors'
+t5xxl_max_token_length = 512
+text_encoder_lr = []
+timestep_sampling = "sigmoid"
+train_batch_size = 1
+train_data_dir = "D:/img"
+unet_lr = 0.0003
+wandb_run_name = "last"
+"""
+
+
+def test_a_config_of_kohya_ss_is_ready_to_train():
+    notes = []
+    config = build(config_class(FLUX), tomllib.loads(OF_KOHYA_SS), "old.toml", notes)
+    assert missing(config) == []
+    assert (config.data.persistent_data_loader_workers, config.optim.lr_warmup_steps) == (True, 0.1)
+    ignored = {note.split(" is ignored")[0].split()[-1] for note in notes if " is ignored" in note}
+    assert ignored == {"epoch", "noise_offset_type", "dynamo_backend", "mem_eff_save"}
+    idle = {note.split()[0] for note in notes if "has no effect here" in note}
+    assert idle == {"clip_skip", "max_timestep", "sample_sampler"}
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        (FLUX, ["mem_eff_save"]),
+        ("sdxl_train", ["prior_loss_weight"]),
+        ("flux_train", ["prior_loss_weight", "train_text_encoder", "block_lr"]),
+    ],
+)
+def test_what_kohya_ss_writes_for_the_wrong_script_is_ignored_and_said(script, names):
+    notes = noted(script, **dict.fromkeys(names, 1))
+    assert len(notes) == len(names)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@given(data=st.data())
+def test_no_value_is_too_strange_for_a_sentence(script, data):
+    names = data.draw(st.lists(st.sampled_from(sorted(options(config_class(script)))), unique=True, max_size=6))
+    try:
+        config = build(config_class(script), {name: data.draw(anything) for name in names}, notes=[])
+    except ConfigError as e:
+        assert str(e)
+    else:
+        back = flat(tomllib.loads(to_toml(config, secrets=True)))
+        assert build(config_class(script), back, notes=[]) == config
 
 
 def test_harmless_values_of_old_files_say_nothing():

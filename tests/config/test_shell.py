@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from library import families
 from library.config import shell
@@ -83,6 +85,13 @@ def test_only_the_first_of_several_processes_talks():
 )  # fmt: skip
 def test_mistaken_flag_is_one_sentence(argv, sentence):
     assert problems(*argv) == [sentence]
+
+
+@given(st.lists(st.sampled_from(["--seed", "--no-cache_latents", "-1", "--foo=", "--", "-", "--=x", ""]) | st.text()))
+def test_no_command_line_is_too_strange_for_a_sentence(argv):
+    flags, found = shell.read_flags(FluxLora, argv)
+    assert all(isinstance(name, str) for name in flags)
+    assert all(problem.strip() for problem in found)
 
 
 def test_missing_file_does_not_hide_other_mistakes(tmp_path):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from library.config import sections
 from library.config.reading import count
+from library.config.retired import FOREIGN
 from library.config.schema import opt, section
 
 _NOISE = "FLUX.1 is trained on straight paths from noise to image, where it has no meaning"
@@ -179,6 +180,8 @@ class FluxLora(sections.Run):
     adapters: ClassVar[bool] = True
     grid: ClassVar[int] = 64
     idle: ClassVar[Mapping[str, str]] = IDLE
+    # Written by the kohya_ss page into the configs of this script, too.
+    foreign: ClassVar[Mapping[str, str]] = FOREIGN | {"mem_eff_save": "adapter files are small"}
 
     model: FluxLoraModel = section(FluxLoraModel)
     data: sections.AdapterData = section(sections.AdapterData)
@@ -211,6 +214,11 @@ class FluxTrain(sections.Run):
     adapters: ClassVar[bool] = False
     grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
+    foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
+        "prior_loss_weight": "a fine-tune counts regularisation images like all others",
+        "train_text_encoder": "the text encoders of FLUX.1 are not trained",
+        "block_lr": "it is for the blocks of SDXL",
+    }
 
     model: FluxModel = section(FluxModel)
     data: sections.Data = section(sections.Data)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from library.config import sections
 from library.config.reading import numbers
+from library.config.retired import FOREIGN
 from library.config.schema import opt, section
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
@@ -132,6 +133,9 @@ class SdxlTrain(sections.Run):
     adapters: ClassVar[bool] = False
     grid: ClassVar[int] = 32
     idle: ClassVar[Mapping[str, str]] = IDLE
+    foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
+        "prior_loss_weight": "a fine-tune counts regularisation images like all others",
+    }
 
     model: SdxlModel = section(SdxlModel)
     data: sections.Data = section(sections.Data)
