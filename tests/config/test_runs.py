@@ -84,7 +84,7 @@ def test_a_form_can_be_made_of_it(script):
         assert option.kind in ("", "file", "folder", "secret", "text")
         visible[option.section] = visible.get(option.section, 0) + (not option.advanced)
     # More than that in one group is a wall, not a form.
-    assert max(visible.values()) <= 20, visible
+    assert max(visible.values()) <= 15, visible
 
 
 def problems(script, **given):

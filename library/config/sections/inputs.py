@@ -152,7 +152,9 @@ class Data:
     max_data_loader_n_workers: int = opt(
         8, "Processes that prepare batches. 0 does it in the training process.", label="Data loader workers", min=0
     )
-    persistent_data_loader_workers: bool = opt(False, "Keep these processes between epochs.", label="Keep workers")
+    persistent_data_loader_workers: bool = opt(
+        False, "Keep these processes between epochs.", label="Keep workers", advanced=True
+    )
     debug_dataset: bool = opt(False, "Go through the data and show it, without training.", advanced=True)
 
     @property
