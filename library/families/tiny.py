@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library.files import write_atomic
+
 SENTENCES = (
     "a photo of a red circle on a white background",
     "a drawing of a blue square, simple, flat colors",
@@ -41,7 +43,7 @@ def clip_tokenizer(folder: Path, merges: int = 120, pad: str = "<|endoftext|>") 
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "vocab.json", {word: i for i, word in enumerate(vocabulary)})
     lines = ["#version: 0.2", *(f"{a} {b}" for a, b in pairs)]
-    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    write_atomic(folder / "merges.txt", "\n".join(lines) + "\n")
     special = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     special["pad_token"] = pad
     about = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **special}
@@ -109,4 +111,4 @@ def _merge_best(words: Counter) -> tuple[str, str]:
 
 
 def _write_json(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8", newline="\n")
+    write_atomic(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")

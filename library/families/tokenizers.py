@@ -2,12 +2,12 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
+from library.files import write_atomic
 
 CLIP_L = "openai/clip-vit-large-patch14"
 CLIP_G = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
@@ -104,13 +104,10 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
 
 
 def keep(folder: Path, target: Path) -> Path:
-    """Copy a tokenizer's files where --tokenizer_cache_dir wants them; the last one arrives only when all are there."""
-    target.mkdir(parents=True, exist_ok=True)
-    present = [file for file in FILES if (folder / file).is_file()]
-    for file in present:
-        unfinished = target / f".{file}.{os.getpid()}.tmp"
-        shutil.copyfile(folder / file, unfinished)
-        os.replace(unfinished, target / file)
+    """Copy a tokenizer's files where --tokenizer_cache_dir wants them."""
+    for file in FILES:
+        if (folder / file).is_file():
+            write_atomic(target / file, (folder / file).read_bytes())
     return target
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from library.families import clip, tiny
 from library.families.sdxl import keys, model
+from library.files import write_atomic
 from library.objectives import diffusion
 
 
@@ -34,8 +35,8 @@ def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes
         file |= keys.to_single(part, tensors)
     file[keys.LOGIT_SCALE] = torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)
     path = Path(folder) / "tiny_sdxl.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in file.items()}, path, {"modelspec.title": "tiny SDXL"})
-    return path
+    file = {name: tensor.contiguous() for name, tensor in file.items()}
+    return write_atomic(path, lambda temporary: save_file(file, temporary, {"modelspec.title": "tiny SDXL"}))
 
 
 def write_diffusers(
@@ -52,7 +53,7 @@ def write_diffusers(
     index |= {"text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]}
     _scheduler(folder / "scheduler")
     index |= {"tokenizer_2": ["transformers", "CLIPTokenizer"], "_class_name": "StableDiffusionXLPipeline"}
-    (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    write_atomic(folder / "model_index.json", json.dumps(index, indent=1) + "\n")
     return folder
 
 
