@@ -137,6 +137,12 @@ def test_the_summary_is_read_from_the_records(tmp_path):
         assert row.split() in [line.split() for line in shown.splitlines()]
 
 
+def test_an_eager_run_has_no_compile_numbers(tmp_path):
+    eager = outcome(tmp_path, "eager", [1.0], {"num_graphs": 0, "recompiles": 0, "seconds": 0.0, "fallback": "no g++"})
+    assert not eager.compiled
+    assert eager.fallback == "no g++"
+
+
 def test_a_run_without_steps_has_dashes(tmp_path):
     empty = replace(outcome(tmp_path, "empty", [1.0]), losses={}, speed=None)
     assert "-" in summary.table({"eager": empty})[1]

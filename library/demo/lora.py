@@ -49,7 +49,8 @@ def _layers(model: Any) -> dict[str, tuple[int, int]]:
 
 def _flux(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
     import torch
-    from diffusers import FluxPipeline, FluxTransformer2DModel
+    from diffusers import FluxTransformer2DModel
+    from diffusers.loaders import FluxLoraLoaderMixin
 
     known = _shapes(config)
     width, head = known["img_in.weight"][0], known["double_blocks.0.img_attn.norm.query_norm.scale"][0]
@@ -64,7 +65,7 @@ def _flux(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[st
             pooled_projection_dim=known["vector_in.in_layer.weight"][1],
             guidance_embeds="guidance_in.in_layer.weight" in known,
         )
-    converted = FluxPipeline.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
+    converted = FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."
     found = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
     return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, _layers(model)
@@ -103,10 +104,10 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 def _sdxl(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
     import torch
-    from diffusers import StableDiffusionXLPipeline
+    from diffusers.loaders import StableDiffusionXLLoraLoaderMixin
     from diffusers.utils import convert_unet_state_dict_to_peft
 
     unet = families.of(config).load(torch.float32).denoiser
-    converted, _ = StableDiffusionXLPipeline.lora_state_dict(dict(tensors), unet_config=unet.config)
+    converted, _ = StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)
     found = {name.removeprefix("unet."): tensor for name, tensor in converted.items() if name.startswith("unet.")}
     return convert_unet_state_dict_to_peft(found), _layers(unet)

@@ -16,8 +16,9 @@ class Outcome:
     folder: Path
     losses: dict[int, float]  # by step
     speed: float | None  # steps per second, once everything is warm
-    compiled: Mapping[str, Any] = field(default_factory=dict)  # graphs, recompiles, seconds, fallback
-    files: tuple[Path, ...] = ()
+    compiled: Mapping[str, Any] = field(default_factory=dict)  # seconds, num_graphs, recompiles; empty when eager
+    fallback: str = ""  # why it was not compiled though it should have been
+    file: Path | None = None
 
     @property
     def first(self) -> float | None:
@@ -42,13 +43,15 @@ def read(folder: Path) -> Outcome:
     """The outcome of the run in `folder`."""
     facts, (events, _) = reader.at(folder).facts, reader.events(folder)
     steps = [e for e in events if e["kind"] == "step" and isinstance(e.get("loss"), int | float)]
-    saved = {Path(e["path"]) for e in events if e["kind"] == "saved" and e.get("path")}
+    compiled = facts.get("compile") or {}
+    file = Path(facts.get("output_dir", ""), f"{facts.get('output_name')}.safetensors")
     return Outcome(
         folder,
         {e["step"]: e["loss"] for e in steps},
         speed_of(steps),
-        facts.get("compile") or {},
-        tuple(sorted(path for path in saved if path.is_file())),
+        compiled if compiled.get("num_graphs") else {},
+        compiled.get("fallback") or "",
+        file if file.is_file() else None,
     )
 
 
@@ -72,10 +75,10 @@ def text(script: str, outcomes: Mapping[str, Outcome], config: Any) -> str:
     eager, fast = outcomes["eager"], outcomes.get("compiled")
     if fast and (apart := difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
-    if fast and fast.compiled.get("fallback"):
-        lines.append(f"  It was not compiled: {fast.compiled['fallback']}")
-    for file in (fast or eager).files:
-        lines += [f"  {file}", f"  {fits(file, config)}"]
+    if fast and fast.fallback:
+        lines.append(f"  It was not compiled: {fast.fallback}")
+    if file := (fast or eager).file:
+        lines += [f"  {fits(file, config)}", f"  The LoRA: {file}"]
     return "\n".join([*lines, f"  Its record: {(fast or eager).folder}", ""])
 
 
