@@ -125,9 +125,10 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
             **settings,
         )
     places = _name(network, {**encoders, "denoiser": parts.denoiser}, family)
+    device = next(parts.denoiser.parameters()).device
     network.apply_to(list(encoders.values()), parts.denoiser, bool(encoders), _learns_denoiser(config))
-    for adapter in network.loras:
-        _settle(adapter, dtype_of(config))
+    for adapter in network.loras:  # into its layer, so that it moves with it from now on
+        adapter.org_module[0].add_module("adapter", adapter.to(device, dtype_of(config)))
     learner = Foreign(network, places, config)
     if (weights := config.network.network_weights) and (unmatched := learner.load_state_dict(file_of(weights))):
         log.warning("network_weights %s: %s", weights, unmatched)
@@ -161,13 +162,6 @@ def _name(network: Any, roots: Mapping[str, nn.Module], family: Any) -> dict[str
         setattr(network, kind, kept)
     network.loras = network.text_encoder_loras + network.unet_loras
     return places
-
-
-def _settle(adapter: Any, dtype: torch.dtype) -> None:
-    """Put the adapter into its layer, in the dtype that learns, so that it moves with the layer from now on."""
-    layer = adapter.org_module[0]
-    adapter.to(layer.weight.device, dtype)
-    layer.add_module("adapter", adapter)
 
 
 @contextlib.contextmanager
