@@ -36,7 +36,7 @@ class Survey:
         key = os.fspath(folder)
         if key not in self.listings:
             exists = os.path.isdir(folder)
-            self.listings[key] = folders.listing(Path(folder)) if exists else Listing(Path(folder))
+            self.listings[key] = folders.listing(key) if exists else Listing(key)
         return self.listings[key]
 
 
@@ -272,7 +272,7 @@ class _Remembered:
 
 def _facts(result: Survey, subset: Any, known: _Remembered, one: Found) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(one.path)
-    file = result.listings[folder].images.get(name)
+    file = result.files(folder).images.get(name)
     size = one.size or (file and (known.size(one.path, file.changed)))
     if size is None:
         size = header_size(one.path, file.modified, file.num_bytes) if file else (0, 0)
@@ -282,7 +282,8 @@ def _facts(result: Survey, subset: Any, known: _Remembered, one: Found) -> tuple
     if not one.caption_file:
         return size, subset.class_tokens or ""
     try:
-        text = Path(one.caption_file).read_text(encoding="utf-8-sig")
+        with open(one.caption_file, "rb") as f:
+            text = f.read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         return size, e
     return size, captions.lines(text) if subset.enable_wildcard else captions.first_line(text)

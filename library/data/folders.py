@@ -25,7 +25,7 @@ class File(NamedTuple):
 class Listing:
     """The files of one folder: images by name, all names, sub-folders, and image sizes that cache names tell."""
 
-    folder: Path
+    folder: str
     images: dict[str, File] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     folders: list[str] = field(default_factory=list)
@@ -34,14 +34,14 @@ class Listing:
 
     def known_size(self, name: str) -> tuple[int, int] | None:
         """(width, height) of an image whose latents were cached after it was last touched."""
-        found = self.sizes.get(os.path.splitext(name)[0])
+        found = self.sizes.get(os.path.splitext(name)[0]) if self.sizes else None
         if found is None or (name in self.images and found[1] < self.images[name].changed):
             return None
         return found[0]
 
     def path(self, name: str) -> str:
         """The path of a file in this folder."""
-        return os.path.join(self.folder, name)
+        return f"{self.folder}{os.sep}{name}"
 
 
 class Concept(NamedTuple):
@@ -52,9 +52,9 @@ class Concept(NamedTuple):
     words: str
 
 
-def listing(folder: Path) -> Listing:
+def listing(folder: str | Path) -> Listing:
     """List a folder. Hidden files, such as the ._ twins that macOS leaves, and __MACOSX are not there."""
-    found = Listing(folder)
+    found = Listing(os.fspath(folder))
     known = extensions()
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -66,7 +66,7 @@ def listing(folder: Path) -> Listing:
                     found.folders.append(name)
                 continue
             found.names.add(name)
-            suffix = os.path.splitext(name)[1].lower()
+            suffix = name[name.rfind(".") :].lower()
             if suffix in known:
                 about = entry.stat()
                 changed = max(about.st_mtime_ns, about.st_ctime_ns)

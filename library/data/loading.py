@@ -83,7 +83,7 @@ class Batches:
         self.epoch, self.index = 1, 0
         self._buckets = images.buckets()
         self._sizes = {key: images.datasets[key[0]].batch_size for key in self._buckets}
-        self._length = len(self._draws(1))
+        self._length = -(-sum(self.shapes.values()) // world)
         self._workers = num_workers(config.data.max_data_loader_n_workers)
         self._pool: ThreadPoolExecutor | None = None
         self._pin = torch.cuda.is_available()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Report = Callable[[str, int, int], None]
 
-THREADS = 8  # files on network drives answer late; local ones are bound by the interpreter anyway
+THREADS = 4  # files on network drives answer late; local ones are bound by the interpreter anyway
 SLICE = 256
 
 

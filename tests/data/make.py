@@ -85,7 +85,7 @@ class Family:
 
     def text(self, parts: Parts, captions: list[str], encoders: Any = None) -> dict[str, torch.Tensor]:
         self.read += captions
-        lengths = [[float(len(word)) for word in (caption + " x x").split()[:3]] for caption in captions]
+        lengths = [[float(len(word)) for word in (caption.split() + ["", "", ""])[:3]] for caption in captions]
         hidden = torch.tensor(lengths)[:, :, None] * parts.encoders["one"].weight
         return {"hidden": hidden, "pool": hidden.mean(1).bfloat16()}
 

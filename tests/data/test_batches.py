@@ -1,0 +1,313 @@
+"""Batches: who is in them, that they never depend on workers, and that a resume is exact."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from library import data
+from library.config.schema import ConfigError
+from library.data.ordering import draws
+from tests.data import make
+
+LIVELY = {
+    "flip_aug": True,
+    "color_aug": True,
+    "random_crop": True,
+    "shuffle_caption": True,
+    "caption_tag_dropout_rate": 0.3,
+    "caption_dropout_rate": 0.1,
+    "enable_bucket": True,
+    "resolution": "128",
+    "max_bucket_reso": 256,
+    "train_batch_size": 2,
+}
+SHAPES = ((128, 128), (200, 70), (140, 128), (192, 64), (128, 150))
+
+
+def batches_of(config, seed=5, rank=0, world=1, images=None):
+    return data.batches(images or data.scan(config), config, seed, rank, world)
+
+
+def same(one, other):
+    assert one.captions == other.captions and one.paths == other.paths
+    for name in ("latents", "pixels", "sizes", "weights", "mask"):
+        left, right = getattr(one, name), getattr(other, name)
+        assert (left is None and right is None) or torch.equal(left, right), name
+    assert (one.text is None) == (other.text is None)
+    assert all(torch.equal(one.text[key], other.text[key]) for key in one.text or {})
+
+
+@pytest.fixture
+def lively(tmp_path):
+    make.folder(tmp_path, "3_cat", SHAPES)
+    return make.config(tmp_path, **LIVELY)
+
+
+# ---- order
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 23), min_size=1, max_size=5),
+    size=st.integers(1, 4),
+    world=st.integers(1, 4),
+    seed=st.integers(0, 2**32),
+    epoch=st.integers(1, 9),
+)
+def test_every_image_is_seen_and_processes_have_equal_work(counts, size, world, seed, epoch):
+    buckets = {f"bucket {i}": [100 * i + j for j in range(count)] for i, count in enumerate(counts)}
+    sizes = dict.fromkeys(buckets, size)
+    every = [draws(buckets, sizes, seed, epoch, (rank, world)) for rank in range(world)]
+    total = sum(-(-count // size) for count in counts)
+    assert {len(mine) for mine in every} == {-(-total // world)}
+    seen = Counter(image for mine in every for draw in mine for image in draw.images)
+    assert set(seen) == {image for members in buckets.values() for image in members}
+    assert sum(seen.values()) <= sum(counts) + (world - 1) * size
+    for draw in (draw for mine in every for draw in mine):
+        assert len({image // 100 for image in draw.images}) == 1 and 1 <= len(draw.images) <= size
+    if world == 1:
+        assert max(seen.values()) == 1
+    assert every[0] == draws(buckets, sizes, seed, epoch, (0, world))
+
+
+def test_epochs_and_seeds_differ_and_short_batches_stay():
+    buckets = {"a": list(range(9))}
+    one, two, other = (draws(buckets, {"a": 2}, seed, epoch, (0, 1)) for seed, epoch in [(1, 1), (1, 2), (2, 1)])
+    assert [d.images for d in one] != [d.images for d in two] != [d.images for d in other]
+    assert sorted(len(d.images) for d in one) == [1, 2, 2, 2, 2]
+
+
+def test_two_processes_see_what_one_with_twice_the_batch_sees(tmp_path):
+    make.folder(tmp_path, "4_cat", ((128, 128), (128, 128), (192, 64)))
+    given = {k: v for k, v in LIVELY.items() if k != "train_batch_size"}
+    whole = list(batches_of(make.config(tmp_path, **given, train_batch_size=4)))
+    config = make.config(tmp_path, **given, train_batch_size=2)
+    halves = [list(batches_of(config, rank=rank, world=2)) for rank in range(2)]
+    assert len(whole) == len(halves[0]) == len(halves[1])
+    for both, left, right in zip(whole, *halves, strict=True):
+        assert both.captions == left.captions + right.captions
+        assert torch.equal(both.pixels, torch.cat([left.pixels, right.pixels]))
+
+
+# ---- what is in a batch
+
+
+def test_a_batch_of_pixels(tmp_path):
+    make.folder(tmp_path, "1_cat", ((80, 64),))
+    (batch,) = batches_of(make.config(tmp_path))
+    assert batch.pixels.shape == (1, 3, 64, 64) and batch.latents is None and batch.text is None
+    assert batch.sizes.tolist() == [[64, 80, 6, 0, 64, 64]] and batch.sizes.dtype == torch.float32
+    assert batch.weights.tolist() == [1.0] and batch.mask is None and len(batch) == 1
+    assert batch.captions == ["cat number 0, sitting, on a mat"] and batch.shape == (8, 8)
+
+
+def test_mirroring_mirrors_the_crop_that_sdxl_is_told():
+    from library.data.buckets import Fit
+    from library.data.images import Image
+    from library.data.loading import size_of
+
+    image = Image("x", (640, 480), "", 1, None, 0, Fit((640, 448), (640, 480)))
+    assert size_of(image, flip=False) == [480, 640, 0, 21, 448, 640]
+    assert size_of(image, flip=True) == [480, 640, 0, 21, 448, 640], "640 - 618.33, cut to a whole number"
+
+
+def test_latents_text_and_mirrored_latents_come_from_the_caches(tmp_path):
+    make.folder(tmp_path, "8_cat", ((64, 64),))
+    given = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
+    config = make.config(tmp_path, flip_aug=True, **given)
+    images = data.scan(config)
+    data.encode(images, make.Family(), make.parts(), config, make.Run())
+    arrays = images.latents.load(images.items[0])
+    seen = Counter()
+    for batch in batches_of(config, images=images):
+        flipped = bool((batch.latents[0].numpy() == arrays["latents_flipped"]).all())
+        assert flipped or (batch.latents[0].numpy() == arrays["latents"]).all()
+        assert batch.text["hidden"].shape == (1, 3, 1) and batch.pixels is None
+        seen[flipped] += 1
+    assert seen[True] and seen[False]
+
+
+def test_regularisation_images_weigh_what_was_asked(tmp_path):
+    make.folder(tmp_path / "train", "1_cat", ((64, 64),) * 2)
+    make.folder(tmp_path / "reg", "1_animal", ((64, 64),) * 2)
+    config = make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "reg"), prior_loss_weight=0.25)
+    weights = {path: float(w) for b in batches_of(config) for path, w in zip(b.paths, b.weights, strict=True)}
+    assert {("1_animal" in path, weight) for path, weight in weights.items()} == {(False, 1.0), (True, 0.25)}
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_transparency_is_a_mask_at_the_size_of_the_latents(tmp_path, cached):
+    from PIL import Image as Pillow
+
+    image = Pillow.new("RGBA", (64, 64), (200, 10, 10, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 32, 64))
+    (tmp_path / "6_cat").mkdir()
+    image.save(tmp_path / "6_cat" / "a.png")
+    make.picture(tmp_path / "6_cat" / "b.png")
+    config = make.config(tmp_path, alpha_mask=True, flip_aug=True, cache_latents=cached, train_batch_size=12)
+    images = data.scan(config)
+    data.encode(images, make.Family(), make.parts(), config, make.Run())
+    (batch,) = batches_of(config, images=images)
+    left = torch.cat([torch.zeros(8, 4), torch.ones(8, 4)], 1)
+    for path, mask in zip(batch.paths, batch.mask, strict=True):
+        assert mask.shape == (1, 8, 8)
+        if path.endswith("b.png"):
+            assert (mask == 1).all()
+        else:
+            assert torch.equal(mask[0], left) or torch.equal(mask[0], left.flip(-1))
+    assert len({tuple(m.flatten().tolist()) for m in batch.mask}) == 3
+
+
+def test_mask_images_are_cut_like_their_image(tmp_path):
+    from PIL import Image as Pillow
+
+    folder = make.folder(tmp_path, "x", ((128, 64),))
+    mask = Pillow.new("RGB", (128, 64))
+    mask.paste((255, 0, 0), (0, 0, 48, 64))
+    (tmp_path / "masks").mkdir()
+    mask.save(tmp_path / "masks" / "00.png")
+    toml = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
+    (tmp_path / "d.toml").write_text(toml + f"conditioning_data_dir = '{tmp_path / 'masks'}'\n")
+    (batch,) = batches_of(make.config(None, dataset_config=str(tmp_path / "d.toml"), masked_loss=True))
+    # Of the middle, pixels 32 to 96, the first 16 are red. Stretching the whole mask would make it 3 of 8.
+    assert batch.mask[0, 0, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_the_base_models_answer_is_kept_where_asked(tmp_path):
+    folder = make.folder(tmp_path, "x", ((64, 64),))
+    toml = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
+    (tmp_path / "d.toml").write_text(toml + "custom_attributes = {diff_output_preservation = true}\n")
+    (batch,) = batches_of(make.config(None, dataset_config=str(tmp_path / "d.toml")))
+    assert batch.keep_base.tolist() == [True]
+
+
+def test_texts_of_different_length_are_filled_up_with_zeros():
+    import numpy as np
+
+    from library.data.loading import _padded
+
+    found = _padded([{"a": np.ones((2, 3), np.float32)}, {"a": np.ones((4, 3), np.float32)}])
+    assert found["a"].shape == (2, 4, 3) and found["a"][0, 2:].abs().sum() == 0
+
+
+def test_a_face_is_in_the_picture(tmp_path):
+    from library.data import augment
+
+    for seed in range(20):
+        import random
+
+        view = augment.around_face((1000, 800), (256, 256), (700, 300, 120, 100), (2.0, 4.0), random.Random(seed))
+        scale = view.resized[0] / 1000
+        assert 120 * scale + 1 >= 256 / 4 and 120 * scale - 1 <= 256 / 2
+        assert view.left <= 700 * scale <= view.left + 256 and view.top <= 300 * scale <= view.top + 256
+
+
+def test_random_crops_without_buckets_are_cut_from_the_image_as_it_is(tmp_path):
+    make.folder(tmp_path, "4_cat", ((200, 100),))
+    config = make.config(tmp_path, random_crop=True)
+    batches = batches_of(config)
+    picture = data_of(batches.images.items[0].path)
+    for batch in batches:
+        pixels = batch.pixels[0]
+        assert any(torch.equal(pixels, picture[:, y : y + 64, x : x + 64]) for y in range(37) for x in range(137))
+
+
+def data_of(path):
+    from library.data import pixels
+
+    return pixels.to_tensor(pixels.read(path))
+
+
+def test_captions_know_the_step_and_the_epoch(tmp_path):
+    make.folder(tmp_path, "4_cat", ((64, 64),))
+    config = make.config(tmp_path, token_warmup_step=4, gradient_accumulation_steps=2, caption_dropout_every_n_epochs=3)
+    batches = batches_of(config)
+    tags = [[len(b.captions[0].split(", ")) if b.captions[0] else 0 for b in batches] for _ in range(3)]
+    assert tags == [[1, 1, 1, 1], [2, 2, 2, 2], [0, 0, 0, 0]]
+
+
+# ---- workers and resume
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_change_nothing(tmp_path, lively, persistent, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    given = {"max_data_loader_n_workers": 3, "persistent_data_loader_workers": persistent}
+    alone, helped = batches_of(lively), batches_of(make.config(tmp_path, **LIVELY, **given))
+    for _ in range(2):
+        for one, other in zip(alone, helped, strict=True):
+            same(one, other)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 8, 11])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_is_exact(tmp_path, lively, stop, workers):
+    config = make.config(tmp_path, **LIVELY, max_data_loader_n_workers=workers)
+
+    def endless(batches):
+        while True:
+            yield from batches
+
+    whole = endless(batches_of(config))
+    straight = [next(whole) for _ in range(20)]
+    first = batches_of(config)
+    some = endless(first)
+    done = [next(some) for _ in range(stop)]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = batches_of(config, seed=99)
+    assert second.load_state_dict(state) == ""
+    rest = endless(second)
+    for one, other in zip(straight, done + [next(rest) for _ in range(20 - stop)], strict=True):
+        same(one, other)
+
+
+def test_setting_the_epoch_keeps_the_place_in_the_current_one(lively):
+    batches = batches_of(lively)
+    second = list(batches) and list(batches)
+    batches.set_epoch(2)
+    for one, other in zip(second, batches, strict=True):
+        same(one, other)
+    batches = batches_of(lively)
+    batches.load_state_dict({**batches.state_dict(), "epoch": 2, "index": 3})
+    batches.set_epoch(2)
+    for one, other in zip(second[3:], batches, strict=True):
+        same(one, other)
+
+
+def test_changed_data_is_noticed_on_resume(tmp_path, lively):
+    state = batches_of(lively).state_dict()
+    make.picture(tmp_path / "3_cat" / "new.png", (128, 128))
+    assert "differ" in batches_of(lively).load_state_dict(state)
+
+
+def test_leaving_an_epoch_early_leaves_no_threads(lively, tmp_path):
+    import threading
+
+    config = make.config(tmp_path, **LIVELY, max_data_loader_n_workers=2)
+    before = threading.active_count()
+    for _ in batches_of(config):
+        break
+    assert threading.active_count() == before
+
+
+def test_shapes_count_batches(lively):
+    batches = batches_of(lively)
+    assert sum(batches.shapes.values()) == len(batches) == len(list(batches))
+    assert batches.shapes == Counter(b.shape for b in batches_of(lively))
+
+
+def test_moving_to_a_device_moves_everything(lively):
+    batch = next(iter(batches_of(lively))).to("meta")
+    assert batch.pixels.is_meta and batch.sizes.is_meta and batch.weights.is_meta and batch.captions
+
+
+def test_a_broken_image_is_named_while_training(tmp_path, lively):
+    batches = batches_of(lively)
+    for path in (tmp_path / "3_cat").glob("*.png"):
+        path.write_bytes(b"gone")
+    with pytest.raises(ConfigError, match=r"\.png"):
+        next(iter(batches))

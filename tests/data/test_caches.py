@@ -1,0 +1,358 @@
+"""Caches on disk and in memory: kohya's names and keys, upstream's files read, stale ones noticed, none ever torn."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from library import data
+from library.config.schema import ConfigError
+from library.data import caches
+from tests.data import make
+
+DISK = {"cache_latents_to_disk": True}
+TEXT = {"cache_text_encoder_outputs_to_disk": True, "network_train_unet_only": True}
+
+
+def encoded(config, family=None, parts=None, run=None):
+    """Scan and encode; returns the images and the family, which knows what it was asked for."""
+    family = family or make.Family()
+    images = data.scan(config)
+    data.encode(images, family, parts or make.parts(), config, run or make.Run())
+    return images, family
+
+
+def counts(config, family=None, parts=None):
+    """How many images and captions had to be encoded."""
+    _, family = encoded(config, family, parts)
+    return sum(len(pixels) for pixels in family.seen), len(family.read)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make.folder(tmp_path, "1_cat", ((64, 64), (80, 64), (64, 80)))
+
+
+@pytest.fixture
+def config(folder):
+    return make.config(folder.parent, **DISK, **TEXT)
+
+
+def test_sdxl_files_have_the_names_and_keys_of_sd_scripts(folder, config):
+    encoded(config)
+    names = sorted(path.name for path in folder.glob("*.npz"))
+    assert names[:4] == ["00_0064x0064_sdxl.npz", "00_te_outputs.npz", "01_0080x0064_sdxl.npz", "01_te_outputs.npz"]
+    with np.load(folder / names[2]) as npz:
+        assert npz["latents"].shape == (4, 8, 8) and npz["latents"].dtype == np.float32
+        assert npz["original_size"].tolist() == [80, 64]
+        assert npz["crop_ltrb"].tolist() == pytest.approx([0, 6, 64, 57.2])
+        assert set(npz.files) == {"latents", "original_size", "crop_ltrb", "made_from"}
+    with np.load(folder / names[1]) as npz:
+        assert npz["hidden"].shape == (3, 1) and npz["pool"].dtype == np.float32, "bfloat16 is kept as float32"
+
+
+def test_flux_files_hold_several_sizes(folder):
+    family = make.Family(make.FLUX)
+    for size in ("64", "128"):
+        encoded(make.config(folder.parent, resolution=size, **DISK), family)
+    with np.load(folder / "00_0064x0064_flux.npz") as npz:
+        assert {"latents_8x8", "latents_16x16", "crop_ltrb_8x8", "original_size_16x16"} <= set(npz.files)
+    assert counts(make.config(folder.parent, resolution="64", **DISK), make.Family(make.FLUX)) == (0, 0)
+
+
+def test_mirrored_latents_and_masks(tmp_path):
+    make.picture(tmp_path / "1_cat" / "a.png", (64, 64), mode="RGBA")
+    config = make.config(tmp_path, flip_aug=True, alpha_mask=True, caption_extension=".txt", **DISK)
+    images, _ = encoded(config)
+    arrays = images.latents.load(images.items[0])
+    assert np.allclose(arrays["latents_flipped"], arrays["latents"][..., ::-1], atol=1e-6)
+    assert arrays["alpha_mask"].shape == (64, 64) and 0 <= arrays["alpha_mask"].min() < arrays["alpha_mask"].max() <= 1
+
+
+def test_pixels_reach_the_vae_scaled_cut_and_between_minus_one_and_one(folder, config):
+    from library.data import augment, pixels
+
+    images, family = encoded(config)
+    image = images.items[1]
+    picture = pixels.resize(pixels.read(image.path), image.fit.resized)
+    assert image.fit.resized == (80, 64)
+    assert torch.equal(family.seen[1][0], pixels.to_tensor(pixels.look(picture, augment.middle(image.fit))))
+    assert family.seen[1].min() >= -1 and family.seen[1].max() <= 1
+
+
+def test_a_second_run_encodes_nothing(config):
+    assert counts(config) == (3, 3)
+    assert counts(config) == (0, 0)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(folder, config):
+    encoded(config)
+    (folder / "01_0080x0064_sdxl.npz").unlink()
+    (folder / "02_te_outputs.npz").unlink()
+    assert counts(config) == (1, 1)
+
+
+@pytest.mark.parametrize("kept_date", [True, False])
+def test_another_image_under_the_same_name_is_encoded_again(folder, config, kept_date):
+    encoded(config)
+    before = (folder / "00.png").stat()
+    make.picture(folder / "00.png", (64, 64), seed=99)
+    if kept_date:
+        os.utime(folder / "00.png", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert counts(config) == (1, 0)
+    assert counts(config) == (0, 0)
+
+
+def test_a_moved_data_set_is_not_encoded_again(folder, config, tmp_path):
+    encoded(config)
+    shutil.copytree(folder.parent, tmp_path / "moved", copy_function=shutil.copyfile)
+    assert counts(make.config(tmp_path / "moved", **DISK, **TEXT)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"resolution": "128"}, (3, 0)),
+        ({"flip_aug": True}, (6, 0)),
+        ({"alpha_mask": True}, (3, 0)),
+        ({"resize_interpolation": "nearest"}, (3, 0)),
+        ({"train_batch_size": 2, "vae_batch_size": 3}, (0, 0)),
+        ({"skip_cache_check": True, "resolution": "128"}, (0, 0)),
+    ],
+)
+def test_other_options_that_matter_are_noticed(folder, config, options, expected):
+    encoded(config)
+    assert counts(make.config(folder.parent, **DISK, **TEXT, **options)) == expected
+
+
+def test_another_caption_is_noticed_also_with_an_older_date(folder, config):
+    encoded(config)
+    (folder / "00.txt").write_text("a dog")
+    os.utime(folder / "00.txt", (1, 1))
+    images, family = encoded(config)
+    assert family.read == ["a dog"]
+    assert images.text.load(images.items[0])["hidden"].ravel().tolist() == [1, 3, 0]
+
+
+def test_other_networks_are_noticed(config):
+    encoded(config)
+    assert counts(config, parts=make.parts(vae=2.0)) == (3, 0)
+    assert counts(config, parts=make.parts(vae=2.0, encoder=2.0)) == (0, 3)
+
+
+def test_other_text_options_are_noticed(folder):
+    family = {"options": ("max_token_length",)}
+    assert counts(make.config(folder.parent, **TEXT), make.Family(**family)) == (0, 3)
+    assert counts(make.config(folder.parent, **TEXT), make.Family(**family)) == (0, 0)
+    assert counts(make.config(folder.parent, max_token_length=150, **TEXT), make.Family(**family)) == (0, 3)
+
+
+def test_torn_and_foreign_files_are_made_anew(folder, config):
+    encoded(config)
+    whole = (folder / "00_0064x0064_sdxl.npz").read_bytes()
+    (folder / "00_0064x0064_sdxl.npz").write_bytes(whole[: len(whole) // 2])
+    (folder / "00_te_outputs.npz").write_bytes(b"")
+    np.savez(folder / "01_0080x0064_sdxl.npz", other=np.zeros(3))
+    np.savez(folder / "02_te_outputs.npz", hidden=np.array([{"a": "pickle"}], dtype=object), pool=np.zeros(1))
+    os.utime(folder / "02_te_outputs.npz", (1, 1))
+    assert counts(config) == (2, 2)
+
+
+# ---- files of upstream
+
+
+def upstream(folder, size=(8, 8), date=None, **extra):
+    """Write latents of 00.png as sd-scripts does."""
+    file = folder / "00_0064x0064_sdxl.npz"
+    arrays = {
+        "latents": np.full((4, *size), 7, np.float32),
+        "original_size": [64, 64],
+        "crop_ltrb": [0.0, 0.0, 64.0, 64.0],
+    }
+    np.savez(file, **{**arrays, **extra})
+    if date is not None:
+        os.utime(file, (date, date))
+    return file
+
+
+def test_latents_of_sd_scripts_are_read(folder, config):
+    upstream(folder)
+    images, family = encoded(config)
+    assert len(family.seen) == 2 and (images.latents.load(images.items[0])["latents"] == 7).all()
+
+
+@pytest.mark.parametrize(
+    "stale", [{"size": (8, 16)}, {"date": 1}, {"crop_ltrb": [8.0, 0.0, 56.0, 64.0]}, {"original_size": [96, 64]}]
+)
+def test_stale_latents_of_sd_scripts_are_not(folder, config, stale):
+    upstream(folder, **stale)
+    assert counts(config)[0] == 3
+
+
+def test_the_old_name_of_sdxl_latents_is_read_until_it_is_stale(folder, config):
+    old = upstream(folder).rename(folder / "00.npz")
+    images, family = encoded(config)
+    assert len(family.seen) == 2 and (images.latents.load(images.items[0])["latents"] == 7).all()
+    os.utime(old, (1, 1))
+    images, _ = encoded(config)
+    assert (images.latents.load(images.items[0])["latents"] != 7).all()
+
+
+def test_text_of_sd_scripts_is_read_unless_the_caption_is_newer(folder):
+    config = make.config(folder.parent, **TEXT)
+    for name in ("00", "01"):
+        np.savez(folder / f"{name}_te_outputs.npz", hidden=np.full((3, 1), 5, np.float16), pool=np.zeros(1, np.float32))
+    os.utime(folder / "01_te_outputs.npz", (1, 1))
+    images, family = encoded(config)
+    assert family.read == [images.items[1].caption, images.items[2].caption]
+    found = images.text.load(images.items[0])
+    assert (found["hidden"] == 5).all() and found["hidden"].dtype == np.float32
+
+
+def test_a_switch_that_sd_scripts_wrote_must_fit(folder):
+    config = make.config(folder.parent, "flux_train_network", cache_text_encoder_outputs_to_disk=True)
+    arrays = {"hidden": np.zeros((3, 1)), "pool": np.zeros(1)}
+    np.savez(folder / "00_te_outputs.npz", **arrays, apply_t5_attn_mask=False)
+    np.savez(folder / "01_te_outputs.npz", **arrays, apply_t5_attn_mask=True)
+    family = make.Family(options=("apply_t5_attn_mask",))
+    assert counts(config, family) == (0, 2)
+    with np.load(folder / "02_te_outputs.npz") as npz:
+        assert not npz["apply_t5_attn_mask"]
+
+
+def test_sd_scripts_can_read_ours(folder, config):
+    """It loads with pickles off and looks up its keys by name; ours besides are ordinary arrays."""
+    encoded(config)
+    for file in folder.glob("*.npz"):
+        with np.load(file, allow_pickle=False) as npz:
+            assert all(npz[key].dtype.kind in "fiuUb" for key in npz.files)
+
+
+# ---- several processes, sizes, captions
+
+
+def test_processes_share_the_work_and_find_all_of_it(config):
+    families = [make.Family(), make.Family()]
+    images = [encoded(config, family, run=make.Run(rank, 2))[0] for rank, family in enumerate(families)]
+    assert [len(family.seen) for family in families] == [2, 1]
+    assert [len(family.read) for family in families] == [2, 1]
+    for mine in images:
+        assert all(mine.latents.load(image)["latents"].shape == (4, 8, 8) for image in mine.items)
+
+
+@pytest.mark.parametrize("cache", [make.SDXL, make.FLUX])
+def test_one_image_at_two_resolutions(folder, cache):
+    dataset = "[[datasets]]\nresolution = {0}\n[[datasets.subsets]]\nimage_dir = '{1}'\n"
+    file = folder.parent / "data.toml"
+    file.write_text("".join(dataset.format(size, folder) for size in (64, 128)))
+    config = make.config(None, dataset_config=str(file), **DISK)
+    images, family = encoded(config, make.Family(cache))
+    assert {images.latents.load(image)["latents"].shape[-1] for image in images.items} == {8, 16}
+    assert len(family.seen) == 6 and counts(config, make.Family(cache)) == (0, 0)
+
+
+def test_one_image_with_two_captions_cannot_be_on_disk(folder):
+    dataset = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{0}'\ncaption_extension = '{1}'\n"
+    file = folder.parent / "data.toml"
+    file.write_text(dataset.format(folder, ".txt") + dataset.format(folder, ".no"))
+    with pytest.raises(ConfigError, match="two captions"):
+        encoded(make.config(None, dataset_config=str(file), **TEXT))
+    memory = {"cache_text_encoder_outputs": True, "network_train_unet_only": True}
+    images, family = encoded(make.config(None, dataset_config=str(file), **memory))
+    assert len(family.read) == 4, "the empty caption is encoded once"
+    assert images.text.load(images.items[-1])["hidden"].ravel().tolist() == [0, 0, 0]
+
+
+def test_memory_holds_the_same_as_disk(folder, config):
+    kept, _ = encoded(config, make.Family(noise=0.1))
+    memory = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
+    held, _ = encoded(make.config(folder.parent, vae_batch_size=3, **memory), make.Family(noise=0.1))
+    for image in kept.items:
+        assert np.array_equal(kept.latents.load(image)["latents"], held.latents.load(image)["latents"])
+        assert np.array_equal(kept.text.load(image)["hidden"], held.text.load(image)["hidden"])
+
+
+def test_validation_images_are_encoded_too(folder):
+    images, family = encoded(make.config(folder.parent, validation_split=0.4, seed=1, **DISK, **TEXT))
+    assert len(family.seen) == 3 and images.validation.latents.load(images.validation.items[0])
+
+
+# ---- what goes wrong
+
+
+def test_nan_names_the_image(folder, config):
+    class Broken(make.Family):
+        def latents(self, parts, pixels, generator=None):
+            return super().latents(parts, pixels, generator) * float("nan")
+
+    with pytest.raises(ConfigError, match=r"00\.png.*NaN"):
+        encoded(config, Broken())
+    assert not list(folder.glob("*_sdxl.npz"))
+
+
+def test_an_unreadable_image_is_named(folder, config):
+    images = data.scan(config)
+    (folder / "01.png").write_bytes((folder / "01.png").read_bytes()[:60])
+    with pytest.raises(ConfigError, match=r"01\.png"):
+        data.encode(images, make.Family(), make.parts(), config, make.Run())
+
+
+def test_missing_networks_are_missed_only_when_needed(config):
+    none = make.parts()
+    none.vae, none.encoders = None, {}
+    with pytest.raises(ConfigError, match="VAE"):
+        encoded(config, parts=none)
+    encoded(config)
+    assert counts(config, parts=none) == (0, 0)
+
+
+def test_a_full_disk_is_noticed_before_work(folder, config, monkeypatch):
+    monkeypatch.setattr("library.files.free_space", lambda path: 100)
+    with pytest.raises(ConfigError, match="space"):
+        encoded(config)
+
+
+def test_networks_end_up_on_the_host_and_progress_is_told(config):
+    run, parts = make.Run(), make.parts()
+    encoded(config, parts=parts, run=run)
+    assert parts.vae.weight.device.type == "cpu"
+    assert ("caching latents", 3, 3) in run.told and ("caching captions", 3, 3) in run.told
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from library import data
+from tests.data import make
+config = make.config(Path(sys.argv[1]), cache_latents_to_disk=True)
+images = data.scan(config)
+print("go", flush=True)
+data.encode(images, make.Family(), make.parts(), config, make.Run())
+print("done", flush=True)
+"""
+
+
+def test_kill_at_any_moment_leaves_no_torn_file(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 150, captions=False)
+    config = make.config(tmp_path, **DISK)
+    root = Path(__file__).parents[2]
+    for wait in (0.0, 0.05, 0.15):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, cwd=root)
+        assert process.stdout.readline() == b"go\n" or process.stdout.readline() == b"go\r\n"
+        time.sleep(wait)
+        process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+        process.wait()
+        process.stdout.close()
+        for file in folder.glob("[0-9]*.npz"):
+            with np.load(file) as npz:
+                assert npz["latents"].shape == (4, 8, 8) and json.loads(str(npz[caches.MADE_FROM]))
+    done = len(list(folder.glob("[0-9]*.npz")))
+    assert counts(config)[0] == 150 - done

@@ -1,0 +1,112 @@
+"""Captions against sd-scripts' words, every option by itself, and what must hold for all of them."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from library.config.dataset import SubsetConfig
+from library.data.captions import Moment, first_line, lines, process, with_tags
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/sd_scripts_vectors.json").read_text(encoding="utf-8"))
+
+
+START = Moment()
+
+
+def made(caption, seed=1234, moment=START, **options):
+    return process(caption, SubsetConfig(**options), Random(seed), moment)
+
+
+@pytest.mark.parametrize(("caption", "options", "expected"), GOLDEN["captions_seed1234"])
+def test_words_are_those_of_sd_scripts(caption, options, expected):
+    assert made(caption, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("caption", "options", "expected"),
+    [
+        ("a cat", {"caption_prefix": "photo of", "caption_suffix": "by me"}, "photo of a cat by me"),
+        ("a cat\nother", {}, "a cat"),
+        ("a ;; b", {"secondary_separator": ";;"}, "a , b"),
+        ("{{x}} and {y}", {"enable_wildcard": True}, "{x} and y"),
+        ("a|b ||| c", {"keep_tokens_separator": "|||"}, "a|b ||| c"),
+        ("a, , b", {"shuffle_caption": True, "keep_tokens": 3}, "a, , b"),
+        ("a, ||| ||| , z", {"shuffle_caption": True, "keep_tokens_separator": "|||"}, "a, z"),
+        ("a;b", {"shuffle_caption": True, "keep_tokens": 2, "caption_separator": ";"}, "a, b"),
+        ("a, b, c", {"caption_tag_dropout_rate": 1.0, "keep_tokens": 1}, "a"),
+        ("", {"shuffle_caption": True}, ""),
+    ],
+)
+def test_one_option_at_a_time(caption, options, expected):
+    assert made(caption, **options) == expected
+
+
+def test_wildcards_draw_a_line_and_alternatives():
+    found = {made("a {red|blue} cat\na dog", seed, enable_wildcard=True) for seed in range(40)}
+    assert found == {"a red cat", "a blue cat", "a dog"}
+
+
+def test_fixed_parts_stay_where_they_are():
+    options = {"shuffle_caption": True, "keep_tokens_separator": "|||", "caption_tag_dropout_rate": 0.3}
+    for seed in range(30):
+        tags = made("one, two ||| c, d, e, f ||| last", seed, **options).split(", ")
+        assert tags[:2] == ["one", "two"] and tags[-1] == "last" and set(tags[2:-1]) <= set("cdef")
+
+
+def test_dropout_by_rate_and_by_epoch():
+    dropped = sum(made("a cat", seed, caption_dropout_rate=0.25) == "" for seed in range(2000))
+    assert 400 < dropped < 600
+    every_third = [made("a", moment=Moment(epoch=e), caption_dropout_every_n_epochs=3) for e in range(1, 8)]
+    assert every_third == ["a", "a", "", "a", "a", "", "a"]
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(10, 0), (0.1, 100)])
+def test_tags_are_added_step_by_step(warmup, total):
+    counts = [
+        len(made("a, b, c, d, e", moment=Moment(step, 1, total), token_warmup_step=warmup).split(", "))
+        for step in (0, 5, 9, 10, 50)
+    ]
+    assert counts == [1, 3, 4, 5, 5]
+
+
+tags = st.lists(st.text("abcdefgh ", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=12)
+
+
+@given(tags, st.integers(0, 5), st.integers())
+def test_shuffling_loses_and_invents_nothing(words, keep, seed):
+    found = made(",".join(words), seed, shuffle_caption=True, keep_tokens=keep).split(", ")
+    assert sorted(found) == sorted(words) and found[:keep] == words[:keep]
+
+
+@given(tags, st.integers())
+def test_the_same_seed_says_the_same(words, seed):
+    options = {"shuffle_caption": True, "caption_tag_dropout_rate": 0.5, "caption_dropout_rate": 0.2}
+    assert made(", ".join(words), seed, **options) == made(", ".join(words), seed, **options)
+
+
+@given(st.text())
+def test_untouched_captions_stay_as_they_are(text):
+    assert made(text) == text.split("\n")[0]
+
+
+def test_reading_files():
+    assert first_line("\n  a cat \nmore\n") == "a cat" and first_line("") == ""
+    assert lines(" a cat \n\n a dog\n") == "a cat\na dog"
+
+
+@pytest.mark.parametrize(
+    ("caption", "words", "wild", "expected"),
+    [
+        ("a cat", "x, y", False, "a cat,x, y"),
+        ("", "x, y", False, "x, y"),
+        ("a cat", "", False, "a cat"),
+        ("one\n\ntwo", "x\ny", True, "one,x,y\ntwo,x,y"),
+        ("", "x", True, "x"),
+    ],
+)
+def test_captions_and_tags_of_metadata(caption, words, wild, expected):
+    assert with_tags(caption, words, SubsetConfig(enable_wildcard=wild)) == expected

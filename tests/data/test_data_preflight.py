@@ -1,0 +1,170 @@
+"""Each common mistake with data gets its one sentence, with the way out, and all come at once."""
+
+import pytest
+
+from library import data
+from tests.data import make
+
+
+def problems(config):
+    return list(data.problems(config, 32))
+
+
+def test_nothing_is_wrong_with_good_data(tmp_path):
+    make.folder(tmp_path, "10_cat")
+    config = make.config(tmp_path)
+    assert problems(config) == [] == list(data.warnings(config, 32))
+
+
+def test_a_missing_folder_and_a_file_instead_of_one(tmp_path):
+    assert problems(make.config(tmp_path / "no")) == [f"train_data_dir: {tmp_path / 'no'} does not exist"]
+    (tmp_path / "file").write_text("")
+    assert "is a file" in problems(make.config(tmp_path / "file"))[0]
+
+
+def test_an_empty_folder(tmp_path):
+    assert "is empty" in problems(make.config(tmp_path))[0]
+
+
+def test_the_leaf_instead_of_its_parent_is_told_the_parent(tmp_path):
+    leaf = make.folder(tmp_path, "10_cat")
+    (problem,) = problems(make.config(leaf))
+    assert problem.endswith(f"give the folder above it: {tmp_path}")
+
+
+def test_images_directly_in_the_folder_are_told_where_to_go(tmp_path):
+    make.folder(tmp_path, "cats")
+    (problem,) = problems(make.config(tmp_path / "cats"))
+    assert str(tmp_path / "cats" / "10_cats") in problem
+
+
+def test_folders_without_a_number_are_told_their_name(tmp_path):
+    make.folder(tmp_path, "cats")
+    (problem,) = problems(make.config(tmp_path))
+    assert "rename 'cats' to '1_cats'" in problem
+
+
+def test_some_folders_without_a_number_are_only_a_warning(tmp_path):
+    make.folder(tmp_path, "1_cats")
+    make.folder(tmp_path, "dogs")
+    make.folder(tmp_path, "2024_summer", ((64, 64),))
+    config = make.config(tmp_path)
+    warnings = list(data.warnings(config, 32))
+    assert not problems(config)
+    assert any("1_dogs" in warning for warning in warnings)
+    assert any("2024 repeats" in warning for warning in warnings)
+
+
+def test_every_bad_image_is_named_at_once(tmp_path):
+    folder = make.folder(tmp_path, "1_cat")
+    whole = make.picture(folder / "photo.jpg", (64, 64)).read_bytes()
+    (folder / "photo.jpg").write_bytes(whole[: len(whole) // 2])
+    whole = (folder / "00.png").read_bytes()
+    (folder / "00.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "01.png").write_bytes(b"")
+    (folder / "02.png").write_text("not an image")
+    found = "\n".join(problems(make.config(tmp_path)))
+    assert all(name in found for name in ("photo.jpg", "00.png", "01.png", "02.png")) and "03.png" not in found
+
+
+def test_a_long_list_of_bad_images_is_cut(tmp_path):
+    make.folder(tmp_path, "1_cat", ((64, 64),))
+    for i in range(50):
+        (tmp_path / "1_cat" / f"bad{i:02d}.png").write_bytes(b"")
+    (problem,) = problems(make.config(tmp_path))
+    assert "50 files" in problem and "bad19.png" in problem and "bad20.png" not in problem and "30 more" in problem
+
+
+def test_an_image_bomb_is_not_decoded(tmp_path):
+    import struct
+    import zlib
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    make.folder(tmp_path, "1_cat", ((64, 64),))
+    (tmp_path / "1_cat" / "bomb.png").write_bytes(bomb)
+    (problem,) = problems(make.config(tmp_path))
+    assert "bomb.png" in problem and "too many pixels" in problem
+
+
+def test_captions_in_another_encoding_are_named(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 2)
+    (folder / "01.txt").write_bytes("grün".encode("latin-1"))
+    (problem,) = problems(make.config(tmp_path))
+    assert "01.txt" in problem and "UTF-8" in problem
+
+
+def test_twins_that_would_share_a_cache_are_named(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),))
+    make.picture(folder / "00.jpg")
+    assert not problems(make.config(tmp_path))
+    (problem,) = problems(make.config(tmp_path, cache_latents_to_disk=True))
+    assert "00.jpg and 00.png" in problem
+
+
+def test_an_image_too_thin_for_any_bucket(tmp_path):
+    make.folder(tmp_path, "1_cat", ((64, 64), (900, 20)))
+    (problem,) = problems(make.config(tmp_path, enable_bucket=True, bucket_no_upscale=True))
+    assert "01.png" in problem and "too thin" in problem
+
+
+def test_rules_of_buckets_are_checked_against_the_model(tmp_path):
+    make.folder(tmp_path, "1_cat")
+    config = make.config(tmp_path, resolution="80,80")
+    assert [p for p in problems(config) if "resolution" in p]
+
+
+def test_both_folders_and_the_images_are_checked_at_once(tmp_path):
+    folder = make.folder(tmp_path / "train", "1_cat")
+    (folder / "00.png").write_bytes(b"")
+    found = problems(make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "none")))
+    assert len(found) == 2 and "reg_data_dir" in found[0] and "00.png" in found[1]
+
+
+def test_an_empty_concept_folder_is_named(tmp_path):
+    make.folder(tmp_path, "1_cat")
+    (tmp_path / "1_dog").mkdir()
+    make.folder(tmp_path / "1_bird", "more")
+    found = problems(make.config(tmp_path))
+    assert any("1_dog holds no images" in p for p in found)
+    assert any("1_bird" in p and "more" in p for p in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (
+            {"cache_text_encoder_outputs": True, "network_train_unet_only": True, "caption_prefix": "x"},
+            "caption_prefix",
+        ),
+        ({"masked_loss": True}, "masked_loss"),
+        ({"face_crop_aug_range": "2,4"}, "face_crop_aug_range"),
+        ({"train_batch_size": 9}, "batch size"),
+        ({"resolution": "128"}, "enlarged"),
+    ],
+)
+def test_options_that_do_nothing_with_this_data_are_pointed_out(tmp_path, options, word):
+    make.folder(tmp_path, "1_cat")
+    config = make.config(tmp_path, **options)
+    assert not problems(config)
+    assert any(word in warning for warning in data.warnings(config, 32))
+
+
+def test_looking_at_data_needs_no_torch(tmp_path):
+    import subprocess
+    import sys
+
+    make.folder(tmp_path, "1_cat")
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from library import data, families
+from library.config import schema
+config = schema.build(families.config_class("flux_train"), {{"train_data_dir": {str(tmp_path)!r}, "resolution": 64}})
+assert not list(data.problems(config, 16)) and len(data.scan(config)) == 4
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

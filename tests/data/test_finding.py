@@ -1,0 +1,246 @@
+"""What is found in folders and metadata files, and what is made of it."""
+
+import json
+import os
+import random
+
+import pytest
+
+from library import data
+from library.config.schema import ConfigError
+from library.data.images import Image, balance, split
+from tests.data import make
+
+
+def names(images):
+    return [os.path.basename(image.path) for image in images.items]
+
+
+def test_folders_give_repeats_words_and_captions(tmp_path):
+    folder = make.folder(tmp_path, "3_black cat", ((64, 64), (96, 64)))
+    (folder / "00.txt").unlink()
+    images = data.scan(make.config(tmp_path))
+    assert [(i.repeats, i.size, i.caption) for i in images.items] == [
+        (3, (64, 64), "black cat"),
+        (3, (96, 64), "cat number 1, sitting, on a mat"),
+    ]
+
+
+def test_the_same_folders_give_the_same_images_whatever_their_order_on_disk(tmp_path):
+    for name in random.Random(0).sample([f"{i}_c{i}" for i in range(1, 8)], 7):
+        make.folder(tmp_path, name)
+    images = data.scan(make.config(tmp_path))
+    assert [image.path for image in images.items] == sorted(image.path for image in images.items)
+    assert images == data.scan(make.config(tmp_path))
+
+
+def test_junk_is_not_read(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),))
+    (folder / "._00.png").write_bytes(b"junk of macOS")
+    (folder / "__MACOSX").mkdir()
+    make.picture(folder / "__MACOSX" / "x.png")
+    (folder / "notes.md").write_text("hello")
+    (tmp_path / "__MACOSX").mkdir()
+    images = data.scan(make.config(tmp_path))
+    assert names(images) == ["00.png"] and not images.warnings
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".webp", ".bmp", ".avif"])
+def test_every_format_is_sized_and_read(tmp_path, suffix):
+    from library.data import pixels
+
+    if suffix not in {".avif"} | pixels.extensions() and suffix.lower() not in pixels.extensions():
+        pytest.skip("no decoder here")
+    path = make.picture(tmp_path / "1_cat" / f"a{suffix}", (80, 48))
+    image = data.scan(make.config(tmp_path)).items[0]
+    assert image.size == (80, 48) and pixels.read(path).shape == (48, 80, 3)
+
+
+def test_the_stored_size_counts_and_not_the_turned_one(tmp_path):
+    from PIL import Image as Pillow
+
+    turned = Pillow.Exif()
+    turned[274] = 6
+    make.picture(tmp_path / "1_cat" / "a.jpg", (80, 48), exif=turned)
+    config = make.config(tmp_path)
+    assert data.scan(config).items[0].size == (80, 48)
+    assert any("EXIF" in warning for warning in data.warnings(config, 32))
+
+
+def test_captions_of_faces_and_of_several_lines(tmp_path):
+    make.picture(tmp_path / "1_cat" / "me_10_20_30_40.png")
+    (tmp_path / "1_cat" / "me.txt").write_text("\ufeffsmiling\nlaughing\n", encoding="utf-8")
+    assert data.scan(make.config(tmp_path)).items[0].caption == "smiling"
+    assert data.scan(make.config(tmp_path, enable_wildcard=True)).items[0].caption == "smiling\nlaughing"
+
+
+def test_txt_files_beside_the_default_extension_are_pointed_out(tmp_path):
+    make.folder(tmp_path, "1_cat")
+    images = data.scan(make.config(tmp_path, caption_extension=".caption"))
+    assert {image.caption for image in images.items} == {"cat"}
+    assert 'set caption_extension = ".txt" to use them' in images.warnings[0]
+
+
+def test_a_few_missing_captions_are_named(tmp_path):
+    folder = make.folder(tmp_path, "1_cat")
+    (folder / "02.txt").unlink()
+    (folder / "01.txt").write_text("")
+    warnings = data.scan(make.config(tmp_path)).warnings
+    assert any("02.png" in warning for warning in warnings) and any("01.txt" in warning for warning in warnings)
+
+
+def test_regularisation_images_fill_up_to_the_number_of_the_others(tmp_path):
+    make.folder(tmp_path / "train", "3_cat")  # 12 per epoch
+    make.folder(tmp_path / "reg", "1_animal", ((64, 64),) * 2)
+    images = data.scan(make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "reg")))
+    assert [image.repeats for image in images.items if image.is_reg] == [6, 6]
+    assert data.summary(images)["repeats"] == 24
+
+
+def some_images(count, repeats=1):
+    return [Image(str(i), (64, 64), "", repeats, None, 0, None) for i in range(count)]
+
+
+def test_balance_repeats_one_by_one_and_leaves_out_what_is_too_much():
+    assert [image.repeats for image in balance(some_images(3), 8)] == [3, 3, 2]
+    assert [image.repeats for image in balance(some_images(3, 5), 8)] == [5, 5]
+    assert balance(some_images(3), 0) == [] == balance([], 5)
+
+
+def test_validation_images_are_chosen_by_the_seed():
+    images = some_images(10)
+    kept, held = split(images, 0.25, 7, 0)
+    assert (len(kept), len(held)) == (8, 2) and not {i.path for i in kept} & {i.path for i in held}
+    assert (kept, held) == split(images, 0.25, 7, 0) != split(images, 0.25, 8, 0)
+    assert split(images, 0.0, 7, 0) == (images, [])
+
+
+def test_held_back_images_are_seen_once_and_never_regularise(tmp_path):
+    make.folder(tmp_path / "train", "3_cat")
+    make.folder(tmp_path / "reg", "1_animal")
+    given = {"reg_data_dir": str(tmp_path / "reg"), "validation_split": 0.5, "seed": 1}
+    images = data.scan(make.config(tmp_path / "train", **given))
+    assert [i.repeats for i in images.validation.items] == [1, 1]
+    assert not any(i.is_reg for i in images.validation.items)
+
+
+def test_sizes_come_from_the_names_of_caches_unless_the_image_is_newer(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),))
+    cache = folder / "00_0640x0480_sdxl.npz"
+    cache.write_bytes(b"")
+    assert data.scan(make.config(tmp_path)).items[0].size == (640, 480)
+    os.utime(cache, (1, 1))
+    assert data.scan(make.config(tmp_path)).items[0].size == (64, 64)
+
+
+def test_cache_info_remembers_what_has_not_changed(tmp_path):
+    folder = make.folder(tmp_path, "1_cat", ((64, 64),) * 2)
+    config = make.config(tmp_path, cache_info=True)
+    first = data.scan(config)
+    memory = folder / "metadata_cache.json"
+    known = json.loads(memory.read_text())
+    assert known[first.items[0].path] == {"caption": first.items[0].caption, "resolution": [64, 64]}
+    for about in known.values():
+        about["caption"] = "remembered"
+    memory.write_text(json.dumps(known))
+    make.picture(folder / "new.png")
+    (folder / "01.txt").write_text("changed")
+    os.utime(folder / "01.txt", (2e9, 2e9))
+    assert [image.caption for image in data.scan(config).items] == ["remembered", "changed", "cat"]
+
+
+def test_a_dataset_file_has_resolutions_and_subsets_of_its_own(tmp_path):
+    folder = make.folder(tmp_path, "x")
+    (tmp_path / "data.toml").write_text(f"""
+        [general]
+        caption_extension = ".txt"
+        [[datasets]]
+        resolution = 64
+        batch_size = 2
+        [[datasets.subsets]]
+        image_dir = '{folder}'
+        num_repeats = 2
+        [[datasets]]
+        resolution = 128
+        [[datasets.subsets]]
+        image_dir = '{folder}'
+        caption_prefix = "photo of"
+        """)
+    images = data.scan(make.config(None, dataset_config=str(tmp_path / "data.toml")))
+    assert [(i.dataset, i.fit.bucket, i.repeats) for i in images.items] == [(0, (64, 64), 2)] * 4 + [
+        (1, (128, 128), 1)
+    ] * 4
+    assert data.summary(images)["batches_per_epoch"] == 4 + 4
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+def test_metadata_files(tmp_path, kind):
+    folder = make.folder(tmp_path, "images", ((64, 64), (96, 64)), captions=False)
+    rows = {
+        "00.png": {"caption": "a cat", "tags": "x, y"},
+        str(folder / "01.png"): {"tags": "z", "image_size": [96, 64]},
+    }
+    file = tmp_path / f"meta.{kind}"
+    if kind == "json":
+        file.write_text(json.dumps(rows))
+    else:
+        file.write_text("\n".join(json.dumps({"image_path": key, **row}) for key, row in rows.items()))
+    images = data.scan(make.config(folder, in_json=str(file), dataset_repeats=4))
+    assert [(i.caption, i.size, i.repeats) for i in images.items] == [("a cat,x, y", (64, 64), 4), ("z", (96, 64), 4)]
+
+
+def test_metadata_may_name_images_of_which_only_the_latents_are_left(tmp_path):
+    (tmp_path / "a_0640x0480_sdxl.npz").write_bytes(b"")
+    (tmp_path / "meta.json").write_text(json.dumps({"a.png": {"caption": "a cat"}}))
+    image = data.scan(make.config(tmp_path, in_json=str(tmp_path / "meta.json"))).items[0]
+    assert image.size == (640, 480) and image.caption == "a cat"
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{", '{"a.png": 3}', '{"nowhere.png": {"caption": "x"}}', "{}"])
+def test_broken_metadata_is_named(tmp_path, text):
+    (tmp_path / "meta.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"meta\.json"):
+        data.scan(make.config(tmp_path, in_json=str(tmp_path / "meta.json")))
+
+
+def masked(tmp_path, masks):
+    folder = make.folder(tmp_path, "x", ((64, 64), (96, 64)))
+    for name, size in masks.items():
+        make.picture(tmp_path / "masks" / name, size, mode="L")
+    (tmp_path / "masks").mkdir(exist_ok=True)
+    (tmp_path / "data.toml").write_text(f"""
+        [[datasets]]
+        resolution = 64
+        [[datasets.subsets]]
+        image_dir = '{folder}'
+        conditioning_data_dir = '{tmp_path / "masks"}'
+        """)
+    return make.config(None, dataset_config=str(tmp_path / "data.toml"), masked_loss=True)
+
+
+def test_masks_belong_to_images_by_name(tmp_path):
+    images = data.scan(masked(tmp_path, {"00.png": (64, 64), "01.jpg": (96, 64)}))
+    assert [os.path.basename(image.mask_file) for image in images.items] == ["00.png", "01.jpg"]
+
+
+@pytest.mark.parametrize("masks", [{"00.png": (64, 64)}, {"00.png": (64, 64), "01.png": (64, 64)}])
+def test_missing_masks_and_masks_of_another_size_are_named(tmp_path, masks):
+    with pytest.raises(ConfigError, match=r"01\.png"):
+        data.scan(masked(tmp_path, masks))
+
+
+def test_progress_is_told(tmp_path):
+    make.folder(tmp_path, "1_cat", ((64, 64),) * 3)
+    told = []
+    data.scan(make.config(tmp_path), lambda *step: told.append(step))
+    assert told == [("reading image sizes", 3, 3)]
+
+
+def test_a_summary_is_plain_values(tmp_path):
+    make.folder(tmp_path, "5_cat", ((128, 128), (192, 64), (192, 64)))
+    config = make.config(tmp_path, resolution="128", max_bucket_reso=256, enable_bucket=True, train_batch_size=2)
+    images = data.scan(config)
+    found = json.loads(json.dumps(data.summary(images, world=2)))
+    assert found["images"] == 3 and found["repeats"] == 15
+    assert [(row["images"], row["repeats"], row["batches"]) for row in found["buckets"]] == [(1, 5, 3), (2, 10, 5)]
+    assert found["batches_per_epoch"] == 4
