@@ -1,12 +1,13 @@
 """The T5 text encoder of FLUX.1, of the sizes of its tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from library.config.schema import ConfigError
 from library.families import weights
 
 MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
@@ -20,7 +21,7 @@ def config(shapes: Mapping[str, Sequence[int]]) -> Any:
     """Sizes from shapes by file name. Raises KeyError when a tensor that tells them is missing."""
     from transformers import T5Config
 
-    words, width = next(shapes[name] for name in (*EMBEDDINGS, "") if name in shapes or not name)
+    words, width = shapes[embedding(shapes)]
     buckets, heads = shapes[BIAS]
     gated = GATED in shapes
     layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.block.")}
@@ -38,6 +39,11 @@ def config(shapes: Mapping[str, Sequence[int]]) -> Any:
     )
 
 
+def embedding(names: Iterable[str]) -> str:
+    """Under which of its two names a file has the embedding."""
+    return EMBEDDINGS[1] if EMBEDDINGS[0] not in names and EMBEDDINGS[1] in names else EMBEDDINGS[0]
+
+
 def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     """Read a T5 encoder (one file, shards, or a text_encoder_2 folder) as a T5EncoderModel in `dtype`.
 
@@ -49,17 +55,16 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     file = weights.read(path, mmap)
     if MARKER not in file:
         raise weights.wrong(path, "a T5 text encoder")
-    with init_empty_weights(include_buffers=False):
-        model = T5EncoderModel(config(file.shapes()))
-    model.encoder.embed_tokens = model.shared  # one matrix, or moving the model would make two of it
-    embedding = next(name for name in EMBEDDINGS if name in file)
     try:
-        stored = {name: file[embedding if name in EMBEDDINGS else name] for name in model.state_dict()}
+        with init_empty_weights(include_buffers=False):
+            model = T5EncoderModel(config(file.shapes()))
+        model.encoder.embed_tokens = model.shared  # one matrix, or moving the model would make two of it
+        stored = {name: embedding(file) if name in EMBEDDINGS else name for name in model.state_dict()}
+        return weights.assign(model, {name: weights.cast(file[key], dtype) for name, key in stored.items()})
     except KeyError as e:
-        raise weights.ConfigError(f"{path} is not a complete T5 encoder, {e.args[0]} is missing: get it again") from e
-    model = weights.assign(model, {name: weights.cast(tensor, dtype) for name, tensor in stored.items()})
-    model.encoder.embed_tokens = model.shared
-    return model
+        raise ConfigError(f"{path} is not a complete T5 encoder, {e.args[0]} is missing: get it again") from e
+    except RuntimeError as e:  # torch's word for tensors of a wrong shape; the last line names one
+        raise ConfigError(f"{path} does not fit together: {str(e).strip().splitlines()[-1].strip()}") from e
 
 
 def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from library import families
-from library.config.schema import build
+from library.config.schema import ConfigError, build
 from library.families import clip
 from library.families.base import Noised
 from library.families.flux import keys, packing, tiny
@@ -301,17 +301,27 @@ def test_variants_and_halves_are_refused(files, tmp_path):
         only(family(files, pretrained_model_name_or_path=path), word)
 
 
-def test_a_tensor_that_is_missing_deep_inside_is_named_while_loading(files, tmp_path):
+@pytest.mark.parametrize(
+    ("option", "part", "name"),
+    [
+        ("pretrained_model_name_or_path", "flux", "single_blocks.2.linear1.bias"),
+        ("clip_l", "clip_l", "text_model.encoder.layers.1.mlp.fc1.bias"),
+        ("t5xxl", "t5xxl", "encoder.block.1.layer.0.SelfAttention.k.weight"),
+        ("ae", "ae", "decoder.up.1.block.0.conv1.bias"),
+    ],
+)
+def test_a_tensor_that_is_missing_or_crooked_is_named_while_loading(files, tmp_path, option, part, name):
     def hole(tensors):
-        del tensors["single_blocks.2.linear1.bias"]
+        del tensors[name]
 
     def crooked(tensors):
-        tensors["single_blocks.2.linear1.bias"] = torch.zeros(3)
+        tensors[name] = torch.zeros(3)
 
     for change in (hole, crooked):
-        path = changed(files, "flux", tmp_path / f"{change.__name__}.safetensors", change)
-        with pytest.raises(ValueError, match=r"single_blocks.2.linear1.bias"):
-            family(files, pretrained_model_name_or_path=path).load(torch.float32)
+        path = changed(files, part, tmp_path / f"{change.__name__}.safetensors", change)
+        end = ".".join(name.split(".")[-2:])  # the autoencoder is named as diffusers does
+        with pytest.raises(ConfigError, match=f"{change.__name__}.safetensors .*{end}"):
+            family(files, **{option: path}).load(torch.float32)
 
 
 def test_a_file_that_was_cut_short_is_refused(files, tmp_path):

@@ -3,6 +3,7 @@
 import fnmatch
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,17 @@ def bfl_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     }
 
 
+@contextmanager
+def complete(path: Path, what: str) -> Iterator[None]:
+    """Turn a tensor that is missing or has a wrong shape into a sentence about the file."""
+    try:
+        yield
+    except KeyError as e:
+        raise ConfigError(f"{path} is not {what} that is complete, {e.args[0]} is missing: get it again") from e
+    except RuntimeError as e:  # torch's word for wrong shapes; the last line names one
+        raise ConfigError(f"{path} does not fit together: {str(e).strip().splitlines()[-1].strip()}") from e
+
+
 def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) -> Any:
     """Read a transformer of either layout as our module, in `dtype`, tensor by tensor.
 
@@ -232,12 +244,11 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
 
     file = weights.read(path, mmap)
     names, stored = keys.cleaned(file), file.shapes()
-    shapes = {plain: stored[name] for plain, name in names.items()}
-    try:
+    with complete(path, "a FLUX.1 transformer"):
         converts = keys.is_diffusers(names)
         made_of = keys.sources(names) if converts else {name: (name,) for name in names}
         with torch.device("meta"):
-            model = Flux(Sizes.of(bfl_shapes(shapes)))
+            model = Flux(Sizes.of(bfl_shapes({plain: stored[name] for plain, name in names.items()})))
         tensors = {}
         for name in model.state_dict():
             rows = [file[names[part]] for part in made_of[name]]
@@ -247,10 +258,6 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
         if unread := len(made_of) - len(tensors):
             logger.warning("%s: %d tensors are not part of FLUX.1 and are left out", path, unread)
         return weights.assign(model, tensors)
-    except KeyError as e:
-        raise ConfigError(f"{path} is not a complete FLUX.1 transformer, {e.args[0]} is missing") from e
-    except RuntimeError as e:
-        raise ConfigError(f"{path} does not fit together: {str(e).strip().splitlines()[-1].strip()}") from e
 
 
 def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = True) -> Any:
@@ -260,8 +267,9 @@ def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = Tru
     file = weights.read(path, mmap)
     if "decoder.conv_in.weight" not in file:
         raise weights.wrong(path, "a FLUX.1 autoencoder")
-    tensors = autoencoder.to_diffusers({name: weights.cast(file[name], dtype) for name in file})
-    return autoencoder.build(tensors, scale, shift)
+    with complete(path, "an autoencoder"):
+        tensors = autoencoder.to_diffusers({name: weights.cast(file[name], dtype) for name in file})
+        return autoencoder.build(tensors, scale, shift)
 
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
@@ -275,7 +283,5 @@ def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     prefix = found.removesuffix(marker).removesuffix("text_model.")
     names = {clip.canonical(name.removeprefix(prefix)): name for name in file if name.startswith(prefix)}
     names.pop("text_model.embeddings.position_ids", None)
-    try:
+    with complete(path, "a CLIP-L text encoder"):
         return clip.encoder({plain: weights.cast(file[name], dtype) for plain, name in names.items()})
-    except KeyError as e:
-        raise ConfigError(f"{path} is not a complete CLIP-L encoder, {e.args[0]} is missing: get it again") from e
