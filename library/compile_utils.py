@@ -9,8 +9,7 @@ import argparse
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +29,15 @@ M = TypeVar("M", bound=nn.Module)
 V = TypeVar("V")
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(Protocol):
     """What blocks of one class are called with, by position, so that one graph can serve all of them.
 
     `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
     size depends on the bucket: ((position, dimension), ...).
     """
 
-    streams: tuple[int, ...] = (0,)
-    dynamic: tuple[tuple[int, int], ...] = ()
+    streams: tuple[int, ...]
+    dynamic: tuple[tuple[int, int], ...]
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,8 +121,10 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         if disable_linear:
             disable_linear_from_compile(block)
         kind, shape = type(block).__name__, _shape(block)
-        given = (inputs or {}).get(kind, Inputs(streams=()))
-        block.__class__ = _with_door(type(block), shape, given, mark=options["dynamic"] is None)
+        given = (inputs or {}).get(kind)
+        streams = given.streams if given else ()
+        dynamic = given.dynamic if given and options["dynamic"] is None else ()
+        block.__class__ = _with_door(type(block), shape, streams, dynamic)
         block.compile(**options)
         LEDGER.expect(kind, shape)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
@@ -220,7 +220,9 @@ def _shape(block: nn.Module) -> Shape:
 
 
 @functools.cache
-def _with_door(cls: type[nn.Module], shape: Shape, inputs: Inputs, mark: bool) -> type[nn.Module]:
+def _with_door(
+    cls: type[nn.Module], shape: Shape, streams: tuple[int, ...], dynamic: tuple[tuple[int, int], ...]
+) -> type[nn.Module]:
     """A subclass whose call runs eager code before the compiled one: it tells the ledger where compiling happens, and
     hands every block the same kind of tensors.
 
@@ -232,12 +234,11 @@ def _with_door(cls: type[nn.Module], shape: Shape, inputs: Inputs, mark: bool) -
     class Door(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             given = list(args)
-            for position in inputs.streams:
+            for position in streams:
                 given[position] = _as_inner(given[position])
-            if mark:
-                for position, dimension in inputs.dynamic:
-                    if position < len(given) and isinstance(given[position], Tensor):
-                        torch._dynamo.maybe_mark_dynamic(given[position], dimension)
+            for position, dimension in dynamic:
+                if position < len(given) and isinstance(given[position], Tensor):
+                    torch._dynamo.maybe_mark_dynamic(given[position], dimension)
             with LEDGER.inside(kind):
                 return super().__call__(*given, **kwargs)
 

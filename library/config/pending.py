@@ -11,6 +11,17 @@ from typing import Any
 PENDING: dict[str, str] = {
     "model_type=chroma": "Chroma is not supported; train FLUX.1 dev or schnell (model_type = flux)",
     "flux_train.fused_optimizer_groups": "use blockwise_fused_optimizers, which does the same for FLUX",
+    "sdxl_train.fused_optimizer_groups": "leave it out; gradient_checkpointing and full_bf16 save memory",
+    "fused_backward_pass": "leave it out; gradient_checkpointing and full_bf16 save memory",
+    "blockwise_fused_optimizers": "leave it out; gradient_checkpointing and full_bf16 save memory",
+    "debug_dataset": "leave it out; `kohya check run.toml` looks through the data",
+    "initial_epoch": "use resume, which goes on exactly where the state was saved",
+    "initial_step": "use resume, which goes on exactly where the state was saved",
+    "resume_from_huggingface": "download the state and give its folder to resume",
+    "validation_split": "leave it at 0",
+    "huggingface_repo_id": "leave it out and upload the file when it is done",
+    "sdxl_train.blocks_to_swap": "swapping is for adapters, whose base stays frozen; leave it out",
+    "flux_train.blocks_to_swap": "swapping is for adapters, whose base stays frozen; leave it out",
 }
 
 

@@ -1,6 +1,6 @@
 """What a model family answers, and the values it hands around. Importing this needs no torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +49,14 @@ class TextCache:
     options: tuple[str, ...] = ()  # of the model section: with other values, the arrays are others
 
 
+@dataclass(frozen=True)
+class BlockInputs:
+    """What blocks of one class are called with, by position: what flows from block to block, and which sizes vary."""
+
+    streams: tuple[int, ...]
+    dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
+
+
 class Family(Protocol):
     """What differs between SDXL, FLUX.1 and the next one. Nothing else in library/ may ask which it is.
 
@@ -59,6 +67,9 @@ class Family(Protocol):
     grid: int  # bucket sides are multiples of this many pixels
     regions: tuple[str, ...]  # classes in the denoiser that are compiled, checkpointed and swapped
     adapter_targets: tuple[str, ...]  # classes in the denoiser whose linear layers can carry an adapter
+    block_inputs: Mapping[str, BlockInputs]  # by class in `regions`, so that one graph can serve all blocks of a class
+    sample_defaults: Mapping[str, Any]  # what a sample prompt leaves open
+    sample_multiple: int  # sides of sample images are multiples of this many pixels
     latent_cache: LatentCache
     text_cache: TextCache
     architecture: str  # modelspec's word: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"
@@ -97,6 +108,10 @@ class Family(Protocol):
 
     def export(self, parts: Parts) -> "dict[str, Tensor]":
         """The whole model under the keys of a single file."""
+        ...
+
+    def swapped(self, number: int) -> dict[str, int]:
+        """`blocks_to_swap` -> how many blocks of each class in `regions` wait in host memory."""
         ...
 
     def sampler(self, parts: Parts) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ def choose(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
     chosen: list[nn.Module] = []
     for kind, count in counts.items():
         blocks = [m for m in denoiser.modules() if type(m).__name__ == kind]
+        count = min(count, len(blocks))
         chosen += [blocks[(2 * i + 1) * len(blocks) // (2 * count)] for i in range(count)]
     return chosen
 

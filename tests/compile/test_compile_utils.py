@@ -9,8 +9,9 @@ from torch import nn
 
 from library import compile_utils
 from library.compile_ledger import LEDGER
-from library.compile_utils import Inputs, compile_model
+from library.compile_utils import compile_model
 from library.config.schema import ConfigError
+from library.families.base import BlockInputs
 from library.memory import checkpointing, swapping
 
 
@@ -59,7 +60,7 @@ def options(**changed):
     return SimpleNamespace(**values | changed)
 
 
-INPUTS = {kind: Inputs(streams=(0,), dynamic=((0, 1), (1, 1))) for kind in ("Block", "Other")}
+INPUTS = {kind: BlockInputs(streams=(0,), dynamic=((0, 1), (1, 1))) for kind in ("Block", "Other")}
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,7 @@ class Memory:
     @property
     def checkpointing(self) -> bool:
         """Whether activations are computed again in backward: offloading them means so too."""
-        return self.gradient_checkpointing or self.cpu_offload_checkpointing
+        return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
     def check(self, run: Any) -> Iterator[str]:
         """Opposite wishes, and two ways of using the same road to host memory."""

@@ -6,6 +6,13 @@ from typing import Any, ClassVar
 from library.config import pending, schema
 from library.config.retired import ALIASES, FOREIGN, RETIRED
 
+IDLE_EVERYWHERE: Mapping[str, str] = {
+    "lowram": "weights are read straight from the file, and never held twice",
+    "highvram": "the GPU's cache is emptied once after encoding, and not after every batch",
+    "mem_eff_save": "files are always written tensor by tensor",
+    "skip_until_initial_step": "a resumed run always goes on exactly where its state was saved",
+}
+
 
 class Run:
     """The part of a run's config that is the same for all: its facts, old names, and rules about its own options."""
@@ -32,7 +39,7 @@ class Run:
     def notes(self) -> Iterator[str]:
         """Say which options are set but do nothing in this kind of run."""
         for name, _ in self._touched():
-            if reason := self.idle.get(name):
+            if reason := self.idle.get(name) or IDLE_EVERYWHERE.get(name):
                 yield f"{name} has no effect here: {reason}"
 
     def _touched(self) -> Iterator[tuple[str, Any]]:

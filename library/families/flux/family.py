@@ -1,7 +1,6 @@
 """FLUX.1 as a family: how its files become networks, captions become conditions, latents become a training step."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from library.config.schema import ConfigError
 from library.families import clip, t5, tokenizers
-from library.families.base import LatentCache, Noised, Parts, TextCache
+from library.families.base import BlockInputs, LatentCache, Noised, Parts, TextCache
 from library.families.flux import packing, source
 from library.objectives import flow
 
@@ -21,14 +20,6 @@ PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_LENGTH = {True: 512, False: 256}  # tokens that dev (with guidance) and schnell were trained with
 
 
-@dataclass(frozen=True)
-class BlockInputs:
-    """What blocks of one class are called with, by position: what flows from block to block, and which sizes vary."""
-
-    streams: tuple[int, ...]
-    dynamic: tuple[tuple[int, int], ...]  # (position, dimension)
-
-
 class Flux:
     """FLUX.1 dev or schnell: a transformer, CLIP-L, T5 and an autoencoder. Holds the run's config."""
 
@@ -36,7 +27,11 @@ class Flux:
     regions = ("DoubleStreamBlock", "SingleStreamBlock")
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
     latent_cache = LatentCache(suffix="_flux.npz", keyed_by_size=True)
-    text_cache = TextCache(suffix="_flux_te.npz", keys=("l_pooled", "t5_out", "txt_ids", "t5_attn_mask"))
+    text_cache = TextCache(
+        suffix="_flux_te.npz",
+        keys=("l_pooled", "t5_out", "txt_ids", "t5_attn_mask"),
+        options=("apply_t5_attn_mask", "t5xxl_max_token_length"),
+    )
     # The number of tokens varies: of img, txt, pe and mask, and of joint, pe and mask.
     block_inputs = {
         "DoubleStreamBlock": BlockInputs(streams=(0, 1), dynamic=((0, 1), (1, 1), (3, 1), (4, 1))),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from library.config.schema import ConfigError
 from library.families import clip, hub, tokenizers, weights
-from library.families.base import LatentCache, Noised, Parts, TextCache
+from library.families.base import BlockInputs, LatentCache, Noised, Parts, TextCache
 from library.families.sdxl import conditions, keys, model
 from library.objectives.diffusion import Diffusion
 
@@ -26,6 +26,13 @@ class Sdxl:
     regions = ("BasicTransformerBlock", "ResnetBlock2D")
     adapter_targets = ("Transformer2DModel",)
     architecture = "stable-diffusion-xl-v1-base"
+    # Tokens of the image; height and width of its features.
+    block_inputs = {
+        "BasicTransformerBlock": BlockInputs(streams=(0,), dynamic=((0, 1),)),
+        "ResnetBlock2D": BlockInputs(streams=(0,), dynamic=((0, 2), (0, 3))),
+    }
+    sample_defaults = {"negative_prompt": "", "width": 512, "height": 512, "sample_steps": 30, "scale": 7.5}
+    sample_multiple = 8
     latent_cache = LatentCache(suffix="_sdxl.npz", keyed_by_size=False)
     text_cache = TextCache(
         suffix="_te_outputs.npz",
@@ -128,6 +135,10 @@ class Sdxl:
         for part, encoder in parts.encoders.items():
             out |= keys.to_single(part, clip.tensors_of(encoder))
         return {name: tensor.contiguous() for name, tensor in out.items()}
+
+    def swapped(self, number: int) -> dict[str, int]:
+        """`blocks_to_swap` -> so many of the transformer blocks, where three quarters of the weights are."""
+        return {"BasicTransformerBlock": number}
 
     def sampler(self, parts: Parts) -> Callable:
         """A function that draws preview images with these parts; see preview.Preview."""

@@ -161,10 +161,14 @@ def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
     from accelerate import init_empty_weights
     from diffusers import UNet2DConditionModel
     from diffusers.models.attention_processor import AttnProcessor2_0
+    from diffusers.models.resnet import ResnetBlock2D
 
     with init_empty_weights(include_buffers=False):
         unet = UNet2DConditionModel(**unet_config(shapes))
     unet.set_attn_processor(AttnProcessor2_0())
+    for module in unet.modules():
+        if isinstance(module, ResnetBlock2D):  # 1 in some blocks, 1.0 in others: two graphs where one would do
+            module.output_scale_factor = float(module.output_scale_factor)
     return unet
 
 

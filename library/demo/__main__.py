@@ -1,0 +1,8 @@
+"""`python -m library.demo`, the same as `kohya demo`."""
+
+import sys
+
+from library.demo import main
+
+if __name__ == "__main__":
+    sys.exit(main())

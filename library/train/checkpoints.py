@@ -1,0 +1,80 @@
+"""What a training leaves on disk, and when: files during the run, states to resume from, the result at the end."""
+
+from pathlib import Path
+from typing import Any
+
+from library.train import optim, save, state
+from library.train.figures import figures
+from library.train.metadata import Metadata
+
+
+class Keeper:
+    """Saves what is due and removes what is outdated."""
+
+    def __init__(self, run: Any, family: Any, learner: Any, updates: Any, batches: Any, images: Any) -> None:
+        config = self._config = run.config
+        self._run, self._learner, self._updates, self._batches = run, learner, updates, batches
+        self._names = save.names(config)
+        self._every_epochs = save.every_n_epochs(config, run.clock.epochs)
+        self._saved = -1  # the step of the newest state
+        if run.main:
+            total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * run.ranks
+            facts = figures(images, config, len(batches), run.clock.epochs, total)
+            self._metadata = Metadata(config, family, facts, optim.describe(config))
+
+    def resume(self) -> None:
+        """Go on where an earlier run stopped, if that is asked for."""
+        if folder := self._config.steps.resume:
+            self._run.phase("resuming")
+            state.load(Path(folder), self._run, self._learner, self._updates, self._batches)
+            self._run.say(f"Resumed {folder} after step {self._run.clock.step}.")
+
+    def when_due(self) -> None:
+        """After a step: the files and states of this step and of this epoch."""
+        clock, options = self._run.clock, self._config.save
+        for what in clock.every(options.save_every_n_steps, self._every_epochs):
+            if what == "step":
+                self._keep(step=clock.step)
+            elif clock.epoch < clock.epochs:  # the last epoch's file is the final one
+                self._keep(epoch=clock.epoch)
+
+    def final(self) -> Path:
+        """The result. After a stop there is a state beside it, so that the run can be gone on with."""
+        run, options = self._run, self._config.save
+        if options.save_state or options.save_state_on_train_end or run.stopping:
+            self._state(self._names.state())
+        path = self._names.last
+        self._file(path)
+        run.say(f"Saved {path}")
+        return path
+
+    def _keep(self, **when: int) -> None:
+        self._run.meter.pause()
+        if "step" in when:
+            path, old = self._names.step(when["step"]), save.outdated_step(self._config, when["step"])
+            old_state = save.outdated_step(self._config, when["step"], state=True)
+        else:
+            epoch, every = when["epoch"], self._every_epochs
+            path, old = self._names.epoch(epoch), save.outdated_epoch(self._config, epoch, every=every)
+            old_state = save.outdated_epoch(self._config, epoch, state=True, every=every)
+        self._file(path)
+        if self._config.save.save_state:
+            self._state(self._names.state(**when))
+        if self._run.main:
+            save.remove(old)
+            if self._config.save.save_state:
+                save.remove(old_state)
+
+    def _file(self, path: Path) -> None:
+        run = self._run
+        run.phase("saving")
+        if run.main:
+            with optim.averaged(self._updates.bare):
+                progress = run.clock.epoch, run.clock.step
+                save.model(path, self._learner.state_dict(), self._config, self._metadata.of_file(*progress), progress)
+            run.event("saved", file=str(path), step=run.clock.step)
+        run.accelerator.wait_for_everyone()
+
+    def _state(self, folder: Path) -> None:
+        state.save(folder, self._run, self._learner, self._updates, self._batches)
+        self._run.event("saved", file=str(folder), step=self._run.clock.step)

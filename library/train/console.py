@@ -1,0 +1,28 @@
+"""What a training prints besides its own lines: the messages of the libraries it uses."""
+
+import logging
+import sys
+import warnings
+from typing import Any
+
+CHATTY = ("httpx", "urllib3", "filelock", "PIL", "matplotlib", "fsspec", "asyncio")
+
+
+def listen(log: Any) -> None:
+    """Send log messages to the shell, or to `console_log_file`, from `console_log_level` on.
+
+    With `console_log_simple` the bare message goes to standard output, as older tools expect it.
+    """
+    if log.console_log_file:
+        handler: logging.Handler = logging.FileHandler(log.console_log_file, encoding="utf-8")
+    else:
+        handler = logging.StreamHandler(sys.stdout if log.console_log_simple else sys.stderr)
+    plain = "%(message)s"
+    handler.setFormatter(logging.Formatter(plain if log.console_log_simple else "%(asctime)s %(levelname)s " + plain))
+    root = logging.getLogger()
+    root.setLevel(log.console_log_level or "INFO")
+    root.addHandler(handler)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="torch.utils.tensorboard")
+    logging.captureWarnings(True)

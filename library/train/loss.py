@@ -1,0 +1,56 @@
+"""How wrong the model is about a batch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from library.objectives import loss as objective
+
+
+def of(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> Tensor:
+    """Mean weighted error over a batch, a scalar on the device. Nothing here waits for the device."""
+    batch = batch.to(run.device)
+    with torch.no_grad():
+        latents = batch.latents
+        if latents is None:
+            latents = family.latents(parts, batch.pixels, run.generator)
+        noised = family.noised(latents, run.generator)
+    with run.autocast():
+        text = conditions(batch, family, parts, learner)
+        predicted = family.predict(parts.denoiser, noised, text, batch.sizes)
+        target = noised.target
+        if batch.keep_base is not None:
+            base = without_adapters(learner, lambda: family.predict(parts.denoiser, noised, text, batch.sizes))
+            target = torch.where(batch.keep_base[:, None, None, None], base, target)
+    wrong = objective.elementwise(predicted, target, run.config, noised)
+    return objective.reduce(wrong, noised.weight, batch.weights, batch.mask)
+
+
+def without_adapters(learner: Any, predict: Callable[[], Tensor]) -> Tensor:
+    """The base model's own answer, for images that shall not change it (diff_output_preservation).
+
+    Gradients stay on, and their graph is thrown away: a compiled block would need another graph without them.
+    """
+    learner.set_multiplier(0.0)
+    try:
+        return predict().detach()
+    finally:
+        learner.set_multiplier(1.0)
+
+
+def conditions(batch: Any, family: Any, parts: Any, learner: Any) -> dict[str, Tensor]:
+    """Text outputs: the cached ones, and those of the encoders that learn or were never cached."""
+    text = dict(batch.text or {})
+    live = live_encoders(parts, learner, cached=batch.text is not None)
+    if live:
+        learns = any(learner.trains.get(name) for name in live)
+        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            text |= family.text(parts, batch.captions, live)
+    return text
+
+
+def live_encoders(parts: Any, learner: Any, cached: bool) -> Sequence[str]:
+    """Which text encoders have to run in every step."""
+    return tuple(name for name in parts.encoders if not cached or learner.trains.get(name))

@@ -1,0 +1,86 @@
+"""Everything that can be known to go wrong before a model is loaded, all of it at once."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from library import data, families, learners
+from library.config import schema
+from library.config.schema import ConfigError
+from library.files import free_space
+from library.train import optim, prompts, save, schedule, state
+
+LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
+
+
+def check(config: Any) -> list[str]:
+    """Raise ConfigError with one line for every problem of this run; return what its user should know besides."""
+    found, remarks = findings(config)
+    if found:
+        raise ConfigError("\n".join(found))
+    return remarks
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What has to be fixed before this run can start, one sentence each. Loads no model."""
+    yield from findings(config)[0]
+
+
+def findings(config: Any) -> tuple[list[str], list[str]]:
+    """Problems that stop a run, and remarks that do not."""
+    found = list(schema.missing(config))
+    named = {problem.split(":")[0].lstrip("-").split(" ")[0] for problem in found}
+    images = data.check(config, config.grid)
+    others = [
+        *families.of(config).problems(),
+        *images.problems,
+        *learners.problems(config),
+        *optim.problems(config),
+        *schedule.problems(config),
+        *save.problems(config),
+        *_space(config),
+        *_samples(config),
+        *_machine(config),
+        *(state.problems(Path(config.steps.resume)) if config.steps.resume else ()),
+    ]
+    for problem in others:  # what is not given at all is said once
+        if problem not in found and problem.split(":")[0].lstrip("-").split(" ")[0] not in named:
+            found.append(problem)
+    return found, [*images.warnings, *learners.notes(config), *optim.notes(config)]
+
+
+def _space(config: Any) -> Iterator[str]:
+    if not config.save.output_dir:
+        return
+    folder = Path(config.save.output_dir).absolute()
+    nearest = next(p for p in (folder, *folder.parents) if p.exists())
+    if nearest.is_dir() and not os.access(nearest, os.W_OK):
+        yield f"output_dir: {nearest} cannot be written to; choose another folder"
+    elif (left := free_space(nearest)) < LEAST_SPACE:
+        yield f"output_dir: the disk of {nearest} is full ({left >> 20} MB left); make room, or choose another folder"
+
+
+def _samples(config: Any) -> Iterator[str]:
+    sample = config.sample
+    asked = sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first
+    if asked and not sample.sample_prompts:
+        yield "sample_prompts: sample images are asked for, but there is no prompt file; give one, or switch them off"
+    if sample.sample_prompts:
+        try:
+            prompts.read(sample.sample_prompts)
+        except ConfigError as e:
+            yield from str(e).splitlines()
+
+
+def _machine(config: Any) -> Iterator[str]:
+    """What this machine cannot do."""
+    import torch
+
+    from library import compile_utils
+
+    on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    if on_cpu and config.precision.mixed_precision == "fp16":
+        yield "mixed_precision: fp16 needs a GPU, and none was found; use bf16 or no"
+    if config.compile.compile and not config.compile.compile_fallback:
+        yield from compile_utils.problems(config.compile, torch.device("cpu" if on_cpu else "cuda"))

@@ -1,0 +1,331 @@
+"""One training on this machine: its processes, its device, its random numbers, its clock and its diary."""
+
+import contextlib
+import datetime
+import gc
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from torch import Tensor, nn
+
+from library import compile_utils
+from library.compile_ledger import LEDGER, as_line
+from library.config.schema import ConfigError, changed
+from library.memory import precision
+from library.runs.record import Record
+from library.train.clock import Clock, windows
+from library.train.meter import Meter
+from library.train.trackers import Trackers
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """What all parts of a training share. Use it as a context manager: it closes the diary with the outcome."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        mixed = config.precision.mixed_precision
+        no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other
+        self.accelerator = Accelerator(mixed_precision=mixed, cpu=no_gpu, kwargs_handlers=_handlers(config))
+        self.device = self.accelerator.device
+        self.main = self.accelerator.is_main_process
+        self.rank, self.ranks = self.accelerator.process_index, self.accelerator.num_processes
+        self.storage, self.compute = precision.storage_type(config), precision.compute_type(config)
+        self.seed = self._seed()
+        self.generator = torch.Generator(self.device).manual_seed(self.seed + self.accelerator.process_index)
+        self.record = self._record() if self.main else None
+        self.trackers = Trackers(config, self.record.folder) if self.record else None
+        self.clock = Clock(total=0, per_epoch=1, epochs=1)
+        self.meter = Meter(total=0, per_epoch=1)
+        self.stopping = ""
+        self.optimizer: Any = None  # set once there is one
+        self._learning: list[nn.Module] = []
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if self.record:
+            self._write_lines(wait=error is None)
+            self.record.note(compile=LEDGER.summary(), peak_memory_gb=self.peak_memory())
+            self.record.__exit__(kind, error, trace)
+        if self.trackers:
+            self.trackers.close()
+        if self.accelerator.num_processes > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        return False
+
+    # Talking to whoever watches.
+
+    def say(self, text: str) -> None:
+        """A line for the user, once, whatever the number of processes."""
+        if self.record:
+            self.record.say(text)
+
+    def begin(self, remarks: Sequence[str]) -> None:
+        """Say what should be known about this run before it starts."""
+        for remark in remarks:
+            self.warn(remark)
+
+    def warn(self, text: str) -> None:
+        """A sentence that should not be overlooked."""
+        if self.record:
+            self.record.event("warning", text=text)
+            self.record.say(f"Warning: {text}")
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Something for the run's record."""
+        if self.record:
+            self.record.event(kind, **facts)
+
+    def sampled(self, number: int, path: Path, image: Any, prompt: Any) -> None:
+        """A sample image is on the disk."""
+        if self.record and self.trackers:
+            self.record.event("sample", file=str(path), step=self.clock.step, prompt=prompt.prompt, number=number)
+            self.trackers.image(f"sample_{number}", image, self.clock.step)
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """What is going on outside of the steps."""
+        if self.record:
+            self.record.phase(name, done, total)
+            if not done or done == total:
+                self.record.say(name if not total else f"{name}: {done or 0} of {total}")
+
+    # The machine.
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Mixed precision, as asked for. It stays around compiled blocks, never inside of them."""
+        return self.accelerator.autocast()
+
+    def peak_memory(self) -> float | None:
+        """The most memory the GPU has held, in GiB; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        return round(torch.cuda.max_memory_allocated(self.device) / 2**30, 2)
+
+    def place(self, parts: Any, learner: Any, keep_vae: bool) -> None:
+        """Encoders that have nothing left to do leave; the others move to the device. The denoiser's place is decided
+        in `memory.prepare`."""
+        if not self.config.cache.latents:
+            parts.vae.to(self.device)
+        elif not keep_vae:
+            parts.vae = None
+        for name in list(parts.encoders):
+            if self.config.cache.text and not learner.trains.get(name):
+                del parts.encoders[name]
+            else:
+                parts.encoders[name].to(self.device)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def distribute(self, parts: Any, learner: Any) -> None:
+        """Let several processes average the gradients of what learns."""
+        for name, encoder in parts.encoders.items():
+            if learner.trains.get(name):
+                parts.encoders[name] = self._shared(encoder, whole=False)
+        if learner.trains.get("denoiser"):
+            parts.denoiser = self._shared(parts.denoiser, whole=True)
+
+    def _shared(self, network: nn.Module, whole: bool) -> nn.Module:
+        if self.accelerator.num_processes == 1:
+            return network
+        options = self.config.distributed
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        network = nn.parallel.DistributedDataParallel(
+            network,
+            device_ids=ids,
+            # The last layers of a text encoder do not take part: families read an earlier one.
+            find_unused_parameters=not whole,
+            gradient_as_bucket_view=options.ddp_gradient_as_bucket_view,
+            static_graph=options.ddp_static_graph,
+        )
+        self._learning.append(network)
+        return network
+
+    # The steps.
+
+    def plan(self, batches: Any, summary: dict[str, Any]) -> None:
+        """Set the clock to the length of this training, and say what lies ahead."""
+        self.clock = Clock.of(self.config, len(batches))
+        self.meter = Meter(self.clock.total, self.clock.per_epoch)
+        if self.record:
+            self.record.plan(self.clock.total, epochs=self.clock.epochs, data=summary)
+        sizes = len(batches.shapes)
+        self.say(
+            f"{summary['images']} images, {len(batches)} batches an epoch in {sizes} size{'s' * (sizes != 1)}; "
+            f"{self.clock.total} steps in {self.clock.epochs} epochs"
+        )
+
+    def steps(self, batches: Any) -> Iterator[list[Any]]:
+        """The batches of each optimizer step, from where the clock stands to the end, or until someone says stop."""
+        size = self.config.steps.gradient_accumulation_steps
+        while not self.clock.done and not self.stopping:
+            if self.clock.epoch_ended:
+                batches.set_epoch(self.clock.epoch + 1)
+            for window in windows(batches, size):
+                self.clock.tick()
+                yield window
+                if self.clock.done or self._asked_to_stop():
+                    break
+
+    def learn(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
+        """Forward and backward over the batches of one step; returns their mean loss.
+
+        When compiling fails, the whole step is done again without it (`--compile_fallback`), from the same random
+        numbers: forward and backward must never differ in this.
+        """
+        before = self._random_state()
+        try:
+            return self._accumulate(window, wrong)
+        except Exception as error:
+            if not LEDGER.expected or LEDGER.fallback or not compile_utils.is_compile_error(error):
+                raise
+            self._give_up_compiling(error)
+            self._load_random_state(before)
+            return self._accumulate(window, wrong)
+
+    def _accumulate(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for number, batch in enumerate(window, start=1):
+            with contextlib.ExitStack() as stack:
+                if number < len(window):
+                    for network in self._learning:
+                        stack.enter_context(network.no_sync())
+                loss = wrong(batch) / len(window)
+                self.accelerator.backward(loss)
+                total += loss.detach()
+        return total
+
+    def _give_up_compiling(self, error: BaseException) -> None:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not self.config.compile.compile_fallback:
+            raise ConfigError(
+                f"compile: PyTorch could not compile a block ({reason}); "
+                "add --compile_fallback to go on without, or switch compile off"
+            ) from error
+        LEDGER.fallback = reason
+        torch.compiler.set_stance("force_eager")
+        self.optimizer.zero_grad(set_to_none=True)
+        self.warn(f"Compiling failed ({reason}); the run goes on without it.")
+
+    def log(self, loss: Tensor, extra: dict[str, Tensor], rates: dict[str, float]) -> None:
+        """Note the step. The numbers stay on the device until they are ready to be read."""
+        made = LEDGER.drain()
+        line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates}
+        self.meter.push(line, {"loss": self._mean(loss), **extra}, compiled=bool(made))
+        for event in made:
+            if self.record:
+                self.record.event("compile", step=self.clock.step, **as_line(event))
+        if self.clock.step == 1 or (made and self.main):
+            self._prove()
+        self._write_lines()
+
+    def _prove(self) -> None:
+        """Compiling that silently does not happen is the oldest trap: by now every kind of block has its graph."""
+        if not LEDGER.expected or LEDGER.fallback:
+            return
+        if missing := LEDGER.unproven():
+            names = ", ".join(missing)
+            if not self.config.compile.compile_fallback:
+                raise ConfigError(f"compile: no graph was made for {names}, though it ran; switch compile off")
+            LEDGER.fallback = f"no graph was made for {names}"
+            self.warn(f"compile: {LEDGER.fallback}; these blocks run without it.")
+            return
+        total = LEDGER.summary()
+        shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
+        self.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
+                 f"{total['recompiles']} recompiled")  # fmt: skip
+
+    def _mean(self, loss: Tensor) -> Tensor:
+        """The loss over all processes: a collective, so every process takes part."""
+        if self.accelerator.num_processes == 1:
+            return loss
+        return self.accelerator.reduce(loss, reduction="mean")
+
+    def _write_lines(self, wait: bool = False) -> None:
+        for line in self.meter.lines(wait):
+            if not self.record or not self.trackers:
+                continue
+            if not np.isfinite(line["loss"]):
+                self.record.event("warning", text=f"The loss of step {line['step']} is {line['loss']}.")
+            self.record.step(line)
+            self.trackers.log(line)
+            self._print(line)
+
+    def _print(self, line: dict[str, Any]) -> None:
+        """A line now and then; the page and progress.jsonl have every step."""
+        step, total = line["step"], self.clock.total
+        if step in (1, total) or step % max(total // 100, 1) == 0:
+            pace = f", {line['s_it']:.2f} s/it, {_clock(line['eta'])} left" if "s_it" in line else ""
+            self.say(f"step {step}/{total}, epoch {line['epoch']}, loss {line['loss']:.4f} "
+                     f"(average {line['avr_loss']:.4f}){pace}")  # fmt: skip
+
+    def _asked_to_stop(self) -> bool:
+        asked = self.record.stop_requested() if self.record else ""
+        if self.accelerator.num_processes > 1:
+            flag = torch.tensor(int(bool(asked)), device=self.device)
+            asked = asked or ("after_step" if self.accelerator.reduce(flag, "sum").item() else "")
+        self.stopping = asked
+        return bool(asked)
+
+    # Random numbers.
+
+    def _seed(self) -> int:
+        seed = self.config.steps.seed
+        if seed is None:
+            seed = random.SystemRandom().randint(0, 2**31 - 1)
+            if self.accelerator.num_processes > 1:  # all processes must agree on the order of the data
+                box = [seed]
+                torch.distributed.broadcast_object_list(box)
+                seed = box[0]
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        return seed
+
+    def _random_state(self) -> tuple[Any, ...]:
+        return random.getstate(), torch.get_rng_state(), self.generator.get_state()
+
+    def _load_random_state(self, state: tuple[Any, ...]) -> None:
+        random.setstate(state[0])
+        torch.set_rng_state(state[1])
+        self.generator.set_state(state[2])
+
+    # The diary.
+
+    def _record(self) -> Record:
+        config = self.config
+        record = Record.start(
+            changed(config), config.script, config.save.output_dir, config.save.output_name, config.title
+        )
+        record.note(seed=self.seed, hardware=_accelerator_facts(self.device, self.accelerator.num_processes))
+        return record
+
+
+def _handlers(config: Any) -> list[Any]:
+    options = config.distributed
+    handlers: list[Any] = [DistributedDataParallelKwargs(gradient_as_bucket_view=options.ddp_gradient_as_bucket_view)]
+    if options.ddp_timeout:
+        handlers.append(InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=options.ddp_timeout)))
+    return handlers
+
+
+def _accelerator_facts(device: torch.device, processes: int) -> dict[str, Any]:
+    facts: dict[str, Any] = {"device": str(device), "processes": processes}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / 2**30, 1)}
+    return facts
+
+
+def _clock(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))

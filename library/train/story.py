@@ -1,0 +1,53 @@
+"""The training, read from top to bottom."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from library import data, families, learners, memory
+from library.train import loss
+from library.train.checkpoints import Keeper
+from library.train.preview import Previews
+from library.train.run import Run
+from library.train.updates import Updates
+
+
+def tell(config: Any, remarks: Sequence[str] = ()) -> Path:
+    """Train what `config` describes and return the file that came of it. `remarks` go into the run's record."""
+    with Run(config) as run:
+        run.begin(remarks)
+        family = families.of(config)
+
+        # What to learn from. Encoded once, then what encodes it leaves.
+        run.phase("reading the data set")
+        images = data.scan(config)
+        run.phase("loading the model")
+        parts = family.load(run.storage)
+        previews = Previews(family, parts, config, run)
+        previews.remember()
+        data.encode(images, family, parts, config, run)
+        batches = data.batches(images, config, run.seed, run.rank, run.ranks)
+        run.plan(batches, data.summary(images))
+
+        # What learns: the whole model, or adapters inside it. Then make it fit and fly.
+        learner = learners.attach(parts, family, config)
+        run.place(parts, learner, keep_vae=previews.wanted)
+        if why := memory.prepare(parts.denoiser, family, config, run.device, len(batches.shapes)):
+            run.warn(f"Not compiled: {why}")
+        updates = Updates(learner, config, run)
+        run.distribute(parts, learner)
+        learner.train()
+        keeper = Keeper(run, family, learner, updates, batches, images)
+        keeper.resume()
+        previews.at_first()
+
+        for window in run.steps(batches):  # starts where the resumed state stopped
+            wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, learner, run))
+            norms = updates.apply()
+            run.log(wrong, norms, updates.rates())
+
+            # Once in a while: look at it, keep it.
+            previews.when_due()
+            keeper.when_due()
+
+        return keeper.final()

@@ -1,0 +1,74 @@
+"""TensorBoard and Weights & Biases, fed with the numbers of the run's own record under upstream's names."""
+
+import os
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError
+
+
+class Trackers:
+    """Wherever the curves go besides the run's folder. Without `logging_dir` and W&B: nowhere."""
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        log = config.log
+        wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
+        self._network = config.adapters
+        self._board = self._open_board(log) if "tensorboard" in wanted and log.logging_dir else None
+        self._wandb = self._open_wandb(config, folder) if "wandb" in wanted else None
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Write one step."""
+        numbers = self._tags(line)
+        if self._board:
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, line["step"])
+        if self._wandb:
+            self._wandb.log(numbers, step=line["step"])
+
+    def image(self, name: str, picture: Any, step: int) -> None:
+        """Write one sample image."""
+        if self._wandb:
+            import wandb
+
+            self._wandb.log({name: wandb.Image(picture)}, step=step)
+
+    def close(self) -> None:
+        """Flush and end."""
+        if self._board:
+            self._board.close()
+        if self._wandb:
+            self._wandb.finish()
+
+    def _tags(self, line: dict[str, Any]) -> dict[str, float]:
+        loss = (
+            {"loss/current": line["loss"], "loss/average": line["avr_loss"]}
+            if self._network
+            else {"loss": line["loss"]}
+        )
+        rates = {f"lr/{name}": rate for name, rate in line["lr"].items()}
+        norm = {"norm/grad_norm": line["grad_norm"]} if "grad_norm" in line else {}
+        return loss | rates | norm
+
+    def _open_board(self, log: Any) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        run = (log.log_prefix or "") + time.strftime("%Y%m%d%H%M%S")
+        project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
+        return SummaryWriter(str(Path(log.logging_dir) / run / project))
+
+    def _open_wandb(self, config: Any, folder: Path) -> Any:
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError("log_with: wandb is not installed; run: pip install wandb") from None
+        log = config.log
+        if log.wandb_api_key:
+            os.environ["WANDB_API_KEY"] = log.wandb_api_key
+        options: dict[str, Any] = {"name": log.wandb_run_name} if log.wandb_run_name else {}
+        if log.log_tracker_config:
+            options = tomllib.loads(Path(log.log_tracker_config).read_text(encoding="utf-8")).get("wandb", {})
+        project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
+        return wandb.init(project=project, dir=str(folder), **options)

@@ -1,0 +1,38 @@
+"""What happens to the weights once their gradients are there."""
+
+from typing import Any
+
+from torch import Tensor
+
+from library.train import optim
+from library.train.schedule import schedule
+
+
+class Updates:
+    """Optimizer and schedule of a run, stepped together."""
+
+    def __init__(self, learner: Any, config: Any, run: Any) -> None:
+        self._run, self._limit = run, config.optim.max_grad_norm
+        self._parameters = learner.parameters()
+        self.bare = optim.optimizer(learner, config)
+        # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
+        self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
+        self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)
+        optim.train_mode(self.bare)
+        run.optimizer = self.bare
+
+    def apply(self) -> dict[str, Tensor]:
+        """Clip, step, schedule, forget the gradients. Returns the norm before clipping, on the device."""
+        norms = {}
+        if self._limit:
+            norms["grad_norm"] = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
+        self.optimizer.step()
+        for _ in range(self._run.ranks):
+            self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norms
+
+    def rates(self) -> dict[str, float]:
+        """Learning rates by the group's name."""
+        names = (group.get("name") or f"group{i}" for i, group in enumerate(self.bare.param_groups))
+        return dict(zip(names, (float(group["lr"]) for group in self.bare.param_groups), strict=True))
