@@ -22,9 +22,21 @@ from library.learners.lora import Unmatched, dtype_of, file_of
 log = logging.getLogger(__name__)
 
 PIP = {"lycoris": "lycoris-lora"}
-# Names the package also looks for in the denoiser. sd-scripts' U-Net has no modules of these names, so its users' files
-# do not contain them.
-OUTSIDE = ("conv_in", "conv_out", "time_embedding.linear_1", "time_embedding.linear_2")
+# What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
+# names; so its users' files do not contain them.
+OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
+
+
+class Inside:
+    """The denoiser as the package may see it: without what is in OUTSIDE. It asks for nothing but `named_modules`."""
+
+    def __init__(self, root: nn.Module) -> None:
+        """`root` is the denoiser."""
+        self._root = root
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Paths and modules, as nn.Module gives them."""
+        return ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in OUTSIDE)
 
 
 class Foreign:
@@ -121,7 +133,7 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
             config.network.network_alpha,
             parts.vae,
             list(encoders.values()) or None,
-            parts.denoiser,
+            Inside(parts.denoiser),
             **settings,
         )
     places = _name(network, {**encoders, "denoiser": parts.denoiser}, family)
@@ -150,17 +162,10 @@ def _name(network: Any, roots: Mapping[str, nn.Module], family: Any) -> dict[str
     """Give each adapter the name sd-scripts' users expect. Returns name -> part."""
     where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
     places = {}
-    for kind in ("text_encoder_loras", "unet_loras"):
-        kept = []
-        for adapter in getattr(network, kind):
-            part, path = where[id(adapter.org_module[0])]
-            if path in OUTSIDE:
-                continue
-            adapter.lora_name = family.adapter_name(part, path)
-            places[adapter.lora_name] = part
-            kept.append(adapter)
-        setattr(network, kind, kept)
-    network.loras = network.text_encoder_loras + network.unet_loras
+    for adapter in network.loras:
+        part, path = where[id(adapter.org_module[0])]
+        adapter.lora_name = family.adapter_name(part, path)
+        places[adapter.lora_name] = part
     return places
 
 

@@ -73,7 +73,7 @@ class Layout:
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
-    def data(self) -> Iterator[memoryview]:
+    def data(self) -> Iterator[bytes | memoryview]:
         """The tensors' bytes, one after the other. Raises ConfigError where a type is too narrow for the numbers."""
         for e in self.entries:
             stored = e.tensor.detach().to("cpu", e.dtype).contiguous()
@@ -81,7 +81,7 @@ class Layout:
                 raise ConfigError(
                     f"save_precision: {KINDS[e.dtype].lower()} cannot hold the numbers of {e.name}; use bf16 or float"
                 )
-            yield memoryview(stored.reshape(-1).view(torch.uint8).numpy())
+            yield stored.reshape(-1).view(torch.uint8).numpy().data
 
     def hashes(self, metadata: Mapping[str, str]) -> tuple[str, str]:
         """sshs_model_hash and sshs_legacy_hash.
@@ -97,8 +97,8 @@ class Layout:
             place += len(chunk)
         return whole.hexdigest(), legacy.hexdigest()[:8]
 
-    def _all(self, metadata: Mapping[str, str]) -> Iterator[memoryview]:
-        yield memoryview(self.header(metadata))
+    def _all(self, metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+        yield self.header(metadata)
         yield from self.data()
 
     def write(self, path: Path, metadata: Mapping[str, str]) -> None:

@@ -208,3 +208,13 @@ def test_the_denoiser_alone_learns_by_default(tiny_sdxl):
     assert len(learner.parameters()) == len(list(model.denoiser.parameters()))
     learner.train()
     assert model.denoiser.training and not model.encoders["clip_l"].training
+
+
+def test_lycoris_names_and_layers_are_those_of_lora(tiny_sdxl):
+    pytest.importorskip("lycoris")
+    options = {"network_dim": 3, "network_args": ["conv_dim=2"]}
+    config, family, model = loaded(tiny_sdxl, **options)
+    expected = set(learners.attach(model, family, config).adapters)
+    options |= {"network_module": "lycoris.kohya", "network_args": ["conv_dim=2", "algo=lokr"]}
+    config, family, model = loaded(tiny_sdxl, **options)
+    assert {key.split(".")[0] for key in learners.attach(model, family, config).state_dict()} == expected
