@@ -589,3 +589,18 @@ def test_an_absent_tokenizer_is_one_clear_sentence(files, tmp_path, monkeypatch)
     found = list(family({part: Path(path) for part, path in moved.items()}).problems())
     assert len(found) == 2
     assert "openai/clip-vit-large-patch14" in found[0] and "google/t5-v1_1-xxl" in found[1]
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_sizes_of_t5_xxl_are_read_from_its_tensors(layers):
+    from transformers import T5Config, T5EncoderModel
+
+    from library.families import t5
+
+    real = {"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_heads": 64, "num_layers": layers}
+    with torch.device("meta"):
+        model = T5EncoderModel(T5Config(feed_forward_proj="gated-gelu", **real))
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items() if name != "shared.weight"}
+    found = t5.config(shapes)
+    assert {name: getattr(found, name) for name in real} == real
+    assert found.is_gated_act and found.dense_act_fn == "gelu_new" and found.relative_attention_num_buckets == 32
