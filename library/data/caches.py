@@ -221,9 +221,11 @@ def _same_crop(npz: Any, wanted: Wanted) -> bool:
 
 
 def _same_options(npz: Any, options: Mapping[str, Any]) -> bool:
-    """Upstream writes switches as keys of their own; what it does not write cannot be told."""
-    known = [key for key, value in options.items() if isinstance(value, bool) and key in npz.files]
-    return all(bool(npz[key]) == options[key] for key in known)
+    """Upstream writes switches as keys of their own. Of lengths it says nothing: only unset ones can be believed."""
+    switches = {key: value for key, value in options.items() if isinstance(value, bool)}
+    if any(value is not None for key, value in options.items() if key not in switches):
+        return False
+    return all(bool(npz[key]) == value for key, value in switches.items() if key in npz.files)
 
 
 def _is_younger(file: str, sources: Sequence[str]) -> bool:

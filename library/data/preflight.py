@@ -37,30 +37,34 @@ def check(config: Any, grid: int, report: Report | None = None) -> Check:
     found = finding.survey(config, report)
     images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
     stops, notes = list(found.problems), list(found.warnings)
-    stops += _damaged(found, images, report)
+    to_disk = config.cache.cache_latents_to_disk
+    stops += _damaged(found, images, to_disk, report)
     for dataset in found.images.datasets:
         if dataset.resolution:
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem not in stops]
-    if config.cache.cache_latents_to_disk:
+    if to_disk:
         stops += _sharing_a_cache(images)
     notes += _about_images(images)
     notes += _about_options(config, found)
     return Check(stops, notes)
 
 
-def _damaged(found: Survey, images: list[Image], report: Report | None) -> Iterator[str]:
-    """Images that a decoder would give up on. Those with fresh latents beside them are not opened any more."""
-    doubtful = sorted({image.path for image in images if not _is_cached(found, image.path)})
+def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report | None) -> Iterator[str]:
+    """Images that a decoder would give up on; with fresh latents beside them, they are not opened any more."""
+    doubtful, gone = [], []
+    for path in sorted({image.path for image in images}):
+        folder, name = os.path.split(path)
+        here = found.files(folder)
+        if name not in here.images:
+            gone.append(path)
+        elif not to_disk or here.known_size(name) is None:
+            doubtful.append(path)
+    if gone and not to_disk:
+        yield f"{number(len(gone), 'image')} gone, only latents are left; set cache_latents_to_disk: {some(gone)}"
     reasons = spread(check_file, doubtful, report, "checking images")
     bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
     if bad:
         yield f"{number(len(bad), 'image')} cannot be decoded; replace or remove: {some(bad, MOST)}"
-
-
-def _is_cached(found: Survey, path: str) -> bool:
-    folder, name = os.path.split(path)
-    here = found.files(folder)
-    return name not in here.images or here.known_size(name) is not None
 
 
 def _sharing_a_cache(images: list[Image]) -> Iterator[str]:

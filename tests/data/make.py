@@ -1,5 +1,6 @@
 """Small data sets drawn on the spot, configs for them, and a family that encodes by arithmetic."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,11 @@ def config(data: Path | None = None, script: str = "sdxl_train_network", **value
     }
     given = {k: v for k, v in {**few, **values}.items() if v is not None}
     return schema.build(families.config_class(script), given)
+
+
+def holding_back(config: Any, share: float) -> Any:
+    """The same config with images for validation, whether or not the trainer takes them yet."""
+    return replace(config, validation=replace(config.validation, validation_split=share))
 
 
 class Vae(nn.Module):

@@ -217,6 +217,12 @@ def test_text_of_sd_scripts_is_read_unless_the_caption_is_newer(folder):
     assert (found["hidden"] == 5).all() and found["hidden"].dtype == np.float32
 
 
+def test_text_of_sd_scripts_of_unknown_length_is_made_anew(folder):
+    np.savez(folder / "00_te_outputs.npz", hidden=np.zeros((3, 1)), pool=np.zeros(1))
+    family = {"options": ("max_token_length",)}
+    assert counts(make.config(folder.parent, max_token_length=150, **TEXT), make.Family(**family)) == (0, 3)
+
+
 def test_a_switch_that_sd_scripts_wrote_must_fit(folder):
     config = make.config(folder.parent, "flux_train_network", cache_text_encoder_outputs_to_disk=True)
     arrays = {"hidden": np.zeros((3, 1)), "pool": np.zeros(1)}
@@ -281,7 +287,7 @@ def test_memory_holds_the_same_as_disk(folder, config):
 
 
 def test_validation_images_are_encoded_too(folder):
-    images, family = encoded(make.config(folder.parent, validation_split=0.4, seed=1, **DISK, **TEXT))
+    images, family = encoded(make.holding_back(make.config(folder.parent, seed=1, **DISK, **TEXT), 0.4))
     assert len(family.seen) == 3 and images.validation.latents.load(images.validation.items[0])
 
 

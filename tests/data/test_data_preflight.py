@@ -105,6 +105,16 @@ def test_twins_that_would_share_a_cache_are_named(tmp_path):
     assert "00.jpg and 00.png" in problem
 
 
+def test_latents_without_images_are_enough_only_where_they_are_read(tmp_path):
+    make.folder(tmp_path, "x", ((64, 64),))
+    (tmp_path / "x" / "gone_0064x0064_sdxl.npz").write_bytes(b"")
+    (tmp_path / "meta.json").write_text('{"00.png": {"caption": "a"}, "gone.png": {"caption": "b"}}')
+    given = {"in_json": str(tmp_path / "meta.json")}
+    assert not problems(make.config(tmp_path / "x", cache_latents_to_disk=True, **given))
+    (problem,) = problems(make.config(tmp_path / "x", **given))
+    assert "gone.png" in problem and "cache_latents_to_disk" in problem
+
+
 def test_an_image_too_thin_for_any_bucket(tmp_path):
     make.folder(tmp_path, "1_cat", ((64, 64), (900, 20)))
     (problem,) = problems(make.config(tmp_path, enable_bucket=True, bucket_no_upscale=True))

@@ -118,8 +118,8 @@ def test_validation_images_are_chosen_by_the_seed():
 def test_held_back_images_are_seen_once_and_never_regularise(tmp_path):
     make.folder(tmp_path / "train", "3_cat")
     make.folder(tmp_path / "reg", "1_animal")
-    given = {"reg_data_dir": str(tmp_path / "reg"), "validation_split": 0.5, "seed": 1}
-    images = data.scan(make.config(tmp_path / "train", **given))
+    config = make.config(tmp_path / "train", reg_data_dir=str(tmp_path / "reg"), seed=1)
+    images = data.scan(make.holding_back(config, 0.5))
     assert [i.repeats for i in images.validation.items] == [1, 1]
     assert not any(i.is_reg for i in images.validation.items)
 
