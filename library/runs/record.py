@@ -118,8 +118,12 @@ class Record:
     def say(self, text: str) -> None:
         """A line for the console that is also kept in log.txt, whoever started the run."""
         print(text, flush=True)
-        if self._log:
-            self._log.stream.write(text + "\n")
+        self._keep(text + "\n")
+
+    def _keep(self, text: str) -> None:
+        """Put text into the log of a run that was started in a shell; any other's console goes there by itself."""
+        if self._log and self._log.stream:
+            self._log.stream.write(text)
             self._log.flush()
 
     def stop_requested(self) -> str:
@@ -158,8 +162,7 @@ class Record:
         elif isinstance(error, SystemExit) and not error.code:
             self.finish("finished")
         else:
-            if self._log:
-                self._log.stream.write("".join(traceback.format_exception(error)))
+            self._keep("".join(traceback.format_exception(error)))
             self.finish("failed", sentence(error))
 
     def _beat(self) -> None:

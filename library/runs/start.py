@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.command import command
-from library.config.schema import ConfigError, options, replace, to_toml
+from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
 from library.runs import layout, process, reader, registry
 
@@ -39,12 +39,6 @@ def launch(config: Any, **how: Any) -> str:
     return folder.name
 
 
-def without_secrets(config: Any) -> Any:
-    """The same config less its tokens and keys, fit to be written or shown."""
-    filled = [name for name in layout.SECRETS if _secret(config, name)]
-    return replace(config, **dict.fromkeys(filled)) if filled else config
-
-
 def _secret(config: Any, name: str) -> str | None:
     known = options(type(config))
     return getattr(getattr(config, known[name].section), name) if name in known else None
@@ -56,7 +50,7 @@ def _prepare(config: Any) -> Path:
     folder = output / "runs" / layout.new_id(name)
     try:
         folder.mkdir(parents=True)
-        write_atomic(folder / layout.TOML, to_toml(without_secrets(config)))
+        write_atomic(folder / layout.TOML, to_toml(config))
         facts = {"id": folder.name, "script": config.script, "title": config.title, "state": "starting",
                  "started": time.time(), "from": "page", "output_dir": str(output), "output_name": name,
                  "error": None}  # fmt: skip
@@ -67,7 +61,7 @@ def _prepare(config: Any) -> Path:
     return folder
 
 
-def _detached(arguments: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _detached(arguments: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[Any]:
     """Start a process in a session of its own (a process group without a console on Windows), its words in a file."""
     apart: dict[str, Any] = {"start_new_session": True}
     if sys.platform == "win32":

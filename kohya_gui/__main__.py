@@ -1,0 +1,5 @@
+"""`python -m kohya_gui`: the page."""
+
+from kohya_gui.app import main
+
+raise SystemExit(main())

@@ -1,0 +1,256 @@
+"""Options -> a form, a form -> a config, a config -> the form's values. The only file that knows both sides.
+
+The form is plain HTML, made here from the options, and read and filled in the browser by page.js. Gradio's own widgets
+would be one component each, and three tabs of two hundred options then take seconds to show (docs/decisions.md).
+
+One form serves several families. An option that looks the same in all of them has one field, so that switching the
+family keeps what was typed; one that differs, or that a family does not have, has a field per family. Which fields
+show is decided by the style sheet alone (classes `only-sdxl`, `only-flux`), so the switch costs nothing.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from kohya_gui.sections import GROUPS
+from library.config.command import Launch, launch_options
+from library.config.schema import ConfigError, Option, build, missing, options, section_options, values
+
+NOT_SET = "not set"
+LAUNCH = {name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field to be: an option, and the families that it serves."""
+
+    option: Option
+    families: tuple[str, ...]  # all of those in which the option looks like this
+    idle: tuple[str, ...] = ()  # of these, the families in which it has no effect
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a form holds: the family that is chosen, its options, and how the processes are started."""
+
+    family: str
+    values: Mapping[str, Any]
+    launch: Mapping[str, Any]
+
+
+class Form:
+    """The form of one tab."""
+
+    def __init__(self, tab: str, families: Mapping[str, str], configs: Mapping[str, type],
+                 basics: Mapping[str, int]) -> None:  # fmt: skip
+        """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
+        the sixths of a row that each takes."""
+        self.tab, self.families, self.configs, self.basics = tab, families, configs, basics
+        self.fields = fields(configs)
+        self.required = {line.split()[0] for config in configs.values() for line in missing(build(config, {}))}
+
+    # ---- what comes back from the browser
+
+    def hear(self, sent: Any) -> Given:
+        """What the browser sent, as far as it has the shape of a form. Raises ConfigError for anything else."""
+        try:
+            found = json.loads(sent)
+            given = Given(found["family"], dict(found["values"]), dict(found["launch"]))
+        except (TypeError, ValueError, KeyError, RecursionError):
+            raise ConfigError("This is not what the form sends: load the page again") from None
+        if given.family not in self.configs:
+            raise ConfigError(f"{given.family!r} is no family: choose {' or '.join(self.configs)}")
+        return given
+
+    def collect(self, given: Given) -> tuple[Any, list[str]]:
+        """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
+        notes: list[str] = []
+        return build(self.configs[given.family], given.values, notes=notes), notes
+
+    def ready(self, given: Given) -> tuple[Any, list[str]]:
+        """Like `collect`, for a training that is to start: what is not filled in but must be is a problem too."""
+        problems: list[str] = []
+        try:
+            config, notes = self.collect(given)
+        except ConfigError as error:
+            problems, notes = str(error).splitlines(), []
+            config = self._without(given, _named(problems))
+        try:
+            launch_options(dict(given.launch))
+        except ConfigError as error:
+            problems += str(error).splitlines()
+        # What is filled in wrongly is not missing as well.
+        problems += [line for line in missing(config) if _named([line]).isdisjoint(_named(problems))]
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return config, notes
+
+    def _without(self, given: Given, wrong: set[str]) -> Any:
+        """The config that the form would be if the wrong options were not set, as far as there is one."""
+        try:
+            right = {name: value for name, value in given.values.items() if name not in wrong}
+            return build(self.configs[given.family], right, notes=[])
+        except ConfigError:
+            return build(self.configs[given.family], {})
+
+    # ---- what goes to the browser
+
+    def fill(self, config: Any) -> str:
+        """A config -> a value for every field of its family, as page.js takes it."""
+        known = options(type(config))
+        shown = {name: shown_value(known[name], value) for name, value in values(config).items()}
+        return json.dumps({"family": config.family, "values": shown})
+
+    def places(self, family: str) -> dict[str, tuple[str, str]]:
+        """Where each option is on the page: its label and its element's id."""
+        placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
+        return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH.items()}
+
+    def markup(self) -> str:
+        """The whole form as HTML."""
+        first = next(iter(self.configs))
+        radios = "".join(
+            f'<label><input type="radio" name="family" value="{family}"{" checked" * (family == first)}>'
+            f"<span>{escape(self.families[family])}</span></label>"
+            for family in self.configs
+        )
+        return (
+            f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off">'
+            f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
+            '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
+            f'</div><div class="card basics">{self._basics()}</div>'
+            f"{''.join(self._group(*group) for group in GROUPS)}</form>"
+        )
+
+    def _basics(self) -> str:
+        members = [f for name in self.basics for f in self.fields if f.option.name == name]
+        return "".join(self._field(f, f"span-{self.basics[f.option.name]}") for f in members)
+
+    def _group(self, heading: str, sections: Iterable[tuple[str, str, str]]) -> str:
+        made = "".join(self._section(*section) for section in sections)
+        return f"<h2>{heading}</h2>{made}"
+
+    def _section(self, section: str, title: str, about: str) -> str:
+        members = [f for f in self.fields if f.option.section == section and f.option.name not in self.basics]
+        if not members:
+            return ""
+        inside = "".join(self._field(f) for f in members)
+        if section == "distributed":
+            members += [Field(option, tuple(self.configs)) for option in LAUNCH.values()]
+            inside += "".join(
+                self._field(Field(option, tuple(self.configs)), launch=True) for option in LAUNCH.values()
+            )
+        panel = f"{self.tab}-section-{section}"
+        return (
+            f'<section class="{" ".join(["section", *self._classes(members)])}"><div class="fold"><h3><button'
+            f' type="button" aria-expanded="false" aria-controls="{panel}">{title}</button></h3><p>{about}</p><i></i>'
+            f'</div><div class="grid" id="{panel}" hidden="until-found">{inside}</div></section>'
+        )
+
+    def _classes(self, members: list[Field]) -> list[str]:
+        """The style classes that say when these fields, or the section around them, can be seen."""
+        seen = [name for name in self.configs if any(name in m.families and name not in m.idle for m in members)]
+        rare = all(field.option.advanced for field in members)
+        return [f"only-{seen[0] if seen else 'none'}"] * (len(seen) < len(self.configs)) + ["advanced"] * rare
+
+    def _id(self, field: Field) -> str:
+        own = len(field.families) < len(self.configs)
+        return "-".join([self.tab, *(field.families if own else ()), field.option.name])
+
+    def _field(self, field: Field, span: str = "", launch: bool = False) -> str:
+        option, element = field.option, self._id(field)
+        wide = ["wide"] if option.kind in ("file", "folder", "text") else []
+        required = ["required"] if option.name in self.required else []
+        classes = " ".join(["field", *required, *self._classes([field]), *([span] if span else wide)])
+        facts = {
+            "id": element,
+            "data-launch" if launch else "data-option": option.name,
+            "data-families": " ".join(field.families),
+            "data-default": as_text(shown_value(option, option.default)),
+            "aria-describedby": f"{element}-help",
+        }
+        if required:
+            facts["aria-required"] = "true"
+        about = f'<small id="{element}-help">{escape(sentence(option.help))}</small>'
+        if option.type is bool:
+            box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
+            return f'<div class="{classes} check"><label>{box}<span>{escape(option.label)}</span></label>{about}</div>'
+        return (
+            f'<div class="{classes}"><label for="{element}">{escape(option.label)}</label>'
+            f"{control(option, facts)}{about}</div>"
+        )
+
+
+def _named(problems: Iterable[str]) -> set[str]:
+    """The options that problems begin with."""
+    return {line.split()[0] for line in problems if line.strip()}
+
+
+def fields(configs: Mapping[str, type]) -> list[Field]:
+    """The fields that these families need, in the order of declaration."""
+    faces: dict[Any, Field] = {}
+    names = dict.fromkeys(name for config in configs.values() for name in options(config))
+    for name in names:
+        for family, config in configs.items():
+            if not (option := options(config).get(name)):
+                continue
+            face = (name, option.section, option.label, option.help, option.default, option.choices, option.advanced)
+            known = faces.get(face, Field(option, ()))
+            idle = (family,) if name in getattr(config, "idle", {}) else ()
+            faces[face] = Field(option, (*known.families, family), (*known.idle, *idle))
+    return list(faces.values())
+
+
+def control(option: Option, facts: Mapping[str, str]) -> str:
+    """What one types or chooses in.
+
+    Numbers are text boxes on purpose. A browser's number box swallows letters, so that "abc" arrives as nothing and
+    the default runs instead of what is on screen; it also changes its value under the mouse wheel. As text, a number
+    is read and refused by the same rules, in the same words, as in the shell.
+    """
+    value = as_text(shown_value(option, option.default))
+    if option.choices and not option.many and not option.open:
+        unset = [("", NOT_SET)] if option.optional else []
+        entries = unset + [(str(choice), str(choice)) for choice in option.choices]
+        chosen = "".join(f"<option{attributes({'value': v})}{' selected' * (v == value)}>{escape(t)}</option>"
+                         for v, t in entries)  # fmt: skip
+        return f"<select{attributes(facts)}>{chosen}</select>"
+    plain = {"spellcheck": "false", "autocapitalize": "off", "autocorrect": "off", "autocomplete": "off"}
+    if option.kind == "text":
+        return f'<textarea rows="3"{attributes({**facts, **plain})}>{escape(value)}</textarea>'
+    if option.optional and option.type in (int, float):
+        plain["placeholder"] = NOT_SET
+    if option.type in (int, float) and not option.many:
+        plain["inputmode"] = "numeric" if option.type is int else "decimal"
+    if option.kind == "secret":
+        plain |= {"type": "password", "autocomplete": "new-password"}
+    listed = ""
+    if option.choices:
+        plain["list"] = f"{facts['id']}-list"
+        known = "".join(f"<option>{escape(str(choice))}</option>" for choice in option.choices)
+        listed = f'<datalist id="{plain["list"]}">{known}</datalist>'
+    return f"<input{attributes({**facts, **plain, 'value': value})}>{listed}"
+
+
+def attributes(given: Mapping[str, str]) -> str:
+    """Names and values as HTML attributes."""
+    return "".join(f' {name}="{escape(value)}"' for name, value in given.items())
+
+
+def shown_value(option: Option, value: Any) -> bool | str:
+    """An option's value as its field holds it: a truth value for a checkbox, else text; "" where nothing is set."""
+    return bool(value) if option.type is bool else option.text(value)
+
+
+def as_text(value: bool | str) -> str:
+    """A field's value as page.js compares it."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def sentence(text: str) -> str:
+    """A help text with a capital letter in front and a full stop at the end, unless it begins with a sign or name."""
+    first = text.split(" ", 1)[0]
+    start = text[:1].upper() + text[1:] if first.rstrip(",:").isalpha() and first.islower() else text
+    return start if start.endswith((".", ")")) else start + "."

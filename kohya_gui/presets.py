@@ -1,0 +1,107 @@
+"""Configs as files: the presets that come along, and the user's own."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml
+from library.files import write_atomic
+
+PRESETS = Path(__file__).resolve().parents[1] / "presets"
+
+# What a preset leaves alone: where things are, what they are called, and who may see them.
+OWN_KINDS, OWN_SECTIONS, OWN_NAMES = ("file", "folder", "secret"), ("metadata", "hub", "log"), ("output_name",)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A file in presets/: its family is its folder, and its name begins with lora or finetune."""
+
+    path: Path
+    sentence: str  # its first line, which says what it is for
+
+    @property
+    def id(self) -> str:
+        """What names it in the page: flux/lora-24gb."""
+        return f"{self.family}/{self.path.stem}"
+
+    @property
+    def family(self) -> str:
+        """The family it is for."""
+        return self.path.parent.name
+
+    @property
+    def adapters(self) -> bool:
+        """Whether it is for adapters."""
+        return self.path.stem.startswith("lora")
+
+    @property
+    def title(self) -> str:
+        """The beginning of its sentence."""
+        return self.sentence.partition(":")[0]
+
+
+def presets(adapters: bool) -> list[Preset]:
+    """The presets for adapters, or for whole models."""
+    found = (Preset(path, _first_line(path)) for path in sorted(PRESETS.glob("*/*.toml")))
+    return [preset for preset in found if preset.adapters == adapters]
+
+
+def apply(preset: Preset, config: type, now: Mapping[str, Any]) -> Any:
+    """A preset on top of the defaults, with the paths and names that are filled in `now` kept."""
+    known = options(config)
+    kept = {name: value for name, value in now.items() if name in known and _is_own(known[name])}
+    return build(config, {**kept, **read_toml(preset.path)}, preset.path.name, notes=[])
+
+
+def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str]) -> Any:
+    """A config file -> a config of the family that it fits; the one on screen, `family`, is tried first.
+
+    Raises ConfigError with the problems of the family it fits best.
+    """
+    try:
+        found = read_toml(path)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(str(path), path.name)) from None
+    problems: dict[str, ConfigError] = {}
+    for candidate in sorted(configs, key=lambda f: f != family):
+        told: list[str] = []
+        try:
+            made = build(configs[candidate], found, path.name, told)
+        except ConfigError as error:
+            problems[candidate] = error
+            continue
+        notes.extend(told)
+        return made
+    raise min(problems.values(), key=lambda error: str(error).count("\n"))
+
+
+def save(path: Path, config: Any, known: str) -> int:
+    """Write a config; the number of options in it. Only the file that was opened here before is written over."""
+    if path.exists() and str(path) != known:
+        raise ConfigError(f"config file: {path} exists already; load it first to write over it, or choose another name")
+    write_atomic(path, to_toml(config, comment(config)))
+    return len(flat(changed(config)))
+
+
+def comment(config: Any) -> str:
+    """The first line of a config file that the page writes."""
+    return f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
+
+
+def suggestion(config: Any) -> str:
+    """Where a config is saved when nobody says where: beside its result."""
+    if not config.save.output_dir:
+        raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")
+    return os.path.join(config.save.output_dir, f"{config.save.output_name or config.script}.toml")
+
+
+def _is_own(option: Option) -> bool:
+    return option.kind in OWN_KINDS or option.section in OWN_SECTIONS or option.name in OWN_NAMES
+
+
+def _first_line(path: Path) -> str:
+    lines: Iterator[str] = iter(path.read_text(encoding="utf-8").splitlines())
+    return next(lines, "").removeprefix("#").strip()

@@ -1,0 +1,208 @@
+"""A training tab: a form, its buttons, and what they do."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from kohya_gui import messages, paths, presets
+from kohya_gui.form import Form
+from library.config.command import command, printable
+from library.config.schema import ConfigError, changed, flat, to_toml
+from library.families import RUNS, config_class
+from library.runs import start
+
+FAMILIES = {"sdxl": "SDXL", "flux": "FLUX.1"}
+MODEL_FILES = {"pretrained_model_name_or_path": 6, "clip_l": 2, "t5xxl": 2, "ae": 2}
+# Nothing of an event is queued or overlaid: each answers within some milliseconds.
+QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+Said = dict[Any, Any]  # component -> its new value
+
+
+@dataclass(frozen=True)
+class Tab:
+    """What tells the three training tabs apart."""
+
+    id: str
+    title: str
+    adapters: bool
+    basics: Mapping[str, int]  # the options on top, and the sixths of a row that each takes
+
+    @property
+    def configs(self) -> dict[str, type]:
+        """The config class of each family in this tab."""
+        made = (config_class(script) for script in RUNS)
+        return {config.family: config for config in made if config.adapters == self.adapters}
+
+
+TABS = (
+    Tab("lora", "LoRA", True, {
+        **MODEL_FILES, "train_data_dir": 3, "output_dir": 3, "output_name": 2,
+        "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "network_dim": 2, "learning_rate": 2,
+    }),
+    Tab("dreambooth", "DreamBooth", False, {
+        **MODEL_FILES, "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
+        "resolution": 2, "max_train_steps": 2, "learning_rate": 2,
+    }),
+    Tab("finetune", "Finetune", False, {
+        **MODEL_FILES, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
+        "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "learning_rate": 2, "mixed_precision": 2,
+    }),
+)  # fmt: skip
+
+
+class Training:
+    """One training tab. Made inside `gr.Blocks`; all that it remembers between clicks is on screen."""
+
+    def __init__(self, tab: Tab, roots: Sequence[Path]) -> None:
+        self.tab, self.roots = tab, roots
+        self.form = Form(tab.id, FAMILIES, tab.configs, tab.basics)
+        self.sent = gr.Textbox(visible=False)  # the form on its way to the server
+        self.values = gr.Textbox(visible=False)  # values on their way into the form
+        self.file = gr.Textbox(visible=False)  # a config on its way to the downloads
+        self.opened = gr.State("")  # the file that was loaded or saved here last, which may be written over
+        with gr.Column(elem_classes=["training"]):
+            self._top()
+            gr.HTML(self.form.markup(), js_on_load="window.kohya.mount(element)", apply_default_css=False)
+            with gr.Column(elem_classes=["bar"]):
+                self.message = gr.HTML(elem_classes=["said"], apply_default_css=False)
+                with gr.Row():
+                    self.train = gr.Button("Train", variant="primary", scale=2, min_width=0)
+                    self.show = gr.Button("Print command", scale=1, min_width=0)
+        self._wire()
+
+    def _top(self) -> None:
+        """A preset or a file to begin with."""
+        ready = [("Choose a preset", ""), *((p.title, p.id) for p in presets.presets(self.tab.adapters))]
+        bare: dict[str, Any] = {"show_label": False, "container": False, "min_width": 0}
+        small: dict[str, Any] = {"size": "sm", "min_width": 0}
+        with gr.Row(elem_classes=["begin"]):
+            self.preset = gr.Dropdown(
+                ready, value="", label="Preset", filterable=False, elem_classes=["preset"], **bare
+            )
+            hint = "Config file, such as ~/kohya/cat.toml"
+            self.path = gr.Textbox(label="Config file", placeholder=hint, elem_classes=["path"], **bare)
+            self.load = gr.Button("Load config", **small)
+            self.save = gr.Button("Save config", **small)
+            self.upload = gr.UploadButton("Upload", file_types=[".toml"], **small)
+            self.download = gr.Button("Download", **small)
+
+    def _wire(self) -> None:
+        said = [self.message]
+        filled = [self.message, self.values, self.path, self.opened, self.preset]
+        self._on(self.train.click, self.on_train, [self.sent], said)
+        self._on(self.show.click, self.on_print, [self.sent, self.path], said)
+        self._on(self.save.click, self.on_save, [self.sent, self.path, self.opened], [*said, self.path, self.opened])
+        made = self._on(self.download.click, self.on_download, [self.sent], [*said, self.file])
+        made.success(None, self.file, None, js="(file) => window.kohya.download(file)", **QUICK)
+        for event, handler, source in (
+            (self.load.click, self.on_load, self.path),
+            (self.path.submit, self.on_load, self.path),
+            (self.upload.upload, self.on_upload, self.upload),
+            (self.preset.input, self.on_preset, self.preset),
+        ):
+            done = self._on(event, handler, [self.sent, source], filled)
+            done.then(None, self.values, None, js=f"(sent) => window.kohya.fill('{self.tab.id}', sent)", **QUICK)
+
+    def _on(self, event: Any, handler: Callable[..., Said], inputs: list[Any], outputs: list[Any]) -> Any:
+        """Bind a handler. What it raises for the user to fix is said beside the buttons."""
+
+        def handle(sent: str, *rest: Any) -> Said:
+            clear = {self.values: ""} if self.values in outputs else {}
+            try:
+                return clear | handler(sent, *rest)
+            except ConfigError as error:
+                return clear | {self.message: messages.problems(str(error), self._places(sent))}
+
+        read = f"(sent, ...rest) => [window.kohya.read('{self.tab.id}'), ...rest]"
+        return event(handle, inputs=inputs, outputs=outputs, js=read, **QUICK)
+
+    def _places(self, sent: str) -> messages.Places:
+        try:
+            return self.form.places(self.form.hear(sent).family)
+        except ConfigError:
+            return {}
+
+    # ---- what the buttons do
+
+    def on_train(self, sent: str) -> Said:
+        """Check the form, write it down as the run's TOML, and start the training in processes of its own."""
+        given = self.form.hear(sent)
+        config, notes = self.form.ready(given)
+        run_id = start.launch(config, **self._how(config, given.launch))
+        return {self.message: messages.good(f"Started {run_id}. It goes on when this page is closed.", notes)}
+
+    def on_print(self, sent: str, where: str) -> Said:
+        """Show the command and the TOML that Train would use. Nothing is written."""
+        given = self.form.hear(sent)
+        config, notes = self.form.ready(given)
+        path = Path(where or presets.suggestion(config)).expanduser()
+        line = printable(command(path, config.script, **self._how(config, given.launch)))
+        return {self.message: messages.command(line, to_toml(config, presets.comment(config)), path.name, notes)}
+
+    def on_save(self, sent: str, where: str, known: str) -> Said:
+        """Write the form into the config file that is named."""
+        config, notes = self.form.collect(self.form.hear(sent))
+        path = paths.config_file(where or presets.suggestion(config), self.roots)
+        count = presets.save(path, config, known)
+        said = messages.good(f"Saved {path} ({differing(count)}).", notes)
+        return {self.message: said, self.path: str(path), self.opened: str(path)}
+
+    def on_download(self, sent: str) -> Said:
+        """Hand the form to the browser as a file."""
+        config, notes = self.form.collect(self.form.hear(sent))
+        name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".toml"
+        file = json.dumps({"name": name, "text": to_toml(config, presets.comment(config))})
+        return {self.message: messages.good(f"{name} is among your downloads.", notes), self.file: file}
+
+    def on_load(self, sent: str, where: str) -> Said:
+        """Read the config file that is named into the form."""
+        path = paths.readable(where, self.roots)
+        return self._filled(path, sent) | {self.path: str(path), self.opened: str(path)}
+
+    def on_upload(self, sent: str, uploaded: str) -> Said:
+        """Read a config file that the browser sent into the form; where it was saved last is forgotten."""
+        path = Path(uploaded)  # made by Gradio, in its own folder for uploads, and checked by it to be there
+        return self._filled(path, sent) | {self.path: "", self.opened: ""}
+
+    def on_preset(self, sent: str, chosen: str) -> Said:
+        """Put a preset over the defaults and keep the paths and names that are filled in."""
+        preset = next((p for p in presets.presets(self.tab.adapters) if p.id == chosen), None)
+        if preset is None:
+            return {self.message: ""}
+        config = presets.apply(preset, self.tab.configs[preset.family], self.form.hear(sent).values)
+        said = f"{preset.sentence} Paths and names are kept, all else is as in the preset."
+        return {self.message: messages.good(said), self.values: self.form.fill(config)}
+
+    def _filled(self, path: Path, sent: str) -> Said:
+        family, notes = self.form.hear(sent).family, []
+        try:
+            config = presets.load(path, self.tab.configs, family, notes)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{self._other_tab(path, family)}") from None
+        count = len(flat(changed(config)))
+        said = f"Loaded {path.name} for {FAMILIES[config.family]} ({differing(count)})."
+        return {self.message: messages.good(said, notes), self.preset: "", self.values: self.form.fill(config)}
+
+    def _other_tab(self, path: Path, family: str) -> str:
+        """A hint when a file that does not fit here would fit in another tab."""
+        for tab in TABS:
+            if tab.adapters != self.tab.adapters:
+                try:
+                    presets.load(path, tab.configs, family, [])
+                except ConfigError:
+                    continue
+                return f"\nThis is a config for the {tab.title} tab: load it there."
+        return ""
+
+    def _how(self, config: Any, launch: Mapping[str, Any]) -> dict[str, Any]:
+        return {**launch, "mixed_precision": config.precision.mixed_precision}
+
+
+def differing(count: int) -> str:
+    """How many settings a file holds, in words."""
+    return f"{count} setting{'' if count == 1 else 's'} differ{'s' if count == 1 else ''} from the defaults"
