@@ -1,6 +1,6 @@
 """What learns: the whole model, or adapters inside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from library.learners import network_args
@@ -25,6 +25,14 @@ class Learner(Protocol):
 
     def state_dict(self, dtype: "torch.dtype | None" = None) -> "dict[str, Tensor]":
         """What the file holds, in its keys, on the CPU."""
+        ...
+
+    def snapshot(self) -> "dict[str, Tensor]":
+        """All that learns, as it is, for a saved state; not copied."""
+        ...
+
+    def restore(self, tensors: "Mapping[str, Tensor]") -> None:
+        """Put a snapshot back, bit for bit."""
         ...
 
     def train(self, mode: bool = True) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.learners import network_args, targets
+from library.learners import network_args, snapshot, targets
 from library.learners.adapters import Adapter, Spec, kind_of, saved_alpha
 from library.learners.targets import Found, Plan
 
@@ -99,6 +99,14 @@ class Lora:
             raise ConfigError(f"the LoRA file does not fit this network: {min(wrong)}{more}; {advice}")
         return Unmatched([n for n in self.adapters if n not in found], [n for n in found if n not in self.adapters])
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that learns, as it is, for a saved state; not copied."""
+        return snapshot.take(self._named())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        snapshot.put_back(self._named(), tensors)
+
     def train(self, mode: bool = True) -> "Lora":
         """Switch dropout on or off."""
         for adapter in self.adapters.values():
@@ -127,6 +135,11 @@ class Lora:
         after = torch.stack(norms)
         scaled = (torch.stack(ratios) != 1).sum()
         return {"keys_scaled": scaled, "average": after.mean(), "maximum": after.max()}
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        own = ("lora_down.", "lora_up.")
+        every = ((f"{n}.{key}", p) for n, a in self.adapters.items() for key, p in a.named_parameters())
+        return {name: p for name, p in every if name.partition(".")[2].startswith(own)}
 
 
 def attach(parts: Any, family: Any, config: Any) -> Lora:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.learners import network_args
+from library.learners import network_args, snapshot
 from library.learners.lora import Unmatched, dtype_of, file_of
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,14 @@ class Foreign:
             raise ConfigError(f"the file does not fit this network: {str(e).splitlines()[-1].strip()}") from e
         return Unmatched(list(missing), list(unexpected))
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that learns, as it is, for a saved state; not copied."""
+        return snapshot.take(self._named())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        snapshot.put_back(self._named(), tensors)
+
     def train(self, mode: bool = True) -> "Foreign":
         """Switch dropout on or off."""
         self.network.train(mode)
@@ -94,6 +102,9 @@ class Foreign:
         scaled, average, largest = self.network.apply_max_norm_regularization(maximum, device)
         values = {"keys_scaled": scaled, "average": average, "maximum": largest}
         return {name: torch.as_tensor(value) for name, value in values.items()}
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return {f"{a.lora_name}.{key}": p for a in self.network.loras for key, p in a.named_parameters()}
 
     def _make_groups(self) -> list[dict[str, Any]]:
         optim = self._config.optim

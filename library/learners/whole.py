@@ -1,12 +1,14 @@
 """The model itself learns: the denoiser and, for SDXL where it is asked for, the text encoders."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
+from library.learners import snapshot
 from library.learners.targets import block_of
 
 # SDXL reads CLIP-L's last layer but one and never its pooled vector, so these would get no gradient.
@@ -20,7 +22,9 @@ class Whole:
 
     def __init__(self, parts: Any, family: Any, groups: list[dict[str, Any]]) -> None:
         """`groups` as for the optimizer; what is in none of them stays frozen."""
-        self.parts, self.family, self._groups = parts, family, groups
+        # The networks as they are now: `parts` may hold wrapped ones later, whose names differ.
+        self.parts, self.family, self._groups = copy.copy(parts), family, groups
+        self.parts.encoders = dict(parts.encoders)
         for parameter in self.parameters():
             parameter.requires_grad_(True)
         self.trains = {
@@ -42,11 +46,23 @@ class Whole:
         tensors = self.family.export(self.parts)
         return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that learns, as it is, for a saved state; not copied."""
+        return snapshot.take(self._named())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        snapshot.put_back(self._named(), tensors)
+
     def train(self, mode: bool = True) -> "Whole":
         """Training or evaluation mode of the networks that learn."""
         for name, network in _networks(self.parts).items():
             network.train(mode and self.trains[name])
         return self
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        every = ((f"{n}.{key}", p) for n, net in _networks(self.parts).items() for key, p in net.named_parameters())
+        return {name: p for name, p in every if p.requires_grad}
 
 
 def attach(parts: Any, family: Any, config: Any) -> Whole:

@@ -206,6 +206,15 @@ def test_the_denoiser_alone_learns_by_default(tiny_sdxl):
     assert [(g["name"], g["lr"]) for g in learner.groups()] == [("unet", 1e-3)]
     assert learner.trains == {"denoiser": True, "clip_l": False, "clip_g": False}
     assert len(learner.parameters()) == len(list(model.denoiser.parameters()))
+    bare, model.denoiser = model.denoiser, torch.nn.ModuleDict({"module": model.denoiser})  # as when distributed
+    taken = {name: tensor.clone() for name, tensor in learner.snapshot().items()}
+    assert len(taken) == len(learner.parameters()) and "denoiser.conv_in.weight" in taken
+    with torch.no_grad():
+        learner.parameters()[0].add_(1)
+    learner.restore(taken)
+    assert all(torch.equal(t, taken[n]) for n, t in learner.snapshot().items())
+    assert "model.diffusion_model.input_blocks.0.0.weight" in learner.state_dict()
+    model.denoiser = bare
     learner.train()
     assert model.denoiser.training and not model.encoders["clip_l"].training
 

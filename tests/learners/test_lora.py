@@ -72,6 +72,21 @@ def test_saved_and_loaded_is_the_same_bit_for_bit(flux_like, flux_config, tmp_pa
     assert all(torch.equal(state[k], v) and state[k].dtype == v.dtype for k, v in load_file(path).items())
 
 
+@pytest.mark.parametrize("module, args", [(None, ["split_qkv=True"]), ("lycoris.kohya", ["algo=full"])])
+def test_a_snapshot_comes_back_bit_for_bit(flux_like, flux_config, module, args):
+    family, parts = flux_like
+    learner = learners.attach(parts, family, flux_config(network_module=module, network_args=args, text_encoder_lr=[0]))
+    taken = {name: tensor.clone() for name, tensor in learner.snapshot().items()}
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.add_(1)
+    assert not all(torch.equal(t, taken[n]) for n, t in learner.snapshot().items())
+    learner.restore(taken)
+    assert all(torch.equal(t, taken[n]) for n, t in learner.snapshot().items())
+    with pytest.raises(ConfigError, match="other networks"):
+        learner.restore({n: t for n, t in taken.items() if "single" not in n})
+
+
 def test_the_files_own_ranks_and_alphas(flux_like, flux_config, tmp_path):
     family, parts = flux_like
     first = grown(learners.attach(parts, family, flux_config(network_dim=3, network_alpha=2.0)))
