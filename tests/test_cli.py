@@ -122,3 +122,17 @@ def test_a_training_in_front_of_the_shell_returns_its_exit_code():
     from library.runs import foreground
 
     assert foreground.run([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no polite kill")
+def test_a_polite_kill_reaches_the_training():
+    child = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up', flush=True); time.sleep(60)"
+    )
+    code = (
+        f"from library.runs import foreground; raise SystemExit(foreground.run([{sys.executable!r}, '-c', {child!r}]))"
+    )
+    shell = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=source.ROOT)
+    assert shell.stdout.readline() == "up\n"
+    shell.terminate()
+    assert shell.wait(30) == 5
