@@ -91,6 +91,8 @@ def _with_folders(result: Survey, dataset: Any) -> Any:
     """Without a dataset file, each folder named <repeats>_<words> is a subset."""
     if dataset.subsets:
         return dataset
+    if not dataset.train_data_dir:
+        result.problems.append("train_data_dir is not set: choose the folder that holds your folders of images")
     subsets = []
     for option in ("train_data_dir", "reg_data_dir"):
         if not (parent := getattr(dataset, option)):

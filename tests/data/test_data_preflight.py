@@ -22,6 +22,11 @@ def test_a_missing_folder_and_a_file_instead_of_one(tmp_path):
     assert "is a file" in problems(make.config(tmp_path / "file"))[0]
 
 
+def test_nothing_given_at_all():
+    found = problems(make.config(None, resolution=None))
+    assert [problem.split(" ")[0] for problem in found] == ["train_data_dir", "resolution"]
+
+
 def test_an_empty_folder(tmp_path):
     assert "is empty" in problems(make.config(tmp_path))[0]
 
