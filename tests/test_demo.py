@@ -42,8 +42,8 @@ def test_the_pictures_come_in_shapes_with_captions(demo):
     pictures = sorted(demo.images.glob("*/*.png"))
     assert len(pictures) == 12
     shapes = {Image.open(path).size for path in pictures}
-    assert len(shapes) == 5
-    assert all(96 <= side <= 160 for shape in shapes for side in shape)
+    assert len(shapes) == 6
+    assert all(96 <= side <= 176 for shape in shapes for side in shape)
     for path in pictures:
         repeats, words = path.parent.name.split("_", 1)
         assert int(repeats) > 0
@@ -65,6 +65,7 @@ def test_every_toml_builds_and_finds_its_files(demo, script):
     assert config.compile.compile
     assert not list(families.of(config).problems())
     assert not list(data.problems(config, config.grid))
+    assert not data.scan(config).warnings
     assert len(data.scan(config).buckets()) == 3
 
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 Colour = tuple[int, int, int]
 Box = tuple[float, float, float]  # centre x, centre y, radius, in pixels
 
-SIZES = ((128, 128), (160, 96), (96, 160), (144, 112), (112, 144), (128, 128))  # width, height
+SIZES = ((128, 128), (176, 96), (96, 176), (160, 128), (128, 160), (144, 144))  # width, height
 GROUNDS: dict[str, Colour] = {
     "green meadow": (126, 186, 92),
     "night sky": (28, 34, 74),
