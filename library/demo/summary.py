@@ -87,12 +87,18 @@ def table(outcomes: Mapping[str, Outcome]) -> list[str]:
     rows: dict[str, list[str]] = {
         "": list(outcomes),
         "steps per second": [shown(o.speed, ".2f") for o in outcomes.values()],
-        "compile seconds": [shown(o.compiled.get("seconds"), ".1f") for o in outcomes.values()],
+        "compile seconds": [compile_time(o) for o in outcomes.values()],
         "graphs": [shown(o.compiled.get("num_graphs"), "d") for o in outcomes.values()],
         "recompiles": [shown(o.compiled.get("recompiles"), "d") for o in outcomes.values()],
         "loss, first to last": [f"{shown(o.first, '.4f')} to {shown(o.last, '.4f')}" for o in outcomes.values()],
     }
     return [f"  {name:<20}" + "".join(f"{cell:>20}" for cell in cells) for name, cells in rows.items()]
+
+
+def compile_time(outcome: Outcome) -> str:
+    """Seconds of compiling, with a word where an earlier run had done the work."""
+    cached = " (from cache)" if outcome.compiled.get("cache_hits") else ""
+    return shown(outcome.compiled.get("seconds"), ".1f") + cached
 
 
 def shown(value: float | None, form: str) -> str:
