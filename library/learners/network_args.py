@@ -201,6 +201,8 @@ def notes(config: Any) -> Iterator[str]:
     args = read(config)
     if hasattr(args, "notes"):
         yield from args.notes()
+    if len(set(config.optim.text_encoder_lr)) > 1 and not isinstance(args, FluxArgs):
+        yield f"text_encoder_lr: {config.network.module} has one rate for all text encoders, the first one given"
 
 
 def read(config: Any) -> Any:

@@ -82,6 +82,8 @@ def test_patterns_may_hold_commas_and_equal_signs():
 def test_what_has_no_effect_is_noted(flux_config, sdxl_config):
     assert "no convolutions" in next(learners.notes(flux_config(network_args=["conv_dim=4"])))
     assert "without conv_dim" in next(learners.notes(sdxl_config(network_args=["conv_alpha=4"])))
+    assert "the first one" in next(learners.notes(sdxl_config(text_encoder_lr=[1e-5, 2e-5])))
+    assert not list(learners.notes(flux_config(text_encoder_lr=[1e-5, 2e-5])))
 
 
 @pytest.mark.parametrize(
