@@ -5,6 +5,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 SCRATCH = Path(tempfile.gettempdir()) / f"kohya-tests-{getpass.getuser()}"
 HOME = tempfile.TemporaryDirectory(prefix="kohya-home-", ignore_cleanup_errors=True)
 
@@ -22,3 +24,7 @@ os.environ.update(
 )
 for name in ("KOHYA_RUN_DIR", "HF_TOKEN", "WANDB_API_KEY"):
     os.environ.pop(name, None)
+
+# The same examples every time, and no clock: a busy machine is no failure.
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
