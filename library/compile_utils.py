@@ -117,6 +117,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     LEDGER.listen()
     options = torch_compile_options(args)
     blocks = [block for group in target_blocks for block in group]
+    learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
     for block in blocks:
         if disable_linear:
             disable_linear_from_compile(block)
@@ -124,7 +125,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         given = (inputs or {}).get(kind)
         streams = given.streams if given else ()
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
-        block.__class__ = _with_door(type(block), shape, streams, dynamic)
+        block.__class__ = _with_door(type(block), shape, streams, dynamic, kind in learning)
         block.compile(**options)
         LEDGER.expect(kind, shape)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
@@ -207,9 +208,12 @@ def _settings(args: Any, device: torch.device) -> None:
     shapes.use_duck_shape = False
     if args.compile_cache_size_limit and _version() < (2, 13):
         torch._dynamo.config.recompile_limit = int(args.compile_cache_size_limit)
-    if device.type == "cuda":
-        import torch._inductor.config as inductor
+    import torch._inductor.config as inductor
 
+    # Convolutions in channels-last order also for varying sizes: otherwise inductor makes the sizes of images constants
+    # in the backward of a convolution, and every bucket costs a recompilation.
+    inductor.force_layout_optimization = True
+    if device.type == "cuda":
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         setattr(inductor, "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random", True)
 
@@ -221,7 +225,11 @@ def _shape(block: nn.Module) -> Shape:
 
 @functools.cache
 def _with_door(
-    cls: type[nn.Module], shape: Shape, streams: tuple[int, ...], dynamic: tuple[tuple[int, int], ...]
+    cls: type[nn.Module],
+    shape: Shape,
+    streams: tuple[int, ...],
+    dynamic: tuple[tuple[int, int], ...],
+    learns: bool,
 ) -> type[nn.Module]:
     """A subclass whose call runs eager code before the compiled one: it tells the ledger where compiling happens, and
     hands every block the same kind of tensors.
@@ -235,7 +243,7 @@ def _with_door(
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             given = list(args)
             for position in streams:
-                given[position] = _as_inner(given[position])
+                given[position] = _as_inner(given[position], learns)
             for position, dimension in dynamic:
                 if position < len(given) and isinstance(given[position], Tensor):
                     torch._dynamo.maybe_mark_dynamic(given[position], dimension)
@@ -246,13 +254,13 @@ def _with_door(
     return under_its_name(Door, cls)
 
 
-def _as_inner(stream: Tensor) -> Tensor:
-    """The first block's input looks like every other block's: contiguous, and part of the graph of gradients.
+def _as_inner(stream: Tensor, learns: bool) -> Tensor:
+    """The first block's input looks like every other block's: in one order, and part of the graph of gradients.
 
     Without this, frozen embeddings in front of the first block cost a second graph: requires_grad and strides differ.
+    Where no block of the class learns, none of them needs a gradient, and asking for one would be work for nothing.
     """
-    if stream.dim() == 3:
-        stream = stream.contiguous()
-    if torch.is_grad_enabled() and not stream.requires_grad:
+    stream = stream.contiguous(memory_format=torch.channels_last if stream.dim() == 4 else torch.contiguous_format)
+    if learns and torch.is_grad_enabled() and not stream.requires_grad:
         stream = stream.detach().requires_grad_(True)
     return stream

@@ -73,7 +73,7 @@ def text(script: str, outcomes: Mapping[str, Outcome], config: Any) -> str:
     """The lines about one script's runs: `outcomes` by "eager" and, if it was tried, "compiled"."""
     lines = [f"{configs.TITLES[script]}, {len(outcomes['eager'].losses)} steps", *table(outcomes), ""]
     eager, fast = outcomes["eager"], outcomes.get("compiled")
-    if fast and (apart := difference(eager, fast)) is not None:
+    if fast and fast.compiled and (apart := difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
     if fast and fast.fallback:
         lines.append(f"  It was not compiled: {fast.fallback}")
@@ -85,7 +85,7 @@ def text(script: str, outcomes: Mapping[str, Outcome], config: Any) -> str:
 def table(outcomes: Mapping[str, Outcome]) -> list[str]:
     """The numbers, a column per run."""
     rows: dict[str, list[str]] = {
-        "": list(outcomes),
+        "": [kind if o.compiled or kind == "eager" else f"not {kind}" for kind, o in outcomes.items()],
         "steps per second": [shown(o.speed, ".2f") for o in outcomes.values()],
         "compile seconds": [compile_time(o) for o in outcomes.values()],
         "graphs": [shown(o.compiled.get("num_graphs"), "d") for o in outcomes.values()],

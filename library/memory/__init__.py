@@ -19,8 +19,11 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. Returns why the
     blocks run eagerly although compiling was asked for, '' when nothing is wrong.
     """
+    import torch
+
     from library.memory import checkpointing, precision, swapping
 
+    denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
     blocks = repeated(denoiser, family.regions)
     precision.store(blocks, config)  # 1. storage: fp8 for the frozen matrices of the blocks
     swap = swapping.Swap(swapping.choose(denoiser, _to_swap(family, config)), device)  # 2. what waits on the host

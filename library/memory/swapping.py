@@ -161,4 +161,4 @@ def _padded(size: int) -> int:
 
 
 def _view(memory: Tensor, offset: int, like: Tensor) -> Tensor:
-    return memory[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
+    return memory[offset : offset + like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())

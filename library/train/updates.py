@@ -13,7 +13,8 @@ class Updates:
 
     def __init__(self, learner: Any, config: Any, run: Any) -> None:
         self._run, self._limit = run, config.optim.max_grad_norm
-        self._parameters = learner.parameters()
+        self._learner, self._parameters = learner, learner.parameters()
+        self._norm_limit = config.network.scale_weight_norms if config.adapters else None
         self.bare = optim.optimizer(learner, config)
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
         self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
@@ -27,6 +28,8 @@ class Updates:
         if self._limit:
             norms["grad_norm"] = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
         self.optimizer.step()
+        if self._norm_limit:
+            norms |= {f"max_norm/{name}": value for name, value in self._learner.limit_norms(self._norm_limit).items()}
         for _ in range(self._run.ranks):
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
