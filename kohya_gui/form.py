@@ -16,6 +16,7 @@ from typing import Any
 
 from kohya_gui.sections import GROUPS
 from library.config.command import Launch, launch_options
+from library.config.pending import PENDING
 from library.config.schema import ConfigError, Option, build, missing, options, section_options, values
 
 NOT_SET = "not set"
@@ -29,6 +30,12 @@ class Field:
     option: Option
     families: tuple[str, ...]  # all of those in which the option looks like this
     idle: tuple[str, ...] = ()  # of these, the families in which it has no effect
+    pending: str = ""  # why it cannot be used yet
+
+    @property
+    def rare(self) -> bool:
+        """Whether it is folded away."""
+        return self.option.advanced or bool(self.pending)
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Form:
         """What the browser sent, as far as it has the shape of a form. Raises ConfigError for anything else."""
         try:
             found = json.loads(sent)
-            given = Given(found["family"], dict(found["values"]), dict(found["launch"]))
+            given = Given(str(found["family"]), dict(found["values"]), dict(found["launch"]))
         except (TypeError, ValueError, KeyError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
         if given.family not in self.configs:
@@ -152,7 +159,7 @@ class Form:
     def _classes(self, members: list[Field]) -> list[str]:
         """The style classes that say when these fields, or the section around them, can be seen."""
         seen = [name for name in self.configs if any(name in m.families and name not in m.idle for m in members)]
-        rare = all(field.option.advanced for field in members)
+        rare = all(field.rare for field in members)
         return [f"only-{seen[0] if seen else 'none'}"] * (len(seen) < len(self.configs)) + ["advanced"] * rare
 
     def _id(self, field: Field) -> str:
@@ -163,7 +170,8 @@ class Form:
         option, element = field.option, self._id(field)
         wide = ["wide"] if option.kind in ("file", "folder", "text") else []
         required = ["required"] if option.name in self.required else []
-        classes = " ".join(["field", *required, *self._classes([field]), *([span] if span else wide)])
+        seen = [name for name in self._classes([field]) if not (span and name == "advanced")]  # basics are never rare
+        classes = " ".join(["field", *required, *seen, *([span] if span else wide)])
         facts = {
             "id": element,
             "data-launch" if launch else "data-option": option.name,
@@ -173,7 +181,10 @@ class Form:
         }
         if required:
             facts["aria-required"] = "true"
-        about = f'<small id="{element}-help">{escape(sentence(option.help))}</small>'
+        if field.pending:
+            facts["disabled"] = ""
+        text = f"Not usable yet: {field.pending}." if field.pending else sentence(option.help)
+        about = f'<small id="{element}-help">{escape(text)}</small>'
         if option.type is bool:
             box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
             return f'<div class="{classes} check"><label>{box}<span>{escape(option.label)}</span></label>{about}</div>'
@@ -196,10 +207,11 @@ def fields(configs: Mapping[str, type]) -> list[Field]:
         for family, config in configs.items():
             if not (option := options(config).get(name)):
                 continue
-            face = (name, option.section, option.label, option.help, option.default, option.choices, option.advanced)
+            reason = PENDING.get(name) or PENDING.get(f"{config.script}.{name}", "")
+            face = (name, option.section, option.label, option.help, option.default, option.choices, reason)
             known = faces.get(face, Field(option, ()))
             idle = (family,) if name in getattr(config, "idle", {}) else ()
-            faces[face] = Field(option, (*known.families, family), (*known.idle, *idle))
+            faces[face] = Field(option, (*known.families, family), (*known.idle, *idle), reason)
     return list(faces.values())
 
 

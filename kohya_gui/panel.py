@@ -32,7 +32,7 @@ def head(run: Run, progress: Progress, now: float) -> str:
     kind = html.escape(str(run.facts.get("title") or run.facts.get("script") or ""))
     return (
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
-        f'<div class="who"><span class="state">{word}</span><b>{name}</b><small>{kind}</small></div>'
+        f'<div class="who"><span class="state">{html.escape(word)}</span><b>{name}</b><small>{kind}</small></div>'
         f"{_failure(run)}{_bar(run, progress, now)}</div>"
     )
 

@@ -1,0 +1,121 @@
+"""The page on a free port, a stand-in for the training, and a real Chromium to look with."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+STAND_IN = Path(__file__).with_name("stand_in.py")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """One browser for all tests; skips where there is none."""
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if not found:
+        pytest.skip(f"no Chromium or Chrome on the PATH (looked for {', '.join(NAMES)}; CHROMIUM names one)")
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+    with driver.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    """The page's address and the folder that configs may be in. Its trainings are stand-ins."""
+    import uvicorn
+
+    from kohya_gui.app import application, bind, build
+    from library.runs import start
+
+    root = tmp_path_factory.mktemp("page")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(
+        start, "command", lambda path, script, **how: [sys.executable, str(STAND_IN), "--config_file", str(path)]
+    )
+    patch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
+    bound = bind("127.0.0.1", 0)
+    app = application(build([root]), {"host": "127.0.0.1"})
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}/", root
+    server.should_exit = True
+    thread.join(timeout=5)
+    patch.undo()
+
+
+class Visit:
+    """One visitor's window onto the page, with all that it asked for and complained about."""
+
+    def __init__(self, browser, address, **how):
+        self.address, self.requests, self.complaints = address, [], []
+        self.context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True, **how)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(10_000)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.open()
+
+    def open(self):
+        self.page.goto(self.address)
+        self.page.wait_for_selector("form.settings")
+
+    def click(self, name):
+        self.page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
+
+    def tab(self, name):
+        self.page.get_by_role("tab", name=name, exact=True).click()
+        self.page.locator(f"#{name.lower()}-form").wait_for()
+
+    def family(self, name):
+        self.page.locator("form.settings:visible").get_by_text(name, exact=True).click()
+
+    def fill(self, **values):
+        form = self.page.locator("form.settings:visible")
+        for name, value in values.items():
+            form.locator(f"[data-option={name}]:visible").fill(str(value))
+
+    def said(self):
+        """What the page says beside its buttons, when it has said something new."""
+        return self.page.locator(".message:visible").inner_text()
+
+    def until(self, words, where=".message"):
+        self.page.locator(f"{where}:visible", has_text=words).first.wait_for()
+        return self
+
+    def state(self, state):
+        self.page.wait_for_selector(f'.run[data-state="{state}"]')
+        return self.page.locator(".run").get_attribute("data-run")
+
+
+@pytest.fixture
+def visit(chromium, served, monkeypatch, tmp_path):
+    """Visits to the page of a user without any runs. At the end none may have seen an error or gone elsewhere."""
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    visits = []
+
+    def begin(**how):
+        visits.append(Visit(chromium, served[0], **how))
+        return visits[-1]
+
+    yield begin
+    from library.runs import reader, stop
+
+    for run in reader.runs():
+        stop.request(run.id, "now")
+    for visit in visits:
+        visit.context.close()
+        assert visit.complaints == []
+        assert [url for url in visit.requests if not url.startswith((served[0], "data:", "blob:"))] == []

@@ -1,0 +1,254 @@
+"""The page in a real browser: fill, be told, print, save, load, train, watch, come back, stop."""
+
+import json
+import re
+
+import pytest
+
+from library.config.schema import build, changed, flat, read_toml
+from library.families import config_class
+from library.runs import reader
+
+pytestmark = pytest.mark.browser
+
+READY = {"pretrained_model_name_or_path": "/models/base.safetensors", "train_data_dir": "/images", "resolution": "1024",
+         "output_name": "cat", "max_train_steps": "40", "learning_rate": "1e-4"}  # fmt: skip
+
+
+def filled(visitor, folder, **more):
+    visitor.fill(**{**READY, "output_dir": folder, **more})
+    return visitor
+
+
+def test_the_first_screen(visit):
+    page = visit().page
+    for name in ("LoRA", "DreamBooth", "Finetune"):
+        assert page.get_by_role("tab", name=name, exact=True).is_visible()
+    train = page.get_by_role("button", name="Train", exact=True).locator("visible=true").bounding_box()
+    assert train["y"] + train["height"] <= 900
+    assert page.get_by_text("No training yet.").bounding_box()["y"] < 200
+    assert page.evaluate("document.documentElement.scrollWidth") == 1440
+
+
+def test_an_empty_form_is_told_all_that_is_missing(visit):
+    visitor = visit()
+    visitor.click("Train")
+    visitor.until("4 things have to be fixed first")
+    for words in ("Base model", "Image folder", "Resolution", "Output folder", "train_data_dir"):
+        assert words in visitor.said()
+    marked = visitor.page.locator("#lora-output_dir").evaluate("e => getComputedStyle(e).borderColor")
+    assert marked != visitor.page.locator("#lora-output_name").evaluate("e => getComputedStyle(e).borderColor")
+    assert reader.runs() == []
+
+
+def test_wrong_numbers_are_told_at_once_and_a_click_leads_to_them(visit, tmp_path):
+    visitor = filled(visit(), tmp_path / "out", max_train_steps="-5", learning_rate="abc", resolution="foo")
+    visitor.click("Loss")
+    visitor.fill(huber_c="much")
+    visitor.click("Loss")
+    visitor.click("Train")
+    visitor.until("4 things have to be fixed first")
+    for words in ("max_train_steps must be at least 1, got -5", "learning_rate must be a number, got 'abc'", "huber_c"):
+        assert words in visitor.said()
+    assert not visitor.page.locator("#lora-huber_c").is_visible()
+    visitor.page.locator(".message .jump", has_text=re.compile("^Huber")).click()
+    assert visitor.page.locator("#lora-huber_c").is_visible()
+    assert visitor.page.evaluate("document.activeElement.id") == "lora-huber_c"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_family_decides_what_is_seen_and_keeps_what_was_typed(visit):
+    visitor = visit()
+    visitor.fill(train_data_dir="/images")
+    assert not visitor.page.locator("#lora-flux-t5xxl").is_visible()
+    visitor.family("FLUX.1")
+    assert visitor.page.locator("#lora-flux-t5xxl").is_visible()
+    assert visitor.page.locator("#lora-train_data_dir").input_value() == "/images"
+    visitor.family("SDXL")
+    assert not visitor.page.locator("#lora-flux-t5xxl").is_visible()
+
+
+@pytest.mark.parametrize("tab", ["LoRA", "DreamBooth", "Finetune"])
+def test_torch_compile_settings_in_every_tab(visit, tab):
+    visitor = visit()
+    visitor.tab(tab)
+    for family in ("FLUX.1", "SDXL"):
+        visitor.family(family)
+        visitor.click("Torch Compile Settings")
+        for name in ("compile", "compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph",
+                     "compile_cache_size_limit", "compile_fallback"):  # fmt: skip
+            assert visitor.page.locator(f"#{tab.lower()}-{name}").is_visible(), name
+        visitor.click("Torch Compile Settings")
+
+
+def test_print_shows_the_command_and_the_toml_and_writes_nothing(visit, tmp_path):
+    visitor = filled(visit(), tmp_path / "my out")
+    visitor.click("Torch Compile Settings")
+    visitor.page.locator("#lora-compile").check()
+    visitor.click("Print command")
+    visitor.until("Train runs this command")
+    command, toml = visitor.page.locator(".message pre").all_inner_texts()
+    assert "stand_in" not in command and "sdxl_train_network.py --config_file '" in command
+    assert "[compile]\ncompile = true" in toml and "compile_dynamic" not in toml and "learning_rate = 0.0001" in toml
+    assert not (tmp_path / "my out").exists()
+
+
+def test_a_config_is_saved_changed_and_loaded_again(visit, served):
+    path = served[1] / "cat.toml"
+    visitor = filled(visit(), "/results")
+    visitor.click("Optimizer")
+    visitor.fill(max_grad_norm="0")
+    visitor.page.locator("#lora-lr_scheduler").fill("cosine")
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
+    visitor.click("Save config")
+    visitor.until("Saved")
+    first = read_toml(path)
+    assert first["max_grad_norm"] == 0 and first["lr_scheduler"] == "cosine" and first["max_train_steps"] == 40
+    visitor.fill(max_train_steps="41", max_grad_norm="1")
+    visitor.click("Load config")
+    visitor.until("Loaded cat.toml for SDXL")
+    assert visitor.page.locator("#lora-max_train_steps").input_value() == "40"
+    assert visitor.page.locator("#lora-max_grad_norm").input_value() == "0.0"
+    visitor.click("Save config")  # the file that was loaded may be written over
+    visitor.until("Saved")
+    assert read_toml(path) == first
+    other = visit()
+    other.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
+    other.click("Save config")  # another visitor has not seen what is in it
+    other.until("exists already")
+    assert read_toml(path) == first
+
+
+def test_loading_outside_of_the_roots_is_refused(visit, tmp_path):
+    visitor = visit()
+    for text in (str(tmp_path / ".." / "x.toml"), "/etc/passwd", "../../../etc/x.toml", ""):
+        visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(text)
+        visitor.click("Load config")
+        visitor.until("config file:")
+
+
+def test_a_config_goes_through_download_and_upload(visit, tmp_path):
+    visitor = filled(visit(), "/results", network_dim="24")
+    with visitor.page.expect_download() as download:
+        visitor.click("Download")
+    assert download.value.suggested_filename == "cat.toml"
+    download.value.save_as(tmp_path / "cat.toml")
+    other = visit()
+    other.page.locator("input[type=file]").locator("nth=0").set_input_files(tmp_path / "cat.toml")
+    other.until("Loaded cat.toml")
+    assert other.page.locator("#lora-network_dim").input_value() == "24"
+    sent = other.page.evaluate("window.kohya.read('lora')")
+    config = build(config_class("sdxl_train_network"), json.loads(sent)["values"])
+    assert flat(changed(config)) == read_toml(tmp_path / "cat.toml")
+
+
+def test_a_config_for_another_tab_says_so(visit, served):
+    (served[1] / "full.toml").write_text("learning_rate_te1 = 0.1\n", encoding="utf-8")
+    visitor = visit()
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "full.toml"))
+    visitor.click("Load config")
+    visitor.until("This is a config for the DreamBooth tab")
+
+
+def test_a_preset_fills_the_form_and_keeps_paths(visit):
+    visitor = filled(visit(), "/results")
+    visitor.page.get_by_label("Preset").locator("visible=true").click()
+    visitor.page.get_by_role("option", name="FLUX.1 LoRA on 24 GB").click()
+    visitor.until("FLUX.1 LoRA on 24 GB")
+    assert visitor.page.locator("#lora-flux-clip_l").is_visible()
+    assert visitor.page.locator("#lora-network_dim").input_value() == "16"
+    assert visitor.page.locator("#lora-output_dir").input_value() == "/results"
+    assert visitor.page.locator("#lora-compile").is_checked()
+    assert "changed" in visitor.page.locator(".section", has_text="Torch Compile Settings").locator("i").inner_text()
+
+
+def test_training_is_watched_left_and_found_again(visit, tmp_path):
+    visitor = filled(visit(), tmp_path / "out", max_train_steps="90")
+    visitor.click("Train")
+    visitor.until("It goes on when this page is closed")
+    run = visitor.state("running")
+    folder = tmp_path / "out" / "runs" / run
+    assert read_toml(folder / "run.toml")["max_train_steps"] == 90
+    visitor.until("Step", ".line")
+    visitor.page.wait_for_selector(".chart polyline.smooth")
+    for words in ("DoubleStreamBlock: forward graph in 1.5 s", "2 images have no caption", "Loss, smoothed"):
+        visitor.until(words, ".facts")
+    visitor.page.locator(".log button").click()
+    visitor.until("12 images, 1 bucket", ".log pre")
+    visitor.open()  # a reload
+    assert visitor.state("running") == run
+    second = visit()
+    assert second.state("running") == run
+    second.click("Train")  # the form of a second visitor is empty, and one training is enough
+    second.until("things have to be fixed")
+    assert visitor.state("finished") == run and second.state("finished") == run
+    visitor.until("cat.safetensors (2.0 MB)", ".facts")
+    assert not visitor.page.get_by_role("button", name="Stop now").is_visible()
+
+
+def test_the_form_survives_a_reload(visit):
+    visitor = filled(visit(), "/results")
+    visitor.family("FLUX.1")
+    visitor.fill(clip_l="/models/clip.safetensors")
+    visitor.open()
+    assert visitor.page.locator("#lora-output_dir").input_value() == "/results"
+    assert visitor.page.locator("#lora-flux-clip_l").input_value() == "/models/clip.safetensors"
+
+
+def test_stop_after_this_step(visit, tmp_path):
+    visitor = filled(visit(), tmp_path / "out", max_train_steps="2000")
+    visitor.click("Train")
+    visitor.until("Step", ".line")
+    visitor.click("Stop after this step")
+    run = visitor.state("stopped")
+    assert reader.run(run).facts["step"] < 2000 and (tmp_path / "out" / "cat.safetensors").exists()
+
+
+def test_stop_now(visit, tmp_path):
+    visitor = filled(visit(), tmp_path / "out", max_train_steps="2000")
+    visitor.click("Train")
+    run = visitor.state("running")
+    visitor.click("Train")
+    visitor.until("is still running")
+    visitor.click("Stop now")
+    assert visitor.state("stopped") == run and not (tmp_path / "out" / "cat.safetensors").exists()
+
+
+def test_a_failure_says_why_and_what_to_do(visit, tmp_path):
+    visitor = filled(visit(), tmp_path / "out", learning_rate="0.5")
+    visitor.click("Train")
+    visitor.state("failed")
+    visitor.until("The GPU ran out of memory", ".cause")
+
+
+def test_a_run_from_a_shell_shows_up_and_older_ones_can_be_chosen(visit, tmp_path):
+    from library.runs.record import Record
+
+    with Record.start({}, "sdxl_train", tmp_path / "out", "dog", "SDXL fine-tune") as first:
+        first.step({"step": 1, "loss": 0.5})
+    visitor = visit()
+    assert visitor.state("finished") == first.id
+    with Record.start({}, "sdxl_train", tmp_path / "out", "fox", "SDXL fine-tune") as second:
+        assert visitor.state("running") == second.id
+        visitor.page.get_by_label("Run", exact=True).click()
+        visitor.page.get_by_role("option", name=re.compile("^dog")).click()
+        assert visitor.state("finished") == first.id
+    assert visitor.state("finished") == first.id
+
+
+def test_on_a_phone_nothing_is_cut_or_too_small(visit):
+    visitor = visit(has_touch=True)
+    visitor.page.set_viewport_size({"width": 390, "height": 844})
+    visitor.click("Torch Compile Settings")
+    assert visitor.page.evaluate("document.documentElement.scrollWidth") == 390
+    train = visitor.page.get_by_role("button", name="Train", exact=True).locator("visible=true").bounding_box()
+    assert train["y"] + train["height"] <= 844
+    small = visitor.page.evaluate(SMALL)
+    assert small == []
+
+
+SMALL = """() => [...document.querySelectorAll('button, select, input:not([type=hidden]), textarea')]
+  .filter(e => e.checkVisibility({ visibilityProperty: true, opacityProperty: true }))
+  .map(e => { const label = e.closest('label'); const r = (label || e).getBoundingClientRect();
+              return [e.id || e.textContent || e.className, Math.round(r.width), Math.round(r.height)]; })
+  .filter(([, w, h]) => w < 24 || h < 24)"""

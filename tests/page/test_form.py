@@ -1,0 +1,193 @@
+"""The form: what it shows, what it sends, and that nothing is lost or invented between the two."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from kohya_gui.form import Form
+from kohya_gui.training import FAMILIES, TABS
+from library.config.schema import ConfigError, build, changed, flat, options, to_toml, values
+
+FORMS = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs]
+
+
+class Page(HTMLParser):
+    """A form's fields as a browser would have them: element id -> what it is for, and its value."""
+
+    VOID = ("input", "option")
+
+    def __init__(self, markup):
+        super().__init__()
+        self.fields, self.ids, self.words, self.classes = {}, [], [], {}
+        self._open, self._last = [], None
+        self.feed(markup)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        inside = [given.get("class", "").split(), *(c for _, c in self._open)]
+        if "id" in given:
+            self.ids.append(given["id"])
+        if "data-option" in given or "data-launch" in given:
+            value = "checked" in given if given.get("type") == "checkbox" else given.get("value", "")
+            self.fields[given["id"]] = {**given, "value": value}
+            self.classes[given["id"]] = {c for classes in inside for c in classes}
+            self._last = given["id"]
+        if tag == "option" and "selected" in given:
+            self.fields[self._last]["value"] = given["value"]
+        if tag not in self.VOID:
+            self._open.append((tag, given.get("class", "").split()))
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self._open.pop()[0] == tag, f"{tag} closes nothing"
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def send(self, family):
+        """What page.js would send of it."""
+        mine = [f for f in self.fields.values() if family in f["data-families"].split()]
+        return json.dumps({
+            "family": family,
+            "values": {f["data-option"]: f["value"] for f in mine if "data-option" in f},
+            "launch": {f["data-launch"]: f["value"] for f in mine if "data-launch" in f},
+        })  # fmt: skip
+
+
+PAGES = {tab: Page(form.markup()) for tab, form in FORMS.items()}
+
+
+def sent(family, **given):
+    return json.dumps({"family": family, "values": given, "launch": {}})
+
+
+@pytest.mark.parametrize(("tab", "family"), CASES)
+def test_an_untouched_form_is_exactly_the_defaults(tab, family):
+    form = FORMS[tab]
+    given = form.hear(PAGES[tab].send(family))
+    config, notes = form.collect(given)
+    assert changed(config) == {} and notes == []
+    assert set(given.values) == set(options(form.configs[family]))  # every option has a field
+
+
+@pytest.mark.parametrize(("tab", "family"), CASES)
+def test_every_option_comes_back_as_it_was_filled_in(tab, family):
+    form, tried = FORMS[tab], 0
+    config_class = form.configs[family]
+    for name, option in options(config_class).items():
+        try:
+            config = build(config_class, {name: another(option)}, notes=[])
+        except ConfigError:
+            continue  # it needs other options beside it
+        filled = json.loads(form.fill(config))
+        back, _ = form.collect(form.hear(json.dumps({**filled, "launch": {}})))
+        assert back == config, name
+        tried += changed(config) != {}
+    assert tried > 0.75 * len(options(config_class))
+
+
+def another(option):
+    """Some value that is not the default."""
+    if option.choices:
+        return next(choice for choice in option.choices if choice != option.default)
+    if option.many:
+        return ("a b=1", 'say "x"') if option.type is str else (0.5, 0.25)
+    return {bool: not option.default, int: 7, float: 0.5}.get(option.type, "512")
+
+
+@pytest.mark.parametrize("tab", FORMS)
+def test_ids_are_unique_and_every_field_is_explained(tab):
+    page = PAGES[tab]
+    assert len(page.ids) == len(set(page.ids))
+    assert all(f["aria-describedby"] in page.ids for f in page.fields.values())
+
+
+@pytest.mark.parametrize(("tab", "family"), CASES)
+def test_every_place_that_a_message_names_exists(tab, family):
+    for name, (label, element) in FORMS[tab].places(family).items():
+        field = PAGES[tab].fields[element]
+        assert name in (field.get("data-option"), field.get("data-launch")) and label
+
+
+@pytest.mark.parametrize("tab", FORMS)
+def test_torch_compile_settings_are_in_every_tab_for_every_family(tab):
+    page, names = PAGES[tab], [n for n in options(next(iter(FORMS[tab].configs.values()))) if n.startswith("compile")]
+    assert "Torch Compile Settings" in page.words and len(names) == 7
+    for name in names:
+        assert page.fields[f"{tab}-{name}"]["data-families"] == "sdxl flux"
+        assert not any(c.startswith(("only-", "advanced")) for c in page.classes[f"{tab}-{name}"])
+
+
+def test_auto_and_zero_are_not_written():
+    given = {"compile": True, "compile_dynamic": "auto", "compile_cache_size_limit": "0"}
+    config, _ = FORMS["lora"].collect(FORMS["lora"].hear(sent("flux", **given)))
+    assert to_toml(config) == "[compile]\ncompile = true\n"
+
+
+def test_a_typed_zero_survives():
+    config, _ = FORMS["lora"].collect(FORMS["lora"].hear(sent("sdxl", max_grad_norm="0", network_alpha="0")))
+    assert flat(changed(config)) == {"max_grad_norm": 0.0, "network_alpha": 0.0}
+
+
+def test_a_family_shows_only_what_means_something_to_it():
+    page = PAGES["lora"]
+    assert "only-flux" in page.classes["lora-flux-clip_l"]
+    assert "only-sdxl" in page.classes["lora-noise_offset"]  # FLUX.1 knows the option, without effect
+    assert not page.classes["lora-learning_rate"] & {"only-sdxl", "only-flux"}
+
+
+def problems(tab, text):
+    form = FORMS[tab]
+    with pytest.raises(ConfigError) as error:
+        form.ready(form.hear(text))
+    return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize(("tab", "family"), CASES)
+def test_an_empty_form_names_everything_that_is_missing(tab, family):
+    named = {line.split()[0] for line in problems(tab, PAGES[tab].send(family))}
+    assert {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"} <= named
+    assert all(f"{tab}-{name}" in PAGES[tab].fields for name in named)
+
+
+def test_wrong_and_missing_values_are_all_said_at_once():
+    text = sent("sdxl", resolution="foo", max_train_steps="-5", learning_rate="abc", train_batch_size="", seed="1.5")
+    found = problems("lora", text)
+    named = [line.split()[0] for line in found]
+    for name in ("resolution", "max_train_steps", "learning_rate", "train_batch_size", "seed", "output_dir"):
+        assert named.count(name) == 1, found
+
+
+def test_launch_options_are_checked_with_the_rest():
+    text = json.dumps({"family": "sdxl", "values": {}, "launch": {"num_processes": "none"}})
+    assert any(line.startswith("num_processes") for line in problems("lora", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "null", "[]", "{}", '{"family": "sdxl"}', "x" * 10, None, 3, "[" * 100_000,
+     '{"family":"sdxl","values":3,"launch":{}}',
+     '{"family":"../x","values":{},"launch":{}}', '{"family":["sdxl"],"values":{},"launch":{}}'],
+)  # fmt: skip
+def test_whatever_is_not_a_form_is_refused_in_words(text):
+    with pytest.raises(ConfigError):
+        FORMS["lora"].hear(text)
+
+
+@pytest.mark.parametrize("value", [[], {}, [1, 2], {"a": 1}, None, 1e999, True, "\0", "9" * 5000, "<b>"])
+def test_no_value_breaks_the_form(value):
+    form = FORMS["lora"]
+    for name in options(form.configs["flux"]):
+        try:
+            config, _ = form.collect(form.hear(json.dumps({"family": "flux", "values": {name: value}, "launch": {}})))
+        except ConfigError:
+            continue
+        assert values(config)[name] is not None or value in (None, [], "")
+
+
+def test_secrets_are_not_shown():
+    for element, field in PAGES["lora"].fields.items():
+        if field.get("data-option") in ("wandb_api_key", "huggingface_token"):
+            assert field["type"] == "password", element

@@ -1,0 +1,93 @@
+"""The live panel's HTML: what it says of a run, and that nothing of a run is taken for HTML."""
+
+import time
+
+import pytest
+
+from kohya_gui import messages, panel
+from library.runs.reader import Progress, Run
+
+
+def shown(tmp_path, events=(), **facts):
+    run = Run(tmp_path / "cat-1", {"state": "running", "title": "FLUX.1 LoRA", "output_name": "cat", **facts})
+    progress = Progress(tmp_path / "cat-1")
+    for event in events:
+        progress._take(event)
+    now = time.time()
+    return panel.head(run, progress, now) + panel.facts(run, progress, now) + panel.chart(progress.curve)
+
+
+def step(number, **more):
+    return {"kind": "step", "t": time.time(), "step": number, "loss": 0.5 / number, "lr": {"unet": 1e-4}, **more}
+
+
+def test_steps_time_left_and_speed(tmp_path):
+    page = shown(tmp_path, [step(1), step(120, eta=1930, s_it=1.3, epoch=2)], total_steps=1600)
+    for words in ("Step 120 / 1600", "32 min left", "1.3 <small>s/step", "0.0001", 'aria-valuenow="8"'):
+        assert words in page
+
+
+def test_phases_before_the_first_step(tmp_path):
+    page = shown(tmp_path, [{"kind": "phase", "name": "caching latents", "done": 312, "total": 1000}], total_steps=1600)
+    assert "Caching latents" in page and "312 / 1000" in page and "width:31.2%" in page
+
+
+def test_the_ledger_warnings_and_files(tmp_path):
+    events = [
+        {"kind": "compile", "block": "SingleStreamBlock", "forward": True, "seconds": 9.71, "reason": ""},
+        {"kind": "compile", "block": "SingleStreamBlock", "forward": True, "seconds": 3.0, "reason": "a new size"},
+        {"kind": "warning", "text": "2 images have no caption"},
+        {"kind": "saved", "file": str(tmp_path / "cat-step00000400.safetensors")},
+    ]
+    (tmp_path / "cat-step00000400.safetensors").write_bytes(b"x" * 2_500_000)
+    page = shown(tmp_path, events)
+    for words in (
+        "forward graph in 9.7 s",
+        "again because: a new size",
+        "2 images have no caption",
+        "00400.safetensors (2.5 MB)",
+    ):
+        assert words in page
+
+
+def test_the_cause_of_a_failure_and_its_cure(tmp_path):
+    page = shown(tmp_path, state="failed", error="OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    assert 'role="alert"' in page and "swap blocks" in page and "Tried to allocate" in page
+
+
+def test_several_lines_of_an_error_stay_several(tmp_path):
+    assert shown(tmp_path, state="failed", error="ae: missing\nclip_l: missing").count("<li>") == 2
+
+
+def test_nothing_of_a_run_is_taken_for_html(tmp_path):
+    evil = "<img src=x onerror=alert(1)>"
+    events = [{"kind": kind, "text": evil, "block": evil, "file": evil, "name": evil, "reason": evil}
+              for kind in ("phase", "compile", "warning", "saved", "sample")]  # fmt: skip
+    page = shown(
+        tmp_path, [step(1, lr={evil: 1.0, "b": 2.0}), step(2), *events], output_name=evil, title=evil, error=evil
+    )
+    page += shown(tmp_path, state=f'failed"{evil}', error=evil) + panel.log(evil)
+    page += messages.good(evil, [evil]) + messages.problems(
+        f"{evil} is wrong\nseed {evil}", {"seed": ("Seed", "lora-seed")}
+    )
+    page += messages.command(evil, evil, evil, [evil])
+    assert "<img" not in page
+
+
+@pytest.mark.parametrize("events", [
+    [{"kind": "step"}], [{"kind": "step", "step": None, "loss": None, "lr": None}], [{"kind": "phase"}],
+    [{"kind": "compile"}],
+    [{"kind": "step", "step": 1, "loss": "x", "lr": "x", "eta": "x"}], [{"kind": "saved"}], [{}],
+    [{"kind": "step", "step": 3, "loss": 0.0}] * 3,
+])  # fmt: skip
+def test_odd_events_do_not_break_the_panel(tmp_path, events):
+    assert "cat" in shown(tmp_path, events)
+
+
+def test_a_wild_loss_does_not_flatten_the_curve():
+    curve = [(n, 1000.0 if n == 3 else 0.1 + n / 10000, 0.1) for n in range(1, 400)]
+    assert "<span>0.1" in panel.chart(curve) and panel.chart(curve[:1]) == ""
+
+
+def test_durations_in_words():
+    assert [panel.duration(s) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]

@@ -1,0 +1,107 @@
+"""The path guard: nothing that a browser sends leads to a file outside of the chosen folders."""
+
+import os
+import random
+
+import pytest
+
+from kohya_gui import paths
+from library.config.schema import ConfigError
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "home" / "configs").mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key.toml").write_text("a = 1")
+    (tmp_path / "home" / "cat.toml").write_text("a = 1")
+    return (tmp_path / "home").resolve()
+
+
+def test_what_is_meant_well_passes(root):
+    assert paths.config_file(str(root / "cat.toml"), [root]) == root / "cat.toml"
+    assert paths.config_file(f"  {root}/configs/../new Name.TOML ", [root]) == root / "new Name.TOML"
+    assert paths.readable(str(root / "cat.toml"), [root]) == root / "cat.toml"
+
+
+@pytest.mark.parametrize("text", ["", "  ", None, 7, ["a.toml"], "a\0b.toml", "a\nb.toml", "x" * 5000 + ".toml"])
+def test_what_is_no_path_is_refused(root, text):
+    with pytest.raises(ConfigError):
+        paths.config_file(text, [root])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cat.json", "cat.toml/../../secret/key.toml", "../secret/key.toml", ".ssh/a.toml", "configs/.a.toml", "NUL.toml",
+     "con.x.toml", "a.toml:b.toml", "cat", "configs", "/etc/passwd", "/etc/a.toml", "~nobody-here/a.toml"],
+)  # fmt: skip
+def test_what_leads_elsewhere_is_refused(root, text):
+    with pytest.raises(ConfigError):
+        paths.config_file(str(root / text) if not text.startswith(("/", "~")) else text, [root])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
+def test_links_are_followed_before_they_are_judged(root):
+    (root / "link").symlink_to(root.parent / "secret")
+    (root / "key.toml").symlink_to(root.parent / "secret" / "key.toml")
+    (root / "loop").symlink_to(root / "loop")
+    for text in ("link/key.toml", "key.toml", "link/new.toml", "loop/a.toml"):
+        with pytest.raises(ConfigError):
+            paths.config_file(str(root / text), [root])
+
+
+def test_ten_thousand_hostile_paths_stay_inside(root):
+    chance = random.Random(0)
+    parts = [
+        "..",
+        ".",
+        "",
+        "~",
+        "/",
+        "\\",
+        "//",
+        "\\\\host\\share",
+        "C:",
+        "CON",
+        "a",
+        ".b",
+        "%2e%2e",
+        "\u202e",
+        "\ud800",
+        "secret",
+        "key.toml",
+        "\x7f",
+        "\u2025",
+        "...",
+        "cat.toml",
+        str(root),
+        str(root.parent),
+        "file:",
+        "$HOME",
+        "*",
+    ]
+    for _ in range(10_000):
+        text = chance.choice(["/", "", "\\"]).join(chance.choices(parts, k=chance.randint(1, 8))) + chance.choice(
+            ["", ".toml"]
+        )
+        try:
+            found = paths.config_file(text, [root])
+        except ConfigError:
+            continue
+        below = found.relative_to(root)
+        assert found.suffix.lower() == ".toml" and ".." not in below.parts
+        assert not any(part.startswith(".") for part in below.parts)
+
+
+def test_a_file_must_be_there_and_be_small(root):
+    (root / "large.toml").write_bytes(b"#" * (paths.LARGEST + 1))
+    (root / "folder.toml").mkdir()
+    for name, words in (("no.toml", "does not exist"), ("large.toml", "too large"), ("folder.toml", "does not exist")):
+        with pytest.raises(ConfigError, match=words):
+            paths.readable(str(root / name), [root])
+
+
+def test_the_roots_are_home_here_and_what_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = paths.roots([tmp_path / "more"])
+    assert tmp_path.resolve() in found and (tmp_path / "more").resolve() in found and len(found) == 3

@@ -1,0 +1,89 @@
+"""Presets and config files: complete, honest, and never written over by accident."""
+
+import pytest
+
+from kohya_gui import presets
+from kohya_gui.training import TABS
+from library.config.schema import ConfigError, build, changed, flat, options, read_toml
+from library.files import write_atomic
+
+CONFIGS = {tab.adapters: tab.configs for tab in TABS}
+ALL = [*presets.presets(adapters=True), *presets.presets(adapters=False)]
+
+
+def test_every_file_is_a_preset_of_some_tab():
+    assert {p.path for p in ALL} == set(presets.PRESETS.rglob("*.toml"))
+    assert {p.family for p in ALL} == {"sdxl", "flux"} and {p.adapters for p in ALL} == {True, False}
+
+
+@pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
+def test_a_preset_builds_without_remarks_and_holds_no_default(preset):
+    notes = []
+    config = build(CONFIGS[preset.adapters][preset.family], read_toml(preset.path), notes=notes)
+    assert notes == []
+    assert set(read_toml(preset.path)) == set(flat(changed(config)))
+
+
+@pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
+def test_a_preset_says_in_one_line_what_it_is_for(preset):
+    text = preset.path.read_text(encoding="utf-8")
+    assert preset.sentence.endswith(".") and text.count("#") == 1 and len(preset.title) < 45
+
+
+@pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)
+def test_a_preset_replaces_all_but_paths_and_names(preset):
+    config_class = CONFIGS[preset.adapters][preset.family]
+    now = {"output_dir": "/o", "output_name": "cat", "train_data_dir": "/i", "seed": "7", "metadata_author": "me"}
+    config = presets.apply(preset, config_class, {**now, "unknown": "x"})
+    assert config.save.output_dir == "/o" and config.save.output_name == "cat" and config.data.train_data_dir == "/i"
+    assert config.metadata.metadata_author == "me"
+    assert config.steps.seed is None  # what the one before it left behind is gone
+
+
+def load(tmp_path, text, family="sdxl", adapters=True):
+    path = tmp_path / "a.toml"
+    path.write_text(text, encoding="utf-8")
+    return presets.load(path, CONFIGS[adapters], family, [])
+
+
+def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
+    assert load(tmp_path, 'clip_l = "x"', "sdxl").family == "flux"
+    assert load(tmp_path, "network_dim = 8", "flux").family == "flux"
+    assert load(tmp_path, "network_dim = 8", "sdxl").family == "sdxl"
+
+
+def test_a_file_with_mistakes_is_refused_with_all_of_them(tmp_path):
+    with pytest.raises(ConfigError, match=r"a\.toml: lerning_rate .*learning_rate\?") as error:
+        load(tmp_path, 'lerning_rate = 1\nmax_train_steps = "many"')
+    assert "max_train_steps" in str(error.value) and str(tmp_path) not in str(error.value)
+
+
+def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
+    config = build(CONFIGS[True]["flux"], {"network_dim": 8})
+    path = tmp_path / "sub" / "cat.toml"
+    assert presets.save(path, config, "") == 1
+    with pytest.raises(ConfigError, match="exists already"):
+        presets.save(path, config, "")
+    assert presets.save(path, build(CONFIGS[True]["flux"], {"network_dim": 9}), str(path)) == 1
+    assert read_toml(path) == {"network_dim": 9}
+
+
+def test_a_saved_config_is_the_same_when_it_is_loaded(tmp_path):
+    for config_class in (c for configs in CONFIGS.values() for c in configs.values()):
+        given = {"optimizer_args": ["betas=0.9,0.99", "a b"], "output_dir": "C:\\x\\o", "max_grad_norm": 0}
+        config = build(config_class, given, notes=[])
+        path = tmp_path / f"{config.script}.toml"
+        presets.save(path, config, "")
+        assert presets.load(path, CONFIGS[config.adapters], config.family, []) == config
+
+
+def test_tokens_never_reach_a_file(tmp_path):
+    name = next(n for n, o in options(CONFIGS[True]["sdxl"]).items() if o.kind == "secret")
+    presets.save(tmp_path / "a.toml", build(CONFIGS[True]["sdxl"], {name: "canary"}), "")
+    assert "canary" not in (tmp_path / "a.toml").read_text(encoding="utf-8")
+
+
+def test_what_is_no_text_is_refused_in_words(tmp_path):
+    write_atomic(tmp_path / "a.toml", b"\x80\x81")
+    with pytest.raises(ConfigError, match="not a text file"):
+        presets.load(tmp_path / "a.toml", CONFIGS[True], "sdxl", [])
