@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"port {given.port}" if given.port else f"any port from {FIRST_PORT} on"
         print(f"error: {given.host} cannot be used on {where}; choose another with --port or --host", file=sys.stderr)
         return 2
-    door = {"host": given.host, "token": token, "also": [name.lower() for name in given.allowed_host]}
+    door = {"host": given.host, "token": token, "also": given.allowed_host}
     app = application(build(paths.roots(given.root)), door, given.root_path)
     address = url(given.host, bound.getsockname()[1], token)
     print(f"{TITLE} is at {address}  (Ctrl+C ends it; trainings go on)", flush=True)

@@ -42,7 +42,8 @@ class Door:
         """`host` is the address the page listens at, `token` what visitors must know ("": nothing), `also` further
         names under which it may be asked for, such as that of a proxy."""
         self.app, self.token = app, token
-        self.names = {*LOOPBACK, *also, host.strip("[]").lower()}
+        self.also = {name.lower() for name in also}
+        self.names = {*LOOPBACK, *self.also, host.strip("[]").lower()}
         # An address cannot be re-pointed as a name can, so with a token any address of this machine will do.
         self.any_address = not is_loopback(host)
         if self.any_address:
@@ -96,9 +97,10 @@ class Door:
             return False
 
     def _same(self, origin: str, host: str) -> bool:
-        """Whether an Origin names this page: its own Host, or a further name that was allowed at the start."""
+        """Whether an Origin names this page: its own Host, or an allowed name, since proxies change the Host."""
         sent = urlsplit(origin)
-        return sent.scheme in ("http", "https") and sent.netloc.lower() == host.lower()
+        same = sent.netloc.lower() == host.lower() or (sent.hostname or "") in self.also
+        return sent.scheme in ("http", "https") and same
 
     async def _ask(self, scope: Scope, send: Any) -> None:
         """Take the token from the address into a cookie, so that it does not stay in the address; else ask for it."""

@@ -53,17 +53,7 @@ def _failure(run: Run) -> str:
 
 
 def _bar(run: Run, progress: Progress, now: float) -> str:
-    step, total = int(progress.last.get("step") or 0), int(run.facts.get("total_steps") or 0)
-    left, done, of = "", step, total
-    if phase := progress.phase if run.active else None:
-        left = str(phase.get("name") or "").capitalize()
-        done, of = phase.get("done") or 0, phase.get("total") or 0
-        right = f"{done} / {of}" if of else ""
-    elif run.state == "starting":
-        left, right = "Loading Python and the trainer", ""
-    else:
-        left = f"Step {step} / {total}" if total else f"Step {step}"
-        right = _eta(run, progress, now)
+    left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
         left += " · stops after this step"
     share = min(1.0, done / of) if of else 0.0
@@ -73,6 +63,27 @@ def _bar(run: Run, progress: Progress, now: float) -> str:
         f'<div class="track{waiting}" role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="100"'
         f' aria-valuenow="{share * 100:.0f}"><i style="width:{share * 100:.1f}%"></i></div>'
     )
+
+
+def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int]:
+    """What goes on in words, what is left, and how much of how much is done (0 of 0 where that is not known)."""
+    step, total = number(progress.last.get("step")), number(run.facts.get("total_steps"))
+    phase = progress.phase if run.active else None
+    if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
+        # All is read and encoded, and the first step is what compiles.
+        compiling = (run.facts.get("config") or {}).get("compile", {}).get("compile")
+        return ("Compiling in the first step" if compiling else "Preparing the first step"), "", 0, 0
+    if phase:
+        done, of = number(phase.get("done")), number(phase.get("total"))
+        return str(phase.get("name") or "").capitalize(), f"{done} / {of}" if of else "", done, of
+    if run.active and not step:
+        return ("Loading Python and the trainer" if run.state == "starting" else "Getting ready"), "", 0, 0
+    return (f"Step {step} / {total}" if total else f"Step {step}"), _eta(run, progress, now), step, total
+
+
+def number(value: Any) -> int:
+    """A count from a run's files, 0 where there is none."""
+    return int(value) if isinstance(value, int | float) else 0
 
 
 def _eta(run: Run, progress: Progress, now: float) -> str:

@@ -25,6 +25,7 @@ KNOWN = (
 
 OURS = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
 USAGE = re.compile(r"^[\w./\\-]+\.py: error:\s*(.+?)(?=^Traceback|^\s*$|\Z)", re.M | re.S)
+SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # how our scripts end when something is to be fixed
 EXCEPTION = re.compile(r"^(?:[\w]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.M)
 LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.elastic")
 
@@ -38,6 +39,8 @@ def cause(log: str) -> str | None:
     for pattern in (OURS, USAGE):
         if found := pattern.findall(log):
             return found[-1].strip()
+    if found := SAID.findall(log):
+        return "\n".join(line.removeprefix("error: ") for line in found[-1].splitlines())
     for pattern, advice in KNOWN:
         if found := list(re.finditer(pattern, log, re.M)):
             return advice.format(*found[-1].groups())

@@ -145,7 +145,7 @@ class Progress:
         self.phase: dict[str, Any] | None = None  # what goes on outside the steps
         self.curve: list[tuple[int, float, float]] = []  # step, loss, smoothed loss
         self.told: dict[str, deque[dict[str, Any]]] = {}  # the newest events of every other kind
-        self._smooth, self._weight, self._stride, self._seen = 0.0, 0.0, 1, 0
+        self._smooth, self._stride, self._seen = 0.0, 1, 0
         self._lock = threading.Lock()
 
     def update(self) -> "Progress":
@@ -168,10 +168,10 @@ class Progress:
             self.told.setdefault(str(kind), deque(maxlen=200)).append(event)
 
     def _point(self, step: int, loss: float) -> None:
-        # An exponential mean that is right from the first point on (Adam's bias correction).
-        self._smooth, self._weight = 0.97 * self._smooth + 0.03 * loss, 0.97 * self._weight + 0.03
+        # A running mean whose memory grows with the run, up to some hundred steps: short runs are not flattened.
+        self._smooth += (loss - self._smooth) * max(0.02, 8 / (self._seen + 8))
         if self._seen % self._stride == 0:
-            self.curve.append((step, loss, self._smooth / self._weight))
+            self.curve.append((step, loss, self._smooth))
         self._seen += 1
         if len(self.curve) > POINTS:
             self.curve, self._stride = self.curve[::2], self._stride * 2

@@ -247,6 +247,45 @@ def test_on_a_phone_nothing_is_cut_or_too_small(visit):
     assert small == []
 
 
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_words_stand_out_from_their_ground(visit, tmp_path, mode):
+    from library.runs.record import Record
+
+    with Record.start({}, "sdxl_train", tmp_path / "out", "dog", "SDXL fine-tune") as run:
+        run.step({"step": 1, "loss": 0.5, "lr": 1e-4})
+        run.event("warning", text="2 images have no caption")
+        run.finish("failed", "CUDA out of memory")
+    visitor = visit(color_scheme=mode)
+    visitor.state("failed")
+    visitor.click("Torch Compile Settings")
+    visitor.click("Train")
+    visitor.until("have to be fixed")
+    assert visitor.page.evaluate(FAINT) == []
+
+
+# Text with a contrast below 4.5 to 1 (WCAG AA), against the grounds that are painted behind it.
+FAINT = """() => {
+  const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const over = (colors) => {
+    for (const color of ['white', ...colors]) { paint.fillStyle = color; paint.fillRect(0, 0, 1, 1); }
+    return [...paint.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const faint = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    const seen = e.checkVisibility({ visibilityProperty: true, opacityProperty: true });
+    if (!seen || !(own || e.matches('input:not([type=checkbox], [type=radio]), textarea, select'))) continue;
+    const grounds = [];
+    for (let at = e; at; at = at.parentElement) grounds.unshift(getComputedStyle(at).backgroundColor);
+    const [ground, text] = [over(grounds), over([...grounds, getComputedStyle(e).color])];
+    const [dim, bright] = [light(ground), light(text)].sort((a, b) => a - b);
+    if ((bright + 0.05) / (dim + 0.05) < 4.5) faint.push([e.tagName, e.textContent.trim().slice(0, 30), text, ground]);
+  }
+  return faint;
+}"""
+
 SMALL = """() => [...document.querySelectorAll('button, select, input:not([type=hidden]), textarea')]
   .filter(e => e.checkVisibility({ visibilityProperty: true, opacityProperty: true }))
   .map(e => { const label = e.closest('label'); const r = (label || e).getBoundingClientRect();

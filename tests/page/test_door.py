@@ -68,6 +68,12 @@ def test_the_page_itself_may(door):
     assert knock(door, "POST", origin="http://127.0.0.1:7860", sec_fetch_site="same-origin")[0] == 200
 
 
+def test_a_proxy_may_change_the_host(guarded):
+    shown = {"authorization": "Bearer the-token", "host": "127.0.0.1:7860"}
+    assert knock(guarded, "POST", origin="https://train.example", **shown)[0] == 200
+    assert knock(guarded, "POST", origin="https://other.example", **shown)[0] == 403
+
+
 def test_a_link_from_elsewhere_may_open_the_page_but_not_more(door):
     assert knock(door, sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 200
     assert knock(door, sec_fetch_site="cross-site", sec_fetch_mode="no-cors")[0] == 403

@@ -32,6 +32,13 @@ def test_phases_before_the_first_step(tmp_path):
     assert "Caching latents" in page and "312 / 1000" in page and "width:31.2%" in page
 
 
+def test_the_long_first_step_is_not_a_mystery(tmp_path):
+    events = [{"kind": "phase", "name": "caching captions", "done": 12, "total": 12}]
+    assert "Preparing the first step" in shown(tmp_path, events)
+    assert "Compiling in the first step" in shown(tmp_path, events, config={"compile": {"compile": True}})
+    assert "Getting ready" in shown(tmp_path)
+
+
 def test_the_ledger_warnings_and_files(tmp_path):
     events = [
         {"kind": "compile", "block": "SingleStreamBlock", "forward": True, "seconds": 9.71, "reason": ""},

@@ -1,0 +1,134 @@
+"""Starting and stopping real processes: they outlive who started them, get secrets by environment, and end wholly."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from library.config.schema import ConfigError, build, read_toml
+from library.families import config_class
+from library.runs import reader, start, stop
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CHILD = """
+import os, subprocess, sys, time
+from library.runs.record import Record
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+with Record.start({}, "flux_train_network", sys.argv[1], "cat", "FLUX.1 LoRA") as record:
+    record.note(helper=helper.pid, seen=[os.environ.get(name) for name in ("WANDB_API_KEY", "HF_TOKEN")])
+    for step in range(1, int(sys.argv[2]) + 1):
+        if record.stop_requested():
+            break
+        record.step({"step": step, "loss": 0.1})
+        time.sleep(0.05)
+    helper.kill()
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def config(tmp_path, **more):
+    return build(
+        config_class("flux_train_network"), {"output_dir": str(tmp_path / "out"), "output_name": "cat", **more}
+    )
+
+
+def launch(tmp_path, monkeypatch, steps=2000, code=CHILD, **more):
+    arguments = [sys.executable, "-c", code, str(tmp_path / "out"), str(steps)]
+    monkeypatch.setattr(start, "command", lambda path, script, **how: arguments)
+    return start.launch(config(tmp_path, **more))
+
+
+def wait(run_id, condition):
+    deadline = time.monotonic() + 20
+    while not condition(reader.run(run_id)):
+        assert time.monotonic() < deadline, reader.run(run_id).facts
+        time.sleep(0.05)
+    return reader.run(run_id)
+
+
+def test_a_run_goes_from_starting_to_finished(tmp_path, monkeypatch):
+    run_id = launch(tmp_path, monkeypatch, steps=3)
+    assert reader.run(run_id).state in ("starting", "running")
+    run = wait(run_id, lambda run: run.state == "finished")
+    assert run.facts["step"] == 3 and run.folder.parent == tmp_path / "out" / "runs"
+    assert read_toml(run.folder / "run.toml") == {"output_dir": str(tmp_path / "out"), "output_name": "cat"}
+
+
+def test_secrets_go_by_environment_and_into_no_file(tmp_path, monkeypatch):
+    run_id = launch(tmp_path, monkeypatch, steps=1, wandb_api_key="canary-1", huggingface_token="canary-2")
+    run = wait(run_id, lambda run: run.state == "finished")
+    assert run.facts["seen"] == ["canary-1", "canary-2"]
+    for file in run.folder.iterdir():
+        assert file.name == "run.json" or b"canary" not in file.read_bytes(), file
+
+
+def test_stop_now_ends_every_process(tmp_path, monkeypatch):
+    run_id = launch(tmp_path, monkeypatch)
+    run = wait(run_id, lambda run: run.facts.get("step", 0) > 0 and "helper" in run.facts)
+    stop.request(run_id, "now")
+    assert reader.run(run_id).state == "stopped"
+    for pid in (run.facts["pid"], run.facts["helper"]):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_stop_after_this_step_lets_it_finish(tmp_path, monkeypatch):
+    run_id = launch(tmp_path, monkeypatch)
+    wait(run_id, lambda run: run.facts.get("step", 0) > 0)
+    stop.request(run_id, "after_step")
+    assert reader.run(run_id).state in ("stopping", "stopped")
+    assert wait(run_id, lambda run: not run.active).state == "stopped"
+    with pytest.raises(ValueError, match="after_step or now"):
+        stop.request(run_id, "soon")
+
+
+def test_only_one_run_at_a_time(tmp_path, monkeypatch):
+    run_id = launch(tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match="stop it, or wait"):
+        launch(tmp_path, monkeypatch)
+    stop.request(run_id, "now")
+    stop.request(launch(tmp_path, monkeypatch), "now")
+
+
+def test_a_run_outlives_the_process_that_started_it(tmp_path):
+    page = (
+        "import sys, os\nfrom library.runs import start\nfrom library.config.schema import build\n"
+        "from library.families import config_class\n"
+        "start.command = lambda path, script, **how: [sys.executable, '-c', sys.argv[2], sys.argv[1], '30']\n"
+        "config = build(config_class('flux_train_network'), {'output_dir': sys.argv[1], 'output_name': 'cat'})\n"
+        "print(start.launch(config), flush=True)\nos._exit(9)\n"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", page, str(tmp_path / "out"), CHILD], capture_output=True, text=True, env=os.environ
+    )
+    assert made.returncode == 9, made.stderr
+    assert wait(made.stdout.strip(), lambda run: not run.active).state == "finished"
+
+
+def test_a_trainer_that_cannot_even_start_is_a_failure_with_its_words(tmp_path, monkeypatch):
+    code = "import sys; sys.exit('error: ae is not set: choose the file\\nerror: clip_l is not set')"
+    run = wait(launch(tmp_path, monkeypatch, code=code), lambda run: not run.active)
+    assert run.state == "failed" and run.error.splitlines() == ["ae is not set: choose the file", "clip_l is not set"]
+
+
+def test_what_cannot_be_launched_is_said_and_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "command", lambda path, script, **how: [str(tmp_path / "no-such-program")])
+    with pytest.raises(ConfigError, match="could not be started"):
+        start.launch(config(tmp_path))
+    assert reader.runs()[0].state == "failed"
+
+
+def test_an_output_folder_that_is_a_file_is_said(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ConfigError, match="output_dir"):
+        start.launch(config(tmp_path))
+    assert reader.runs() == []
