@@ -107,15 +107,16 @@ torch_build() {
 install_torch() {
     local build="$1" python
     python="$(venv_python)"
+    # pip cuts PIP_CONSTRAINT at blanks, so the file is named from its own folder, which may have one in its path.
     if has_torch "$build"; then
         say "PyTorch $TORCH is there."
     elif [ -z "$build" ]; then
         say "No NVIDIA GPU found; installing the PyTorch that pip gives."
-        PIP_CONSTRAINT="$ROOT/constraints.txt" "$python" -m pip install torch==$TORCH
+        (cd "$ROOT" && PIP_CONSTRAINT=constraints.txt "$python" -m pip install torch==$TORCH)
     else
         say "Installing the $build build of PyTorch. This is the big one: up to 3 GB, once."
-        PIP_CONSTRAINT="$ROOT/constraints.txt" "$python" -m pip install "torch==$TORCH+$build" \
-            --extra-index-url "https://download.pytorch.org/whl/$build"
+        (cd "$ROOT" && PIP_CONSTRAINT=constraints.txt "$python" -m pip install "torch==$TORCH+$build" \
+            --extra-index-url "https://download.pytorch.org/whl/$build")
     fi
 }
 
@@ -244,6 +245,9 @@ advise_compiler() {
     command -v "${CXX:-c++}" >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 ||
         missing="a C++ compiler is missing"
     [ -z "$(ask headers)" ] || missing="${missing:+$missing, and }$(ask headers)"
+    case "$ROOT" in *" "*)  # its linker call does not quote the path
+        say "torch.compile will not work on the CPU: PyTorch cannot compile below a folder with a blank in its name." ;;
+    esac
     if [ -n "$missing" ]; then
         say "torch.compile will not work: $missing. Debian, Ubuntu: sudo apt-get install g++ python3-dev"
     else

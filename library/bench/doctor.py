@@ -233,12 +233,21 @@ def compile_on(device: str) -> Finding:
         if not (torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(wanted, got, atol=1e-4)):
             raise RuntimeError("the compiled function computes something else")
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200]
+        reason = why(error, torch.__file__)
         return hint(
             "compile", f"does not work on {device}: {reason}; train without --compile", device=device, works=False
         )
     seconds = time.perf_counter() - began
     return ok("compile", f"works on {device} ({seconds:.1f} s)", device=device, works=True, seconds=round(seconds, 2))
+
+
+def why(error: Exception, torch_file: str) -> str:
+    """The line of a compiler's long answer that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if " " in torch_file and any("cannot find" in line for line in lines):
+        return "PyTorch cannot compile below a folder with a blank in its name; move the project to another"
+    telling = (line for line in lines if "error:" in line.lower())
+    return next(telling, lines[0])[:200]
 
 
 def disk() -> Finding:

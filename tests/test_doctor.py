@@ -1,0 +1,74 @@
+"""What the doctor says of a machine, and what it makes of it."""
+
+import json
+
+import pytest
+
+from library.bench import doctor
+
+
+def test_a_healthy_report_is_text_and_json(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda quick: iter([doctor.ok("torch", "2.13", version="2.13")]))
+    assert doctor.main([]) == 0
+    assert "This machine can train" in capsys.readouterr().out
+    assert doctor.main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["healthy"] is True
+    assert report["findings"] == [{"topic": "torch", "verdict": "ok", "text": "2.13", "data": {"version": "2.13"}}]
+
+
+def test_only_what_keeps_a_training_from_running_is_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda quick: iter([doctor.hint("gpu", "none found")]))
+    assert doctor.main(["--quick"]) == 0
+    monkeypatch.setattr(doctor, "examine", lambda quick: iter([doctor.bad("packages", "missing: torch")]))
+    assert doctor.main(["--quick"]) == 1
+    assert "Fix what is marked" in capsys.readouterr().out
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch):
+    def broken():
+        raise OSError("no such device")
+
+    monkeypatch.setattr(doctor, "torch_build", broken)
+    found = {finding.topic: finding for finding in doctor.examine(quick=True)}
+    assert found["broken"].verdict == "bad"
+    assert "no such device" in found["broken"].text
+    assert "disk" in found
+
+
+def test_this_machine_is_described():
+    topics = [finding.topic for finding in doctor.examine(quick=True)]
+    assert {"system", "packages", "torch", "gpu", "compiler", "disk", "folders", "page"} <= set(topics)
+
+
+def test_another_version_than_the_tested_one_is_a_hint(monkeypatch):
+    monkeypatch.setattr(doctor, "locked_versions", lambda: {"numpy": "0.1"})
+    assert doctor.packages().verdict == "hint"
+    assert "tested: 0.1" in doctor.packages().text
+    monkeypatch.setattr(doctor, "installed", lambda name: None)
+    assert doctor.packages().verdict == "bad"
+
+
+def test_compiling_is_really_tried():
+    finding = doctor.compile_on("cpu")
+    if finding.verdict == "hint":
+        pytest.skip(f"no working compiler here: {finding.text}")
+    assert finding.data["works"] is True
+
+
+def test_a_compiler_that_fails_is_a_hint_with_its_reason(monkeypatch):
+    import torch
+
+    def fails(*_, **__):
+        raise RuntimeError("backend='inductor' raised:\nsome context\nfatal error: Python.h: No such file")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    finding = doctor.compile_on("cpu")
+    assert finding.verdict == "hint"
+    assert "fatal error: Python.h: No such file" in finding.text
+
+
+def test_a_blank_in_the_path_is_told():
+    error = RuntimeError("ld: cannot find -ltorch: No such file\ncollect2: error: ld returned 1 exit status")
+    assert "blank" in doctor.why(error, "/home/jo doe/.venv/torch/__init__.py")
+    assert doctor.why(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")
