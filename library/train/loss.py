@@ -1,11 +1,13 @@
 """How wrong the model is about a batch."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from library.families.base import Noised
 from library.objectives import loss as objective
 
 
@@ -16,7 +18,7 @@ def of(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> Tensor:
         latents = batch.latents
         if latents is None:
             latents = family.latents(parts, batch.pixels, run.generator)
-        noised = family.noised(latents, run.generator)
+        noised = noised_here(family, latents, run)
     with run.autocast():
         text = conditions(batch, family, parts, learner)
         predicted = family.predict(parts.denoiser, noised, text, batch.sizes)
@@ -26,6 +28,19 @@ def of(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> Tensor:
             target = torch.where(batch.keep_base[:, None, None, None], base, target)
     wrong = objective.elementwise(predicted, target, run.config, noised)
     return objective.reduce(wrong, noised.weight, batch.weights, batch.mask)
+
+
+def noised_here(family: Any, latents: Tensor, run: Any) -> Noised:
+    """This process' part of the noise for the batches of all processes.
+
+    All draw the same numbers and take their own share, so that two processes learn what one would from twice the batch.
+    """
+    if run.ranks == 1:
+        return family.noised(latents, run.generator)
+    whole = family.noised(latents.repeat(run.ranks, 1, 1, 1), run.generator)
+    own = slice(run.rank * len(latents), (run.rank + 1) * len(latents))
+    values = {f.name: getattr(whole, f.name) for f in fields(whole)}
+    return replace(whole, **{name: value[own] for name, value in values.items() if value is not None})
 
 
 def without_adapters(learner: Any, predict: Callable[[], Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import gc
+import hashlib
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,7 @@ class Run:
         self.rank, self.ranks = self.accelerator.process_index, self.accelerator.num_processes
         self.storage, self.compute = precision.storage_type(config), precision.compute_type(config)
         self.seed = self._seed()
-        self.generator = torch.Generator(self.device).manual_seed(self.seed + self.accelerator.process_index)
+        self.generator = torch.Generator(self.device)
         self.record = self._record() if self.main else None
         self.trackers = Trackers(config, self.record.folder) if self.record else None
         self.clock = Clock(total=0, per_epoch=1, epochs=1)
@@ -200,6 +201,7 @@ class Run:
                 if number < len(window):
                     for network in self._learning:
                         stack.enter_context(network.no_sync())
+                self._reseed(number)
                 loss = wrong(batch) / len(window)
                 self.accelerator.backward(loss)
                 total += loss.detach()
@@ -292,13 +294,17 @@ class Run:
         torch.manual_seed(seed)
         return seed
 
+    def _reseed(self, number: int) -> None:
+        """The noise of a batch depends on the seed, the step and the batch's number in it, and on nothing before."""
+        text = f"{self.seed} {self.clock.step} {number}".encode()
+        self.generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1)
+
     def _random_state(self) -> tuple[Any, ...]:
-        return random.getstate(), torch.get_rng_state(), self.generator.get_state()
+        return random.getstate(), torch.get_rng_state()
 
     def _load_random_state(self, state: tuple[Any, ...]) -> None:
         random.setstate(state[0])
         torch.set_rng_state(state[1])
-        self.generator.set_state(state[2])
 
     # The diary.
 

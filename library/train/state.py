@@ -92,7 +92,6 @@ def _randomness(run: Any) -> dict[str, Any]:
         "python": [version, list(numbers), gauss],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None,
-        "generator": run.generator.get_state(),
     }
 
 
@@ -102,7 +101,6 @@ def _restore(run: Any, state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and run.device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], run.device)
-    run.generator.set_state(state["generator"])
 
 
 def _read(path: Path, device: Any) -> Any:
