@@ -1,5 +1,6 @@
 """How wrong the model is about a batch."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -21,10 +22,12 @@ def of(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> Tensor:
         noised = noised_here(family, latents, run)
     with run.autocast():
         text = conditions(batch, family, parts, learner)
-        predicted = family.predict(parts.denoiser, noised, text, batch.sizes)
+        size = run.config.data.train_batch_size if run.config.compile.compile else len(batch)
+        predict = functools.partial(filled_up, size, functools.partial(family.predict, parts.denoiser))
+        predicted = predict(noised, text, batch.sizes)
         target = noised.target
         if batch.keep_base is not None:
-            base = without_adapters(learner, lambda: family.predict(parts.denoiser, noised, text, batch.sizes))
+            base = without_adapters(learner, lambda: predict(noised, text, batch.sizes))
             target = torch.where(batch.keep_base[:, None, None, None], base, target)
     wrong = objective.elementwise(predicted, target, run.config, noised)
     return objective.reduce(wrong, noised.weight, batch.weights, batch.mask)
@@ -41,6 +44,24 @@ def noised_here(family: Any, latents: Tensor, run: Any) -> Noised:
     own = slice(run.rank * len(latents), (run.rank + 1) * len(latents))
     values = {f.name: getattr(whole, f.name) for f in fields(whole)}
     return replace(whole, **{name: value[own] for name, value in values.items() if value is not None})
+
+
+def filled_up(size: int, predict: Any, noised: Noised, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+    """Predict for a batch that is shorter than `size`, the last of its bucket, in the shape of a full one.
+
+    Another batch size would cost another graph of every block in the middle of a run. The rows that fill it up repeat
+    the last one, and their answers are dropped: the numbers are those of the short batch.
+    """
+    missing = size - len(sizes)
+    if missing <= 0:
+        return predict(noised, text, sizes)
+
+    def fill(rows: Tensor) -> Tensor:
+        return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+
+    values = {f.name: getattr(noised, f.name) for f in fields(noised)}
+    full = replace(noised, **{name: fill(value) for name, value in values.items() if value is not None})
+    return predict(full, {name: fill(rows) for name, rows in text.items()}, fill(sizes))[: len(sizes)]
 
 
 def without_adapters(learner: Any, predict: Callable[[], Tensor]) -> Tensor:

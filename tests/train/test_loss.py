@@ -1,0 +1,35 @@
+"""Short batches in the shape of full ones."""
+
+from types import SimpleNamespace
+
+import torch
+
+from library.families.base import Noised
+from library.train.loss import filled_up
+
+
+def noised(rows):
+    values = torch.randn(rows, 4, 6, 6)
+    return Noised(values, torch.rand(rows), values + 1, torch.ones(rows), sigmas=torch.rand(rows))
+
+
+def test_a_short_batch_is_predicted_in_full_shape_with_its_own_numbers():
+    torch.manual_seed(0)
+    seen = SimpleNamespace(shapes=[])
+
+    def predict(given, text, sizes):
+        seen.shapes.append((len(given.latents), len(given.sigmas), len(text["t"]), len(sizes)))
+        return given.latents * given.timesteps[:, None, None, None] + text["t"][:, :, None, None].mean() + sizes.mean()
+
+    one, text, sizes = noised(3), {"t": torch.ones(3, 4)}, torch.ones(3, 6)
+    answer = filled_up(5, predict, one, text, sizes)
+    assert seen.shapes == [(5, 5, 5, 5)]
+    torch.testing.assert_close(answer, predict(one, text, sizes))
+    assert filled_up(3, predict, one, text, sizes).shape[0] == 3
+
+
+def test_gradients_of_filling_rows_do_not_count():
+    weight = torch.ones((), requires_grad=True)
+    one, sizes = noised(1), torch.ones(1, 6)
+    filled_up(4, lambda n, *_: n.latents * weight, one, {}, sizes).sum().backward()
+    torch.testing.assert_close(weight.grad, one.latents.sum())
