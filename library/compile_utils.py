@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from library import compile_cache
 from library.compile_ledger import LEDGER
 from library.config.schema import ConfigError
 from library.memory.blocks import copied, under_its_name
@@ -113,6 +114,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     if wrong := list(problems(args, device, disable_linear)):
         raise ConfigError("\n".join(wrong))
+    compile_cache.use(getattr(args, "compile_cache_dir", None), device)
     _settings(args, device)
     LEDGER.listen()
     options = torch_compile_options(args)

@@ -131,6 +131,13 @@ class Compile:
     compile_fallback: bool = opt(
         False, "Where compiling is not possible, train without it instead of stopping.", label="Fall back to eager"
     )
+    compile_cache_dir: str | None = opt(
+        None,
+        "The folder that keeps compiled code for the next start. Empty: one in your cache folder.",
+        label="Cache folder",
+        kind="folder",
+        advanced=True,
+    )
 
     @property
     def dynamic(self) -> bool | None:
