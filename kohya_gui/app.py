@@ -32,7 +32,7 @@ def build(roots: Sequence[Path] = ()) -> gr.Blocks:
     """The page. `roots` are the folders below which configs may be read and written."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as page:
         gr.HTML(
-            f"<header><h1>{TITLE}</h1><p>SDXL and FLUX.1, on this computer</p></header>",
+            f"<header><h1>{TITLE}</h1><p>LoRA and fine-tuning for SDXL and FLUX.1</p></header>",
             elem_id="top",
             apply_default_css=False,
         )

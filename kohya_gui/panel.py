@@ -78,6 +78,8 @@ def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int
         return str(phase.get("name") or "").capitalize(), f"{done} / {of}" if of else "", done, of
     if run.active and not step:
         return ("Loading Python and the trainer" if run.state == "starting" else "Getting ready"), "", 0, 0
+    if not step:
+        return "It did not get to the first step", _eta(run, progress, now), 0, 0
     return (f"Step {step} / {total}" if total else f"Step {step}"), _eta(run, progress, now), step, total
 
 
