@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from library.compile_utils import compile_model
+from library.config.sections import Compile
 from library.families.flux import keys
+from library.families.flux.family import Flux as Family
 from library.families.flux.model import Flux, Sizes, rope, sinusoids
 
 
@@ -211,11 +214,6 @@ def test_weights_stored_in_8_bits_are_widened_where_they_are_used():
     assert given["img"].grad.isfinite().all()
 
 
-def mark(*tensors):
-    for tensor in tensors:
-        torch._dynamo.maybe_mark_dynamic(tensor, 1)
-
-
 @pytest.mark.parametrize("stored_in_8_bits", [False, True], ids=["plain", "8 bits and a mask"])
 def test_one_graph_for_each_kind_of_block_over_all_buckets(stored_in_8_bits):
     """What compiling relies on: whatever the bucket, the text length and the block's place, the code is the same."""
@@ -233,9 +231,8 @@ def test_one_graph_for_each_kind_of_block_over_all_buckets(stored_in_8_bits):
     torch._dynamo.reset()
     counters.clear()
     eager, compiled = prepared(), prepared()
-    compiled.enter = mark
-    for block in (*compiled.double_blocks, *compiled.single_blocks):
-        block.compile(backend="aot_eager", fullgraph=True)
+    how = Compile(compile=True, compile_backend="aot_eager", compile_fullgraph=True)
+    compile_model(how, compiled, [compiled.double_blocks, compiled.single_blocks], inputs=Family.block_inputs)
     for height, width, length in ((4, 6, 5), (3, 8, 5), (5, 5, 7), (2, 12, 9)):
         outs = []
         for model in (eager, compiled):

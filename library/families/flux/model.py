@@ -294,25 +294,14 @@ class Flux(nn.Module):
         pe = self.positions(txt_ids, img_ids)
         masks = () if txt_attention_mask is None else (self.joint_mask(txt_attention_mask, img),)
 
-        need_gradient(self.double_blocks, img, txt)
-        self.enter(img, txt, pe, *masks)
         for block in self.double_blocks:
             img, txt = block(img, txt, vec, pe, *masks)
 
         joint = torch.cat((txt, img), dim=1)
-        need_gradient(self.single_blocks, joint)
-        self.enter(joint, pe, *masks)
         for block in self.single_blocks:
             joint = block(joint, vec, pe, *masks)
 
         return self.final_layer(joint[:, txt.shape[1] :], vec)
-
-    def enter(self, *tensors: Tensor) -> None:
-        """Called with (img, txt, pe[, mask]) before the double blocks, with (joint, pe[, mask]) before the single ones.
-
-        It does nothing. Compiling may replace it to mark the one dimension that varies: dimension 1 of each of these
-        tensors is a number of tokens.
-        """
 
     def conditioning(self, timesteps: Tensor, y: Tensor, guidance: Tensor | None) -> Tensor:
         """Time, guidance and pooled text as one vector [B, C]."""
@@ -342,14 +331,3 @@ class Flux(nn.Module):
         """[B, L] of the text -> [B, L + I] boolean: every image token may be seen."""
         everywhere = torch.ones(img.shape[:2], dtype=torch.bool, device=img.device)
         return torch.cat((txt_mask.to(torch.bool), everywhere), dim=1)
-
-
-def need_gradient(blocks: nn.ModuleList, *streams: Tensor) -> None:
-    """Ask for the gradient of what enters the first block, if anything in these blocks learns.
-
-    Else the first block, alone among its equals, would see inputs without gradient, and torch.compile would make a
-    second graph for it. Where nothing in the blocks learns, none is asked for: it would run their backward for nothing.
-    """
-    if torch.is_grad_enabled() and any(p.requires_grad for p in blocks.parameters()):
-        for stream in streams:
-            stream.requires_grad_()
