@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from kohya_gui import paths
+from kohya_gui.assets import Assets
 from kohya_gui.door import Door, is_loopback, new_token
 from kohya_gui.monitor import Monitor
 from kohya_gui.theme import HEAD, THEME
@@ -56,7 +57,7 @@ def application(page: gr.Blocks, door: dict[str, Any], root_path: str = "") -> A
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, show_error=True,
         max_file_size="1mb", root_path=root_path or None,
     )  # fmt: skip
-    return Door(GZipMiddleware(inner, minimum_size=2000, compresslevel=4), **door)
+    return Door(Assets(GZipMiddleware(inner, minimum_size=2000, compresslevel=4)), **door)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,10 +1,12 @@
 """The door: names, origins and tokens, for every route and method alike."""
 
 import contextlib
+import gzip
 
 import pytest
 
 from kohya_gui import app
+from kohya_gui.assets import FOLDER, Assets
 from kohya_gui.door import Door, is_loopback, new_token
 
 
@@ -117,6 +119,26 @@ def test_with_a_token_any_address_of_the_machine_will_do_but_no_strange_name(gua
     for host in ("10.0.0.5:7860", "train.example", "127.0.0.1"):
         assert knock(guarded, host=host, authorization="Bearer the-token")[0] == 200
     assert knock(guarded, host="evil.test", authorization="Bearer the-token")[0] == 403
+
+
+def test_scripts_come_from_memory_and_may_be_kept():
+    assets = Assets(page)
+    name = next(name for name in sorted(assets.names) if name.endswith(".js"))
+    status, headers, body = knock(assets, path=f"/assets/{name}", accept_encoding="gzip, br")
+    assert (
+        status == 200
+        and "immutable" in headers["cache-control"]
+        and headers["content-type"].startswith("text/javascript")
+    )
+    assert gzip.decompress(body) == knock(assets, path=f"/assets/{name}")[2] == (FOLDER / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "path", ["/assets/../index.html", "/assets/", "/assets", "/assets/none.js", "/", "//assets/x.js"]
+)
+def test_only_known_names_are_read_from_the_folder(path):
+    assert knock(Assets(page), path=path)[2] == b"page"
+    assert knock(Assets(page), "POST", path=path)[2] == b"page"
 
 
 def test_which_addresses_are_this_computer_only():
