@@ -10,11 +10,6 @@ from typing import Any
 # "option", "option=value" or "script.option" -> why, and what to do instead
 PENDING: dict[str, str] = {
     "model_type=chroma": "Chroma is not supported; train FLUX.1 dev or schnell (model_type = flux)",
-    "flux_train.fused_optimizer_groups": "use blockwise_fused_optimizers, which does the same for FLUX",
-    "sdxl_train.fused_optimizer_groups": "leave it out; gradient_checkpointing and full_bf16 save memory",
-    "sdxl_train.fused_backward_pass": "leave it out; gradient_checkpointing and full_bf16 save memory",
-    "flux_train.fused_backward_pass": "leave it out; gradient_checkpointing and full_bf16 save memory",
-    "blockwise_fused_optimizers": "leave it out; gradient_checkpointing and full_bf16 save memory",
     "debug_dataset": "leave it out; `kohya check run.toml` looks through the data",
     "initial_epoch": "use resume, which goes on exactly where the state was saved",
     "initial_step": "use resume, which goes on exactly where the state was saved",

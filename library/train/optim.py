@@ -1,11 +1,13 @@
 """The optimizer, by the package that owns it, and its schedule."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 from library.config.schema import ConfigError
+from library.train import bundles
 from library.train.choices import (
     Maker,
     arguments,
@@ -14,6 +16,8 @@ from library.train.choices import (
     maker,
     missing_package,
     relative_step,
+    stepped_early,
+    steps_alone,
     unknown_arguments,
 )
 from library.train.schedule import problems as schedule_problems
@@ -24,25 +28,46 @@ __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems"
 log = logging.getLogger(__name__)
 
 
-def optimizer(learner: Any, config: Any) -> Any:
+def optimizer(learner: Any, config: Any, seed: int = 0) -> Any:
     """The optimizer over what learns, one group per learning rate. Call it when parameters are where they will stay.
 
-    AdamW is fused on CUDA, unless optimizer_args say otherwise. Raises ConfigError in the words of `problems`.
+    AdamW is fused on CUDA, unless optimizer_args say otherwise. Weights in half precision, and those that are stepped
+    within the backward pass, are stepped in bundles, rounded by what `seed` decides. Raises ConfigError in the words of
+    `problems`.
     """
     if wrong := list(problems(config)):
         raise ConfigError("\n".join(wrong))
     groups = learner.groups(config.optim)
-    cls, own = maker(config), arguments(config)
     if relative_step(config):  # Adafactor finds its own rate; one that is given would be refused
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
+    log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
+    cut = bundled(learner, groups, config)
+    return bundles.Bundles(groups, cut, functools.partial(_made, config), seed) if cut else _made(config, groups)
+
+
+def bundled(learner: Any, groups: list[dict[str, Any]], config: Any) -> Any:
+    """How the weights are cut into bundles that are stepped one after the other; None: all are stepped at once."""
+    early = stepped_early(config)
+    if early == "fused_backward_pass":
+        return bundles.one_by_one
+    if early == "fused_optimizer_groups":
+        total = sum(len(group["params"]) for group in groups)
+        return bundles.by_count(config.optim.fused_optimizer_groups, total)
+    if early == "blockwise_fused_optimizers":
+        regions = learner.family.regions
+        return bundles.by_block(m for m in learner.parts.denoiser.modules() if type(m).__name__ in regions)
+    half = config.precision.full_bf16 or config.precision.full_fp16
+    return bundles.by_size if half and steps_alone(config) else None
+
+
+def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
+    cls, own = maker(config), arguments(config)
     always = dict(cls.always)
     on_cuda = all(p.is_cuda for group in groups for p in group["params"])
     if cls.name == "AdamW" and cls.module == "torch.optim" and on_cuda and not {"fused", "foreach"} & own.keys():
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
-    made = load(cls)(groups, lr=rate, **always, **own)
-    log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
-    return made
+    return load(cls)(groups, lr=rate, **always, **own)
 
 
 def problems(config: Any) -> Iterator[str]:
@@ -56,6 +81,8 @@ def problems(config: Any) -> Iterator[str]:
         yield f"optimizer_type {config.optim.optimizer} {absent}"
     else:
         yield from _signature_problems(cls, own, config.optim.optimizer)
+    if (early := stepped_early(config)) and is_schedule_free(config):
+        yield f"{early} cannot be used with {cls.name}: use AdamW or Adafactor, or leave {early} out"
     yield from schedule_problems(config)
 
 
@@ -66,6 +93,10 @@ def notes(config: Any) -> Iterator[str]:
         yield f"learning_rate {config.optim.learning_rate} is small for {name}, which finds its own step: use about 1.0"
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield f"lr_scheduler has no effect: {name} needs no schedule"
+    precision = config.precision
+    half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
+    if half and not steps_alone(config):
+        yield f"{half}: {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not"
     if relative_step(config):
         yield "learning rates and lr_scheduler have no effect: Adafactor finds its own (relative_step=True)"
 

@@ -21,6 +21,7 @@ from library.compile_ledger import LEDGER, as_line
 from library.config.schema import ConfigError, changed
 from library.memory import precision
 from library.runs.record import Record
+from library.train.choices import stepped_early
 from library.train.clock import Clock, windows
 from library.train.meter import Meter
 from library.train.trackers import Trackers
@@ -137,7 +138,7 @@ class Run:
             parts.denoiser = self._shared(parts.denoiser, whole=True)
 
     def _shared(self, network: nn.Module, whole: bool) -> nn.Module:
-        if self.accelerator.num_processes == 1:
+        if self.accelerator.num_processes == 1 or stepped_early(self.config):  # which averages by itself
             return network
         options = self.config.distributed
         ids = [self.device.index] if self.device.type == "cuda" else None
@@ -151,6 +152,11 @@ class Run:
         )
         self._learning.append(network)
         return network
+
+    def average(self, gradient: Tensor) -> None:
+        """Make a gradient the mean of all processes', in place."""
+        torch.distributed.all_reduce(gradient)
+        gradient /= self.ranks
 
     # The steps.
 

@@ -1,10 +1,14 @@
-"""What happens to the weights once their gradients are there."""
+"""What happens to the weights once their gradients are there.
+
+Most of it may already have happened by then: see `bundles`, for optimizers that step within the backward pass.
+"""
 
 from typing import Any
 
 from torch import Tensor
 
-from library.train import optim
+from library.train import optim, rounding
+from library.train.choices import stepped_early
 from library.train.schedule import schedule
 
 
@@ -15,7 +19,12 @@ class Updates:
         self._run, self._limit = run, config.optim.max_grad_norm
         self._learner, self._parameters = learner, learner.parameters()
         self._norm_limit = config.network.scale_weight_norms if config.adapters else None
-        self.bare = optim.optimizer(learner, config)
+        self.bare = optim.optimizer(learner, config, run.seed)
+        self._early = bool(stepped_early(config))
+        if self._early:
+            self.bare.step_early(self._limit, run.average if run.ranks > 1 else None)
+        if config.precision.full_fp16:
+            rounding.allow_half(run.accelerator.scaler)
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
         self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
         self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)
@@ -25,7 +34,9 @@ class Updates:
     def apply(self) -> dict[str, Tensor]:
         """Clip, step, schedule, forget the gradients. Returns the norm before clipping, on the device."""
         norms = {}
-        if self._limit:
+        if self._early:
+            norms |= {"grad_norm": norm} if (norm := self.bare.norm()) is not None else {}
+        elif self._limit:
             norms["grad_norm"] = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
         self.optimizer.step()
         if self._norm_limit:

@@ -129,7 +129,7 @@ def noted(script, **given):
         (FLUX, {"model_type": "chroma"}, "Chroma is not supported"),
         (FLUX, {"enable_bucket": True, "bucket_reso_steps": 32}, "multiple of 64"),
         ("flux_train", {"enable_bucket": True, "bucket_reso_steps": 8}, "multiple of 16"),
-        ("flux_train", {"fused_optimizer_groups": 4}, "blockwise_fused_optimizers"),
+        ("flux_train", {"fused_optimizer_groups": 4, "blockwise_fused_optimizers": True}, "exclude each other"),
         (SDXL, {"enable_bucket": True, "bucket_reso_steps": 48}, "multiple of 32"),
         (SDXL, {"enable_bucket": True, "resolution": 1536}, "max_bucket_reso (1024)"),
         (SDXL, {"enable_bucket": True, "resolution": "128,128"}, "min_bucket_reso (256)"),

@@ -242,10 +242,17 @@ class FullOptim(Optim):
     )
 
     def check(self, run: Any) -> Iterator[str]:
-        """One way of stepping early."""
+        """One way of stepping early, and only with gradients that are whole and unscaled."""
         yield from Optim.check(self, run)
-        if self.fused_backward_pass and self.fused_optimizer_groups:
-            yield "fused_backward_pass and fused_optimizer_groups exclude each other: choose one"
+        ways = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
+        chosen = [name for name in ways if getattr(self, name, None)]
+        if len(chosen) > 1:
+            yield f"{' and '.join(chosen)} exclude each other: choose one"
+        for name in chosen:
+            if run.steps.gradient_accumulation_steps > 1 and name != "fused_backward_pass":
+                yield f"{name} cannot accumulate: set gradient_accumulation_steps = 1"
+            if run.precision.mixed_precision == "fp16":
+                yield f"{name} cannot be used with fp16, whose gradients are scaled: set mixed_precision = bf16"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

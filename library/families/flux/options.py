@@ -146,12 +146,6 @@ class FluxFullOptim(sections.FullOptim):
         False, "One optimizer per block, stepped during the backward pass. Saves memory.", advanced=True
     )
 
-    def check(self, run: Any) -> Iterator[str]:
-        """One way of stepping early."""
-        yield from sections.FullOptim.check(self, run)
-        if self.blockwise_fused_optimizers and self.fused_backward_pass:
-            yield "fused_backward_pass and blockwise_fused_optimizers exclude each other: choose one"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxFullSave(sections.FullSave):

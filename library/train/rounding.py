@@ -1,0 +1,59 @@
+"""Weights in half precision that still learn from small updates.
+
+A bfloat16 number has 8 significant bits. An update below 1/512 of a weight would be lost if the sum were rounded to the
+nearest number, so it is rounded up or down by chance: right on average, however small the update.
+"""
+
+import hashlib
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOW = 1 << 16  # what bfloat16 cuts off a float32
+
+
+class Dice:
+    """Random numbers that depend on the seed, the step and the weight alone: a resumed run throws the same ones."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def on(self, device: torch.device, step: int, number: int) -> torch.Generator:
+        """The random numbers of a step for the `number`-th weight."""
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device)
+        text = f"rounding {self._seed} {step} {number}".encode()
+        return self._generators[device].manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1)
+
+
+@torch.no_grad()
+def write(into: Tensor, exact: Tensor, chance: torch.Generator) -> None:
+    """Write float32 numbers into a tensor of equal shape: by chance where that is bfloat16, else to the nearest.
+
+    float16 has three bits more and its own answer to small numbers, the scaled loss; it is rounded to the nearest.
+    """
+    if into.dtype != torch.bfloat16:
+        into.copy_(exact)
+        return
+    if not exact.dim():
+        into, exact = into.view(1), exact.view(1)
+    # A bfloat16 is the upper half of a float32. Adding a number below 2^16 to the whole carries into that half exactly
+    # as often as the lower half is large.
+    bits = torch.empty(exact.shape, dtype=torch.int32, device=exact.device).random_(0, LOW, generator=chance)
+    bits += exact.view(torch.int32)
+    upper = 1 if sys.byteorder == "little" else 0
+    into.copy_(bits.view(torch.bfloat16).unflatten(-1, (-1, 2))[..., upper])
+    # The carry can turn a NaN into a number, which would hide it; zero times a NaN brings it back.
+    into.add_(exact, alpha=0)
+
+
+def allow_half(scaler: Any) -> None:
+    """Let a gradient scaler (or None) accept gradients in float16, which `full_fp16` has and it refuses by itself."""
+    if scaler is not None:
+        unscale = type(scaler)._unscale_grads_
+        scaler._unscale_grads_ = lambda optimizer, inverse, found, _=False: unscale(
+            scaler, optimizer, inverse, found, True
+        )

@@ -1,0 +1,335 @@
+"""Half precision that learns from small updates, and optimizers that step one bundle of weights at a time."""
+
+import math
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from library.config.schema import ConfigError, build
+from library.families.sdxl.options import SdxlTrain
+from library.train import bundles, optim
+from library.train.rounding import Dice, allow_half, write
+
+HERE = torch.device("cpu")
+
+
+def rounded(numbers, throws=1):
+    into, dice = torch.empty_like(numbers, dtype=torch.bfloat16), Dice(0)
+    results = []
+    for i in range(throws):
+        write(into, numbers, dice.on(HERE, i, 0))
+        results.append(into.double())
+    return torch.stack(results)
+
+
+def test_rounding_is_right_on_average_and_to_a_neighbour():
+    numbers = torch.randn(64, 8) * torch.logspace(-30, 30, 8)
+    found = rounded(numbers, 2000)
+    # Rounding to either neighbour has a standard deviation of at most half their distance: 2^-8 of the number.
+    error = (found.mean(0) - numbers.double()).abs() / numbers.abs()
+    assert error.max() < 5 * 2**-8 / math.sqrt(2000)
+    assert ((found - numbers).abs() <= numbers.abs() * 2**-7).all()
+
+
+def test_what_bfloat16_can_hold_stays():
+    numbers = torch.tensor([0.0, -0.0, 1.0, -2.5, 1e-38, float("inf"), -float("inf"), 3.0e38]).bfloat16().float()
+    found = rounded(numbers, 20)
+    finite = numbers.isfinite()
+    assert (found[:, finite] == numbers.double()[finite]).all()
+    assert not found[:, ~finite].isfinite().any()
+
+
+def test_nan_is_never_rounded_away():
+    bits = [0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, -(2**22)]  # a GPU's NaN is the first, a CPU's the last
+    assert rounded(torch.tensor(bits, dtype=torch.int32).view(torch.float32), 20).isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4, 4)])
+def test_shapes_and_layouts(shape):
+    numbers = torch.randn(shape)
+    if len(shape) == 4:
+        numbers = numbers.to(memory_format=torch.channels_last)
+    into = torch.empty_like(numbers, dtype=torch.bfloat16)
+    write(into, numbers, Dice(0).on(HERE, 0, 0))
+    torch.testing.assert_close(into.float(), numbers, rtol=2**-7, atol=0)
+
+
+def test_the_dice_know_seed_step_and_weight():
+    def throw(seed, step, number):
+        return torch.rand(4, generator=Dice(seed).on(HERE, step, number)).tolist()
+
+    assert throw(1, 2, 3) == throw(1, 2, 3)
+    assert len({tuple(throw(*which)) for which in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4)]}) == 4
+
+
+# ---- optimizers
+
+
+class Learner:
+    """A model of two groups, in half precision where that is asked for."""
+
+    def __init__(self, dtype=torch.float32, scale=1.0):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)).to(dtype)
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.fill_(scale)
+
+    def groups(self, _optim=None):
+        first, *rest = self.model
+        return [
+            {"params": list(first.parameters()), "lr": 0.25, "name": "first"},
+            {"params": [p for layer in rest for p in layer.parameters()], "lr": 0.5, "name": "rest"},
+        ]
+
+    def parameters(self):
+        return [p for group in self.groups() for p in group["params"]]
+
+
+def config(**values):
+    return build(SdxlTrain, values, notes=[])
+
+
+HALF = {"full_bf16": True, "mixed_precision": "bf16"}
+ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
+
+
+def gradients(learner, step=0, scale=1.0):
+    chance = torch.Generator().manual_seed(step)
+    for p in learner.parameters():
+        p.grad = (torch.randn(p.shape, generator=chance) * scale).to(p.dtype)
+
+
+def stepped(learner, steps, made=None, first=0, **values):
+    made = made or optim.optimizer(learner, config(**values), 7)
+    for step in range(first, first + steps):
+        gradients(learner, step)
+        made.step()
+        made.zero_grad()
+    return made
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "SGD"])
+def test_small_updates_add_up(name):
+    """400 steps of a thousandth of what the nearest bfloat16 could show move a weight by the right sum on average."""
+    rate, more = 2**-19 * (16 if name == "SGD" else 1), ADAFACTOR if name == "Adafactor" else {"optimizer_type": name}
+    if name != "Adafactor":
+        more = {**more, "optimizer_args": ["weight_decay=0"]}
+
+    def moved(dtype, **values):
+        learner = Learner(dtype)
+        made = optim.optimizer(learner, config(**more, **values), 7)
+        for group in made.param_groups:
+            group["lr"] = rate
+        for _ in range(400):
+            for p in learner.parameters():
+                p.grad = torch.full_like(p, 0.0625 if name == "SGD" else 1.0)
+            made.step()
+        return torch.cat([p.detach().float().flatten() for p in learner.parameters()]).mean().item() - 1
+
+    exact = moved(torch.float32)
+    assert exact < -5e-4
+    assert moved(torch.bfloat16, **HALF) == pytest.approx(exact, rel=0.25)
+    if name != "Adafactor":
+        plain = Learner(torch.bfloat16)
+        made = getattr(torch.optim, name)(plain.parameters(), lr=rate, weight_decay=0)
+        for _ in range(400):
+            for p in plain.parameters():
+                p.grad = torch.full_like(p, 0.0625 if name == "SGD" else 1.0)
+            made.step()
+        assert all((p == 1).all() for p in plain.parameters()), "what this is for"
+
+
+def test_half_weights_follow_the_float32_ones():
+    wide, half = Learner(), Learner(torch.bfloat16)
+    stepped(wide, 20)
+    stepped(half, 20, **HALF)
+    for a, b in zip(wide.parameters(), half.parameters(), strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=0, atol=0.5)
+
+
+def test_the_optimizer_remembers_matrices_in_bfloat16_and_the_rest_exactly():
+    made = stepped(Learner(torch.bfloat16), 1, **HALF)
+    found = {
+        (value.dim(), value.dtype)
+        for bundle in made.bundles
+        for state in bundle.optimizer.state.values()
+        for key, value in state.items()
+        if key != "step"
+    }
+    assert found == {(2, torch.bfloat16), (1, torch.float32)}
+
+
+def test_full_fp16_steps_in_float32():
+    """In float16 the squares of small gradients are 0, and AdamW divides by them."""
+    learner = Learner(torch.float16)
+    made = optim.optimizer(learner, config(full_fp16=True, mixed_precision="fp16"), 0)
+    gradients(learner, scale=1e-4)
+    made.step()
+    for p, rate in zip(learner.parameters(), [0.25] * 2 + [0.5] * 4, strict=True):
+        assert p.dtype == torch.float16
+        assert ((p.float() - 1).abs() < 1.05 * rate).all()
+
+
+def test_the_scaler_takes_gradients_in_float16():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    learner = Learner(torch.float16)
+    made = optim.optimizer(learner, config(full_fp16=True, mixed_precision="fp16"), 0)
+    scaler.scale(torch.zeros(1))
+    gradients(learner)
+    expected = [p.grad / 8 for p in learner.parameters()]
+    with pytest.raises(ValueError, match="FP16"):
+        scaler.unscale_(made)
+    allow_half(scaler)
+    scaler = scaler if not scaler._per_optimizer_states.clear() else None
+    scaler.unscale_(made)
+    torch.testing.assert_close([p.grad for p in learner.parameters()], expected)
+
+
+@pytest.mark.parametrize("values", [HALF, {**HALF, **ADAFACTOR}, {"fused_optimizer_groups": 2}])
+def test_a_saved_state_goes_on_bit_for_bit(values):
+    dtype = torch.bfloat16 if values.get("full_bf16") else torch.float32
+    straight, first, second = Learner(dtype), Learner(dtype), Learner(dtype)
+    stepped(straight, 5, **values)
+    state = stepped(first, 2, **values).state_dict()
+    for p, q in zip(second.parameters(), first.parameters(), strict=True):
+        p.data.copy_(q.data)
+    made = optim.optimizer(second, config(**values), 7)
+    made.load_state_dict(state)
+    kinds = {
+        v.dtype for b in made.bundles for s in b.optimizer.state.values() for v in s.values() if torch.is_tensor(v)
+    }
+    assert (torch.bfloat16 in kinds) == (values == HALF)
+    stepped(second, 3, made, first=2)
+    assert all((p == q).all() for p, q in zip(straight.parameters(), second.parameters(), strict=True))
+
+
+def test_a_state_of_another_optimizer_is_refused_in_a_sentence():
+    plain = stepped(Learner(), 1)
+    made = optim.optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    with pytest.raises(ConfigError, match="resume"):
+        made.load_state_dict(plain.state_dict())
+
+
+def test_rates_are_those_of_the_whole():
+    learner = Learner()
+    made = optim.optimizer(learner, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
+    made.param_groups[1]["lr"] = 0.125
+    for p in learner.parameters():
+        p.grad = torch.ones_like(p)
+    made.step()
+    assert [p.flatten()[0].item() for p in learner.parameters()] == [0.75] * 2 + [0.875] * 4
+
+
+def test_tensors_are_counted_out_to_bundles_and_a_new_rate_begins_one():
+    made = optim.optimizer(Learner(), config(fused_optimizer_groups=3), 0)
+    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
+    made = optim.optimizer(Learner(), config(fused_optimizer_groups=2), 0)
+    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3, 4], [5]]
+
+
+def test_large_weights_are_widened_one_at_a_time(monkeypatch):
+    monkeypatch.setattr(bundles, "WIDENED", 100)
+    made = optim.optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
+
+
+# ---- steps within the backward pass
+
+
+def backward(learner, step):
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(step))
+    (learner.model(x).square().sum() * 1e-3).backward()
+
+
+@pytest.mark.parametrize(
+    "values", [{**ADAFACTOR, "fused_backward_pass": True}, {"fused_optimizer_groups": 2}, {"fused_optimizer_groups": 9}]
+)
+def test_early_steps_give_the_same_weights(values):
+    plain, early = Learner(scale=0.1), Learner(scale=0.1)
+    kept = {name: value for name, value in values.items() if name.startswith("optimizer")}
+    after, within = optim.optimizer(plain, config(**kept)), optim.optimizer(early, config(**values))
+    within.step_early(0.0)
+    for step in range(4):
+        for learner, made in ((plain, after), (early, within)):
+            backward(learner, step)
+            if made is within:
+                assert all(p.grad is None for p in learner.parameters())
+            made.step()
+            made.zero_grad()
+    assert all((p == q).all() for p, q in zip(plain.parameters(), early.parameters(), strict=True))
+
+
+def test_each_gradient_is_clipped_alone():
+    learner = Learner(scale=0.5)
+    before = [p.detach().clone() for p in learner.parameters()]
+    made = optim.optimizer(learner, config(optimizer_type="SGD", fused_optimizer_groups=2))
+    made.step_early(1e-3)
+    backward(learner, 0)
+    moves = [(p - q).norm().item() for p, q in zip(learner.parameters(), before, strict=True)]
+    assert moves == pytest.approx([0.25e-3] * 2 + [0.5e-3] * 4, rel=1e-3)
+    assert made.norm() > 1e-3 * math.sqrt(6)
+    assert made.norm() is None
+
+
+def most_alive(learner, made):
+    """The most bytes of gradients that existed at once during a backward pass, wherever they are held."""
+    alive, most = [], 0
+
+    def note(p):
+        nonlocal most
+        alive.append((weakref.ref(p.grad), p.grad.nbytes))
+        most = max(most, sum(size for gradient, size in alive if gradient() is not None))
+
+    for p in learner.parameters():
+        p.register_post_accumulate_grad_hook(note)
+    if isinstance(made, bundles.Bundles) and not made.bundles[0].waiting:
+        made.step_early(1.0)
+    backward(learner, 0)
+    return most
+
+
+def test_gradients_do_not_pile_up():
+    def most(**values):
+        learner = Learner()
+        return most_alive(learner, optim.optimizer(learner, config(**values)))
+
+    sizes = [p.numel() * 4 for p in Learner().parameters()]
+    assert most() == sum(sizes)
+    assert most(**ADAFACTOR, fused_backward_pass=True) <= max(sizes) + 4 * 8
+    assert most(fused_optimizer_groups=3) == max(sizes) + 4 * 8
+
+
+def test_a_step_that_is_done_again_counts_once():
+    """When compiling fails in the backward pass, some bundles have been stepped already."""
+    learner, once = Learner(scale=0.1), Learner(scale=0.1)
+    for trained, times in ((learner, 2), (once, 1)):
+        made = optim.optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
+        made.step_early(0.0)
+        for _ in range(times):
+            backward(trained, 0)
+            made.zero_grad()
+        made.step()
+    assert all((p == q).all() for p, q in zip(learner.parameters(), once.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({**ADAFACTOR, "fused_backward_pass": True, "fused_optimizer_groups": 2}, "choose one"),
+        ({"fused_optimizer_groups": 2, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps = 1"),
+        ({"fused_optimizer_groups": 2, "mixed_precision": "fp16"}, "bf16"),
+        ({"fused_backward_pass": True}, "Adafactor"),
+    ],
+)
+def test_what_does_not_go_together_is_said(values, words):
+    with pytest.raises(ConfigError, match=words):
+        config(**values)
+
+
+def test_optimizers_that_look_at_all_weights_round_to_the_nearest_and_that_is_said():
+    notes = list(optim.notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
+    assert any("nearest" in note for note in notes)
+    assert not list(optim.notes(config(**HALF)))
