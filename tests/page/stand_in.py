@@ -19,6 +19,7 @@ PACE = 0.05  # seconds per step
 def main(config_file: str) -> None:
     config = read_toml(config_file)
     total = int(config.get("max_train_steps", 1600))
+    asked = ""
     script, name = "flux_train_network", config.get("output_name")
     with Record.start(config, script, config["output_dir"], name, "FLUX.1 LoRA") as record:
         record.plan(total)
@@ -30,13 +31,15 @@ def main(config_file: str) -> None:
         for step in range(1, total + 1):
             if config.get("learning_rate") == 0.5 and step == 5:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2.25 GiB")
-            if record.stop_requested():
+            if asked := record.stop_requested():
                 break
             time.sleep(PACE)
             loss = 0.3 * math.exp(-step / 200) + 0.05 * (step % 3)
             record.step({"step": step, "epoch": 1, "loss": loss, "lr": {"unet": 1e-4}, "s_it": PACE,
                          "eta": (total - step) * PACE})  # fmt: skip
             print(f"step {step}/{total}, loss {loss:.4f}", flush=True)
+        if asked == "now":
+            return
         result = Path(config["output_dir"]) / f"{name}.safetensors"
         result.write_bytes(b"x" * 2_000_000)
         record.event("saved", file=str(result))
