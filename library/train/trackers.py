@@ -15,12 +15,15 @@ class Trackers:
     def __init__(self, config: Any, folder: Path) -> None:
         log = config.log
         wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
-        self._network = config.adapters
+        self._network, self._last = config.adapters, {}
         self._board = self._open_board(log) if "tensorboard" in wanted and log.logging_dir else None
         self._wandb = self._open_wandb(config, folder) if "wandb" in wanted else None
 
     def log(self, line: dict[str, Any]) -> None:
         """Write one step."""
+        if self._last and line["epoch"] != self._last["epoch"]:
+            self._epoch_ended()
+        self._last = line
         numbers = self._tags(line)
         if self._board:
             for name, value in numbers.items():
@@ -37,6 +40,8 @@ class Trackers:
 
     def close(self) -> None:
         """Flush and end."""
+        if self._last:
+            self._epoch_ended()
         if self._board:
             self._board.close()
         if self._wandb:
@@ -50,7 +55,15 @@ class Trackers:
         )
         rates = {f"lr/{name}": rate for name, rate in line["lr"].items()}
         norm = {"norm/grad_norm": line["grad_norm"]} if "grad_norm" in line else {}
-        return loss | rates | norm
+        return loss | rates | norm | {name: value for name, value in line.items() if "/" in name}
+
+    def _epoch_ended(self) -> None:
+        """The average loss of the epoch that the last line belongs to, over epochs."""
+        name, epoch = "loss/epoch_average" if self._network else "loss/epoch", self._last["epoch"]
+        if self._board:
+            self._board.add_scalar(name, self._last["avr_loss"], epoch)
+        if self._wandb:  # which has one axis for all that does not say otherwise
+            self._wandb.log({name: self._last["avr_loss"], "epoch": epoch}, step=self._last["step"])
 
     def _open_board(self, log: Any) -> Any:
         from torch.utils.tensorboard import SummaryWriter

@@ -12,6 +12,9 @@ from library.train.choices import stepped_early
 from library.train.schedule import schedule
 
 
+NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_norm", "average": "norm/avg_key_norm"}
+
+
 class Updates:
     """Optimizer and schedule of a run, stepped together."""
 
@@ -40,13 +43,18 @@ class Updates:
             norms["grad_norm"] = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
         self.optimizer.step()
         if self._norm_limit:
-            norms |= {f"max_norm/{name}": value for name, value in self._learner.limit_norms(self._norm_limit).items()}
+            norms |= {NORMS[name]: value for name, value in self._learner.limit_norms(self._norm_limit).items()}
         for _ in range(self._run.ranks):
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norms
 
     def rates(self) -> dict[str, float]:
-        """Learning rates by the group's name."""
-        names = (group.get("name") or f"group{i}" for i, group in enumerate(self.bare.param_groups))
-        return dict(zip(names, (float(group["lr"]) for group in self.bare.param_groups), strict=True))
+        """Learning rates by the group's name; of an optimizer that finds its own step also what it multiplies them to."""
+        found = {}
+        for i, group in enumerate(self.bare.param_groups):
+            name, rate = group.get("name") or f"group{i}", float(group["lr"])
+            found[name] = rate
+            if "d" in group:
+                found[f"d*lr/{name}"] = float(group["d"]) * rate
+        return found
