@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 CHATTY = ("httpx", "urllib3", "filelock", "PIL", "matplotlib", "fsspec", "asyncio")
+_OURS: list[logging.Handler] = []
 
 
 def listen(log: Any) -> None:
@@ -21,6 +22,10 @@ def listen(log: Any) -> None:
     handler.setFormatter(logging.Formatter(plain if log.console_log_simple else "%(asctime)s %(levelname)s " + plain))
     root = logging.getLogger()
     root.setLevel(log.console_log_level or "INFO")
+    for earlier in _OURS:  # of another training in this process: every line would come twice
+        root.removeHandler(earlier)
+        earlier.close()
+    _OURS[:] = [handler]
     root.addHandler(handler)
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
