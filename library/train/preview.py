@@ -69,7 +69,8 @@ class Previews:
         """Networks in evaluation mode on the device, without compiled blocks; everything as before afterwards."""
         run, parts = self._run, self._parts
         networks = [parts.denoiser, parts.vae, *parts.encoders.values()]
-        modes, home = [n.training for n in networks], parts.vae.device
+        # One by one: adapters are in training mode inside of a denoiser that is not.
+        modes, home = [(m, m.training) for n in networks for m in n.modules()], parts.vae.device
         parts.vae.to(run.device)
         for network in networks:
             network.eval()
@@ -79,8 +80,8 @@ class Previews:
                 yield
         finally:
             torch.compiler.set_stance("force_eager" if LEDGER.fallback else "default")
-            for network, mode in zip(networks, modes, strict=True):
-                network.train(mode)
+            for module, mode in modes:
+                module.training = mode
             parts.vae.to(home)
 
     def _draw_one(self, number: int, prompt: Prompt) -> None:
