@@ -18,7 +18,7 @@ def of(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> Tensor:
     with torch.no_grad():
         latents = batch.latents
         if latents is None:
-            latents = family.latents(parts, batch.pixels, run.generator)
+            latents = family.latents(parts, batch.pixels, run.encoding)
         noised = noised_here(family, latents, run)
     with run.autocast():
         text = conditions(batch, family, parts, learner)

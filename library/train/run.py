@@ -43,6 +43,7 @@ class Run:
         self.storage, self.compute = precision.storage_type(config), precision.compute_type(config)
         self.seed = self._seed()
         self.generator = torch.Generator(self.device)
+        self.encoding = torch.Generator(self.device)  # of the VAE's own noise, for latents that are not cached
         self.record = self._record() if self.main else None
         self.trackers = Trackers(config, self.record.folder) if self.record else None
         self.clock = Clock(total=0, per_epoch=1, epochs=1)
@@ -302,8 +303,9 @@ class Run:
 
     def _reseed(self, number: int) -> None:
         """The noise of a batch depends on the seed, the step and the batch's number in it, and on nothing before."""
-        text = f"{self.seed} {self.clock.step} {number}".encode()
-        self.generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1)
+        text = f"{self.seed} {self.clock.step} {number}"
+        self.generator.manual_seed(_as_seed(text))
+        self.encoding.manual_seed(_as_seed(f"{text} {self.rank}"))
 
     def _random_state(self) -> tuple[Any, ...]:
         return random.getstate(), torch.get_rng_state()
@@ -337,6 +339,10 @@ def _accelerator_facts(device: torch.device, processes: int) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         facts |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / 2**30, 1)}
     return facts
+
+
+def _as_seed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
 def _clock(seconds: float) -> str:
