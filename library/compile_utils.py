@@ -259,10 +259,13 @@ def _with_door(
 def _as_inner(stream: Tensor, learns: bool) -> Tensor:
     """The first block's input looks like every other block's: in one order, and part of the graph of gradients.
 
-    Without this, frozen embeddings in front of the first block cost a second graph: requires_grad and strides differ.
+    Without this, what stands in front of the first block costs a second graph: strides and requires_grad differ, and
+    what comes out of a Linear layer is a view, whose base the graph would be bound to as well.
     Where no block of the class learns, none of them needs a gradient, and asking for one would be work for nothing.
     """
     stream = stream.contiguous(memory_format=torch.channels_last if stream.dim() == 4 else torch.contiguous_format)
     if learns and torch.is_grad_enabled() and not stream.requires_grad:
         stream = stream.detach().requires_grad_(True)
+    if stream.dim() == 3 and stream._is_view():
+        stream = torch.ops.aten._unsafe_view(stream, stream.shape)
     return stream

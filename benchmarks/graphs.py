@@ -1,0 +1,175 @@
+"""Graphs, recompilations and compile seconds over a dozen buckets: blocks wrapped one by one, and compiled in place.
+
+    python benchmarks/graphs.py                 # FLUX.1 and SDXL, inductor, each way in a process of its own
+    python benchmarks/graphs.py --backend aot_eager --family flux
+
+The models have the real depth ratio and a small width: 8 double and 16 single blocks for FLUX.1, three levels for SDXL.
+All Linear layers of the blocks carry a LoRA. `wrapped` is `blocks[i] = torch.compile(blocks[i])` with nothing else,
+`in place` is what the trainer does, `again` is a second process with the caches of the first.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+BUCKETS = [(8, 8), (8, 10), (10, 8), (6, 12), (12, 6), (8, 12), (12, 8), (6, 10), (10, 6), (10, 10), (6, 14), (14, 6)]
+TEXT = 24
+
+
+def flux():
+    """A FLUX.1 denoiser with adapters, and a function that calls it for a bucket."""
+    import torch
+
+    from library.families.flux.family import Flux as Family
+    from library.families.flux.model import Flux, Sizes
+    from library.families.flux.packing import Positions
+
+    torch.manual_seed(0)
+    model = Flux(Sizes(16, 16, 32, 48, 96, 24, 384, 8, 16, guidance=True))
+    positions = Positions()
+
+    def call(height, width):
+        device = torch.device("cpu")
+        img = torch.randn(2, height * width, 16)
+        ids = {"img_ids": positions.image(height, width, device), "txt_ids": positions.text(TEXT, device)}
+        given = {"txt": torch.randn(2, TEXT, 48), "y": torch.randn(2, 32), "guidance": torch.ones(2)}
+        return model(img=img, timesteps=torch.rand(2), **ids, **given)
+
+    return model, call, Family
+
+
+def sdxl():
+    """An SDXL U-Net with adapters, and a function that calls it for a bucket."""
+    import torch
+    from diffusers import UNet2DConditionModel
+    from diffusers.models.attention_processor import AttnProcessor2_0
+
+    from library.families.sdxl.family import Sdxl as Family
+
+    torch.manual_seed(0)
+    model = UNet2DConditionModel(
+        block_out_channels=(32, 64, 128),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=(1, 2, 10),
+        attention_head_dim=(2, 4, 8),
+        cross_attention_dim=64,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=32,
+        projection_class_embeddings_input_dim=64 + 6 * 32,
+    )
+    model.set_attn_processor(AttnProcessor2_0())
+    for module in model.modules():
+        if hasattr(module, "output_scale_factor"):
+            module.output_scale_factor = float(module.output_scale_factor)
+
+    def call(height, width):
+        added = {"text_embeds": torch.randn(2, 64), "time_ids": torch.rand(2, 6)}
+        noisy, text = torch.randn(2, 4, 4 * (height // 2), 4 * (width // 2)), torch.randn(2, 77, 64)
+        return model(noisy, torch.rand(2), text, added_cond_kwargs=added, return_dict=False)[0]
+
+    return model, call, Family
+
+
+def adapt(model, regions):
+    """A LoRA on every Linear layer of the blocks."""
+    from torch import nn
+
+    from library.learners.adapters import LoraLinear, Spec
+
+    model.requires_grad_(False)
+    for block in (m for m in model.modules() if type(m).__name__ in regions):
+        for name, layer in list(block.named_modules()):
+            if isinstance(layer, nn.Linear):
+                parent = block.get_submodule(name.rpartition(".")[0])
+                setattr(parent, name.rpartition(".")[2], LoraLinear.around(layer, Spec(rank=4, alpha=4.0)))
+
+
+def wrap(model, regions, backend):
+    """The usual way: every block becomes an OptimizedModule."""
+    import torch
+
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child).__name__ in regions:
+                setattr(parent, name, torch.compile(child, backend=backend))
+
+
+def measure(family, way, backend):
+    """Forward and backward over all buckets in this process; what it cost."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    from library import memory
+    from library.compile_ledger import LEDGER
+
+    model, call, kind = {"flux": flux, "sdxl": sdxl}[family]()
+    adapt(model, kind.regions)
+    torch._dynamo.config.recompile_limit = 64
+    options = SimpleNamespace(
+        compile=True,
+        compile_backend=backend,
+        compile_mode="default",
+        compile_dynamic="auto",
+        compile_fullgraph=way != "wrapped",
+        compile_cache_size_limit=0,
+        compile_cache_dir=None,
+        compile_fallback=False,
+    )
+    if way == "wrapped":
+        wrap(model, kind.regions, backend)
+        LEDGER.listen()
+    else:
+        config = SimpleNamespace(
+            compile=options,
+            precision=SimpleNamespace(fp8_base=False, fp8_base_unet=False, fp8_denoiser=False),
+            memory=SimpleNamespace(checkpointing=False, cpu_offload_checkpointing=False, blocks_to_swap=None),
+            adapters=True,
+        )
+        memory.prepare(model, kind, config, torch.device("cpu"), num_shapes=len(BUCKETS))
+    for height, width in BUCKETS:
+        call(height, width).square().mean().backward()
+    LEDGER.drain()
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "recompiles": sum(bool(e.reason) for e in LEDGER.events),
+        "predicted": sum(LEDGER.predicted().values()) or None,
+        "seconds": LEDGER.summary()["seconds"],
+        "cache_hits": sum(e.cache_hits for e in LEDGER.events),
+        "wrapped_keys": sum("_orig_mod" in key for key in model.state_dict()),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=("flux", "sdxl"), action="append")
+    parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--one", nargs=2, metavar=("FAMILY", "WAY"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(*asked.one, asked.backend)))
+        return
+    print(f"{'':6} {'way':9} {'graphs':>7} {'predicted':>10} {'recompiles':>11} {'seconds':>8} {'wrapped keys':>13}")
+    for family in asked.family or ("flux", "sdxl"):
+        with tempfile.TemporaryDirectory() as folder:
+            for way in ("wrapped", "in place", "again"):
+                cache = Path(folder) / ("wrapped" if way == "wrapped" else "ours")
+                environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+                command = [sys.executable, __file__, "--backend", asked.backend, "--one", family, way]
+                out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+                r = json.loads(out.splitlines()[-1])
+                print(
+                    f"{family:6} {way:9} {r['graphs']:7} {r['predicted'] or '-':>10} {r['recompiles']:11} "
+                    f"{r['seconds']:8} {r['wrapped_keys']:13}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
