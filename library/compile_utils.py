@@ -8,7 +8,9 @@ device and `requires_grad` are final.
 import argparse
 import functools
 import logging
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -171,6 +173,13 @@ def is_compile_error(error: BaseException) -> bool:
     return False
 
 
+def cause(error: BaseException) -> str:
+    """The one line of a compiler's long answer that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    telling = (line for line in lines if "error:" in line.lower() or "exception:" in line.lower())
+    return next(telling, lines[0] if not lines[0].endswith(":") else " ".join(lines[:2]))[:200]
+
+
 def _version() -> tuple[int, int]:
     major, minor = torch.__version__.split("+")[0].split(".")[:2]
     return int(major), int(minor)
@@ -188,6 +197,12 @@ def _no_inductor(device: torch.device) -> str:
                 "no C++ compiler was found, and inductor needs one on the CPU; "
                 "install one (Debian: apt install g++, Windows: Visual Studio Build Tools), or switch compile off"
             )
+        if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+            return (
+                "Python's header files were not found (Debian: apt install python3-dev); install them, or switch it off"
+            )
+        if " " in torch.__file__:
+            return "PyTorch cannot compile below a folder with a blank in its name; move the project, or switch it off"
         return ""
     from torch.utils._triton import has_triton
 
