@@ -38,6 +38,33 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
     return path
 
 
+def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Path:
+    """Write a folder that is there under its name only when it is complete; one of that name gives way to it.
+
+    `fill` writes the files into the folder that it is given. Raises ConfigError as `write_atomic` does.
+    """
+    path = Path(path)
+    mark = f"{os.getpid()}-{secrets.token_hex(4)}"
+    unfinished, old = (path.with_name(f".{path.name}.{mark}.{what}") for what in ("tmp", "old"))
+    try:
+        with clear_errors(path):
+            unfinished.mkdir(parents=True)
+            fill(unfinished)
+            for file in (f for f in unfinished.rglob("*") if f.is_file()):
+                _sync(file)
+            if path.exists():
+                path.rename(old)
+            unfinished.rename(path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    _sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
 def free_space(path: str | Path) -> int:
     """Bytes free where `path` is or will be; the nearest folder that exists answers."""
     place = Path(path).absolute()
@@ -71,12 +98,16 @@ def clear_errors(path: str | Path) -> Iterator[None]:
 def _fill(temporary: Path, content: bytes | str | Callable[[Path], object]) -> None:
     if callable(content):
         content(temporary)
-        with open(temporary, "r+b") as f:
-            os.fsync(f.fileno())
+        _sync(temporary)
         return
     with open(temporary, "xb") as f:
         f.write(content.encode("utf-8") if isinstance(content, str) else content)
         f.flush()
+        os.fsync(f.fileno())
+
+
+def _sync(file: Path) -> None:
+    with open(file, "r+b") as f:
         os.fsync(f.fileno())
 
 

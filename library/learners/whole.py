@@ -1,7 +1,8 @@
 """The model itself learns: the denoiser and, for SDXL where it is asked for, the text encoders."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,6 +46,10 @@ class Whole:
         """The whole model in the single file's keys; not copied and not cast where `dtype` is None."""
         tensors = self.family.export(self.parts)
         return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+    def write_folder(self, place: Path, put: Callable[[Path, Mapping[str, Tensor]], object]) -> None:
+        """The whole model as diffusers has it, where the family knows how; `put(path, tensors)` writes weights."""
+        self.family.write_folder(self.parts, place, put)
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that learns, as it is, for a saved state; not copied."""

@@ -71,7 +71,7 @@ class Keeper:
         if run.main:
             with optim.averaged(self._updates.bare):
                 progress = run.clock.epoch, run.clock.step
-                save.model(path, self._learner.state_dict(), self._config, self._metadata.of_file(*progress), progress)
+                save.result(path, self._learner, self._config, self._metadata.of_file(*progress), progress)
             run.event("saved", file=str(path), step=run.clock.step)
         run.accelerator.wait_for_everyone()
 

@@ -3,13 +3,13 @@
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError
-from library.files import need_space, write_atomic
+from library.files import need_space, write_atomic, write_folder_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PICKLED = (".ckpt", ".pt", ".pth")
+FOLDERS = ("diffusers", "diffusers_safetensors")
 SAFETENSORS_ONLY = ("flux_train",)  # scripts whose models have no readers for anything else
 DTYPES = {"float": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -27,7 +29,7 @@ class Names:
 
     folder: Path
     name: str | None
-    extension: str  # with its dot
+    extension: str  # with its dot; nothing for a folder
 
     def epoch(self, epoch: int) -> Path:
         """The file after an epoch, counted from 1."""
@@ -67,12 +69,19 @@ def names(config: Any) -> Names:
 
 
 def extension(config: Any) -> str:
-    """The ending that save_model_as asks for; where it says nothing, that of the model the training starts from."""
+    """The ending that save_model_as asks for; where it says nothing, the kind of the model the training starts from.
+
+    A diffusers folder has none.
+    """
+    if config.script in SAFETENSORS_ONLY:
+        return ".safetensors"
     asked = config.save.save_model_as
     if asked is None:
-        source = Path(config.model.pretrained_model_name_or_path or "").suffix.lower()
-        asked = "ckpt" if source in (".ckpt", ".pt", ".pth") and not config.save.use_safetensors else "safetensors"
-    return ".safetensors" if config.script in SAFETENSORS_ONLY else f".{asked}"
+        source = config.model.pretrained_model_name_or_path or ".safetensors"
+        if source.lower().endswith(PICKLED):
+            return ".safetensors" if config.save.use_safetensors else ".ckpt"
+        return ".safetensors" if source.lower().endswith(".safetensors") else ""
+    return "" if asked in FOLDERS else f".{asked}"
 
 
 def problems(config: Any) -> Iterator[str]:
@@ -80,8 +89,6 @@ def problems(config: Any) -> Iterator[str]:
     if not config.save.output_dir:
         yield "output_dir is not set: choose a folder for the results"
         return
-    if config.save.save_model_as in ("diffusers", "diffusers_safetensors") and extension(config) != ".safetensors":
-        yield "save_model_as: diffusers folders cannot be written yet; use safetensors"
     name = config.save.output_name
     if name and (Path(name).name != name or re.search(r'[<>:"|?*\\]', name)):
         yield f'output_name must be a plain name without folders or any of <>:"|?*, got {name!r}'
@@ -96,6 +103,31 @@ def problems(config: Any) -> Iterator[str]:
             f"output_name: {there[0]}{more} would be overwritten; "
             "choose another output_name or output_dir, move them away, or go on from a state with resume"
         )
+
+
+def result(path: Path, learner: Any, config: Any, metadata: Mapping[str, str], progress: tuple[int, int]) -> Path:
+    """Write what has been learned, as a file or as a folder of diffusers'; see `model`."""
+    if extension(config):
+        return model(path, learner.state_dict(), config, metadata, progress)
+    return folder(path, learner, config)
+
+
+def folder(path: Path, learner: Any, config: Any) -> Path:
+    """Write a whole model as a diffusers folder, which is there only when it is complete.
+
+    Weights are always safetensors, written tensor by tensor. Raises ConfigError as `model` does.
+    """
+    from library.train.tensorfile import Layout
+
+    def put(file: Path, tensors: "Mapping[str, Tensor]") -> None:
+        _warn_of_nan(path, tensors)
+        layout = Layout(tensors, _types(config))
+        need_space(file, layout.data_size)
+        layout.write(file, {"format": "pt"})
+
+    written = write_folder_atomic(path, lambda place: learner.write_folder(place, put))
+    log.info("saved %s", written)
+    return written
 
 
 def model(
@@ -113,16 +145,10 @@ def model(
     """
     import torch
 
-    from library.train.tensorfile import Layout, is_finite
+    from library.train.tensorfile import Layout
 
-    broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
-    if broken and config.adapters:
-        raise ConfigError(f"{path.name} was not saved: {len(broken)} tensors hold NaN or infinity, first {broken[0]}")
-    if broken:
-        log.warning("%s: %d tensors hold NaN or infinity, first %s", path.name, len(broken), broken[0])
-    wanted = config.save.save_precision
-    dtype = getattr(torch, DTYPES[wanted]) if wanted else None
-    layout = Layout(tensors, lambda name, tensor: _dtype(name, tensor, dtype))
+    _warn_of_nan(path, tensors, refuse=config.adapters)
+    layout = Layout(tensors, _types(config))
     need_space(path, layout.data_size)
     if path.suffix == ".safetensors":
         facts = {**metadata, **(_hashes(layout, metadata) if config.adapters else {})}
@@ -183,10 +209,29 @@ def remove(path: Path | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _dtype(name: str, tensor: "Tensor", dtype: "torch.dtype | None") -> "torch.dtype":
-    # As in sd-scripts, an adapter's alpha is cast even where it is a whole number.
-    casts = tensor.is_floating_point() or name.endswith(".alpha")
-    return dtype if dtype is not None and casts else tensor.dtype
+def _warn_of_nan(path: Path, tensors: "Mapping[str, Tensor]", refuse: bool = False) -> None:
+    from library.train.tensorfile import is_finite
+
+    broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+    if broken and refuse:
+        raise ConfigError(f"{path.name} was not saved: {len(broken)} tensors hold NaN or infinity, first {broken[0]}")
+    if broken:
+        log.warning("%s: %d tensors hold NaN or infinity, first %s", path.name, len(broken), broken[0])
+
+
+def _types(config: Any) -> "Callable[[str, Tensor], torch.dtype]":
+    """In which type each tensor is stored."""
+    import torch
+
+    wanted = config.save.save_precision
+    dtype = getattr(torch, DTYPES[wanted]) if wanted else None
+
+    def type_of(name: str, tensor: "Tensor") -> "torch.dtype":
+        # As in sd-scripts, an adapter's alpha is cast even where it is a whole number.
+        casts = tensor.is_floating_point() or name.endswith(".alpha")
+        return dtype if dtype is not None and casts else tensor.dtype
+
+    return type_of
 
 
 def _hashes(layout: Any, metadata: Mapping[str, str]) -> dict[str, str]:

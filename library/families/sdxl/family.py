@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from library.config.schema import ConfigError
 from library.families import clip, hub, tokenizers, weights
 from library.families.base import BlockInputs, LatentCache, Noised, Parts, TextCache
-from library.families.sdxl import conditions, keys, model
+from library.families.sdxl import conditions, folder, keys, model
 from library.objectives.diffusion import Diffusion
 
 OPTION = "pretrained_model_name_or_path"
@@ -135,6 +135,11 @@ class Sdxl:
         for part, encoder in parts.encoders.items():
             out |= keys.to_single(part, clip.tensors_of(encoder))
         return {name: tensor.contiguous() for name, tensor in out.items()}
+
+    def write_folder(self, parts: Parts, place: Path, put: Callable[[Path, dict[str, Tensor]], object]) -> None:
+        """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
+        noise, model_options = self.config.noise, self.config.model
+        folder.write(parts, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 
     def swapped(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> so many of the transformer blocks, where three quarters of the weights are."""

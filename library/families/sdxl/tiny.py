@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from library.families import clip, tiny
 from library.families.sdxl import keys, model
+from library.families.sdxl.folder import usual_scheduler
 from library.files import write_atomic
-from library.objectives import diffusion
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,10 @@ def write_diffusers(
     index = {name: ["diffusers", cls] for name, cls in library.items()}
     index |= {"text_encoder": ["transformers", "CLIPTextModel"], "tokenizer": ["transformers", "CLIPTokenizer"]}
     index |= {"text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]}
-    _scheduler(folder / "scheduler")
+    usual_scheduler().save_pretrained(folder / "scheduler")
     index |= {"tokenizer_2": ["transformers", "CLIPTokenizer"], "_class_name": "StableDiffusionXLPipeline"}
     write_atomic(folder / "model_index.json", json.dumps(index, indent=1) + "\n")
     return folder
-
-
-def _scheduler(folder: Path) -> None:
-    from diffusers import EulerDiscreteScheduler
-
-    options = {"beta_start": diffusion.BETA_START, "beta_end": diffusion.BETA_END, "beta_schedule": "scaled_linear"}
-    EulerDiscreteScheduler(**options, steps_offset=1, timestep_spacing="leading").save_pretrained(folder)
 
 
 def _tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: Sizes) -> dict[str, dict[str, Tensor]]:

@@ -1,0 +1,93 @@
+"""A trained SDXL as a diffusers folder, the layout of StableDiffusionXLPipeline."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from library.families import clip
+from library.families.base import Parts
+from library.families.sdxl import model
+from library.files import write_atomic
+from library.objectives import diffusion
+
+Put = Callable[[Path, Mapping[str, Tensor]], object]
+
+# Folder -> the package and the class that read it. The class's name is the one that old versions know as well.
+LIBRARY = {
+    "unet": ("diffusers", "UNet2DConditionModel"),
+    "vae": ("diffusers", "AutoencoderKL"),
+    "text_encoder": ("transformers", "CLIPTextModel"),
+    "text_encoder_2": ("transformers", "CLIPTextModelWithProjection"),
+    "tokenizer": ("transformers", "CLIPTokenizer"),
+    "tokenizer_2": ("transformers", "CLIPTokenizer"),
+}
+
+
+def write(parts: Parts, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
+    """Write the model into an existing folder. `put(path, tensors)` writes a file of weights.
+
+    Text encoders get the names of the published models (`text_model.*`), which every version of transformers reads. The
+    scheduler is that of the model it was trained from where that is a folder, as is usual.
+    """
+    import diffusers
+
+    networks = {"denoiser": parts.denoiser, "vae": parts.vae, **parts.encoders}
+    for part, network in networks.items():
+        place = folder / model.FOLDERS[part]
+        place.mkdir()
+        if part in parts.encoders:
+            _text(place / "config.json", {**network.config.to_dict(), "architectures": [LIBRARY[place.name][1]]})
+            put(place / "model.safetensors", clip.tensors_of(network))
+        else:
+            network.save_config(place)
+            put(place / "diffusion_pytorch_model.safetensors", network.state_dict())
+    _tokenizer(parts.tokenizers["clip_l"], folder / "tokenizer")
+    _tokenizer(parts.tokenizers["clip_g"], folder / "tokenizer_2")
+    scheduler = _scheduler(parts, folder / "scheduler", v_prediction, zero_snr)
+    index: dict[str, Any] = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": diffusers.__version__}
+    index |= {"force_zeros_for_empty_prompt": True, "scheduler": ["diffusers", scheduler]}
+    index |= {"feature_extractor": [None, None], "image_encoder": [None, None]}
+    _text(folder / "model_index.json", index | {name: list(reader) for name, reader in LIBRARY.items()})
+
+
+def _tokenizer(tokenizer: Any, place: Path) -> None:
+    """Write a tokenizer's words for old and new readers, and its settings as they were published."""
+    place.mkdir()
+    tokenizer.backend_tokenizer.model.save(str(place))  # vocab.json, merges.txt
+    tokenizer.backend_tokenizer.save(str(place / "tokenizer.json"))
+    special = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    _text(place / "special_tokens_map.json", special)
+    settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": clip.LENGTH, "do_lower_case": True}
+    _text(place / "tokenizer_config.json", {**settings, "add_prefix_space": False, "errors": "replace", **special})
+
+
+def usual_scheduler() -> Any:
+    """The scheduler that the published SDXL models come with."""
+    from diffusers import EulerDiscreteScheduler
+
+    options = {"beta_start": diffusion.BETA_START, "beta_end": diffusion.BETA_END, "beta_schedule": "scaled_linear"}
+    return EulerDiscreteScheduler(**options, steps_offset=1, timestep_spacing="leading")
+
+
+def _scheduler(parts: Parts, place: Path, v_prediction: bool, zero_snr: bool) -> str:
+    """Write the scheduler's settings; returns its class."""
+    place.mkdir()
+    theirs = Path(parts.source.get("path", "")) / "scheduler" / "scheduler_config.json"
+    if theirs.is_file():
+        settings = json.loads(theirs.read_text(encoding="utf-8"))
+    else:
+        usual = usual_scheduler()
+        settings = {**usual.config, "_class_name": type(usual).__name__}
+    if v_prediction:
+        settings["prediction_type"] = "v_prediction"
+    if zero_snr:  # as the paper that found it (2305.08891) samples
+        settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    _text(place / "scheduler_config.json", settings)
+    return settings["_class_name"]
+
+
+def _text(path: Path, value: dict[str, Any]) -> None:
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
