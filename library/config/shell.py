@@ -7,6 +7,7 @@ is argparse's.
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -27,6 +28,7 @@ from library.config.values import meant
 C = TypeVar("C")
 TRAIN = "library.train:train"
 OWN = ("config_file", "output_config", "help")
+INTERRUPTED = 130  # what shells say of Ctrl+C
 
 
 def parse(config: type[C], argv: list[str] | None = None) -> C:
@@ -44,9 +46,10 @@ def parse(config: type[C], argv: list[str] | None = None) -> C:
 def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     """All of a training script: read the command line, then train. The answer is the exit code.
 
-    What only the training can find out (a missing file, a full disk) is told in a sentence too and ends with 1; a
-    traceback means a mistake in this program. `work` is named and not imported, so that reading a command line needs
-    no torch.
+    What only the training can find out (a missing file, a full disk) is told in a sentence too and ends with 1, and so
+    does a mistake in this program: where its traceback is kept, the sentence says so. A training that is stopped before
+    its first step ends with 130; one that is stopped later has saved its work and ends with 0. `work` is named and not
+    imported, so that reading a command line needs no torch.
     """
     made = parse(config, argv)
     module, name = work.split(":")
@@ -55,6 +58,15 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
         train(made)
     except ConfigError as e:
         fail(e, code=1)
+    except KeyboardInterrupt:
+        if first_process():
+            print("Stopped before the first step: nothing has been learned, so nothing was saved.", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as e:
+        notes = getattr(e, "__notes__", [])
+        if not notes:
+            traceback.print_exc()
+        fail(f"{type(e).__name__}: {e}\n" + "\n".join(notes), code=1)
     return 0
 
 

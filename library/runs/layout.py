@@ -65,6 +65,12 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
+def secrets_in(values: Mapping[str, Any]) -> list[str]:
+    """Every token and key among the values, whether they lie flat or by section."""
+    found = [str(value) for name, value in values.items() if name in SECRETS and value]
+    return found + [s for value in values.values() if isinstance(value, Mapping) for s in secrets_in(value)]
+
+
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value

@@ -1,5 +1,6 @@
 """The trainer's own diary: what it is, how far it is, and what happened, for whoever reads along."""
 
+import contextlib
 import importlib.metadata
 import logging
 import os
@@ -14,12 +15,32 @@ from typing import Any
 import psutil
 
 from library.config.values import ConfigError
+from library.files import write_atomic
 from library.runs import layout, process, registry
 
 HEARTBEAT = 2.0  # seconds between two signs of life
 SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
 
+STORY = "The whole story is in"  # the log
+
+ENVIRONMENT = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # where secrets come from besides the config
+SHORTEST = 6  # characters; a shorter word is no secret, and hiding it would spoil the text
+
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "kohya-trainer")
+
+
+class Secrets:
+    """Tokens and keys of this run, which no file of it may hold, whatever an error message quotes."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        own = [layout.secrets_in(config), [os.environ.get(name, "") for name in ENVIRONMENT]]
+        self._words = sorted({word for words in own for word in words if len(word) >= SHORTEST}, key=len, reverse=True)
+
+    def out_of(self, text: str) -> str:
+        """The text without them."""
+        for word in self._words:
+            text = text.replace(word, "***")
+        return text
 
 
 class Record:
@@ -33,12 +54,13 @@ class Record:
             record.step({"step": 1, "loss": 0.12, "lr": {"unet": 1e-4}})
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], in_shell: bool) -> None:
+    def __init__(self, folder: Path, facts: dict[str, Any], in_shell: bool, hidden: Secrets | None = None) -> None:
         self.folder, self.facts = folder, facts
+        self._hidden = hidden or Secrets({})
         self._lock, self._ended = threading.RLock(), threading.Event()
         self._phase_said = ("", 0.0)
         self._progress = (folder / layout.PROGRESS).open("a", encoding="utf-8", buffering=1)
-        self._log = _follow_logging(folder / layout.LOG) if in_shell else None
+        self._log = _follow_logging(folder / layout.LOG, self._hidden) if in_shell else None
         self._write()
         registry.add(folder)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
@@ -73,7 +95,7 @@ class Record:
             "total_steps": 0,
             "error": None,
         }
-        return cls(folder, facts, in_shell)
+        return cls(folder, facts, in_shell, Secrets(config))
 
     @property
     def id(self) -> str:
@@ -110,21 +132,28 @@ class Record:
 
     def event(self, kind: str, **data: Any) -> None:
         """Anything else that a reader should know: compile, saved, sample, warning, error."""
-        line = layout.dump({"t": round(time.time(), 3), "kind": kind, **data})
-        with self._lock:
+        line = self._hidden.out_of(layout.dump({"t": round(time.time(), 3), "kind": kind, **data}))
+        # A full disk ends the training when it has something to save, not for want of a line.
+        with self._lock, contextlib.suppress(OSError):
             if not self._progress.closed:
                 self._progress.write(line + "\n")
 
     def say(self, text: str) -> None:
         """A line for the console that is also kept in log.txt, whoever started the run."""
-        print(text, flush=True)
-        self._keep(text + "\n")
+        with contextlib.suppress(OSError):  # a terminal that was closed, a pipe whose reader left
+            print(self._hidden.out_of(text) + "\n", end="", flush=True)  # in one piece: threads may speak
+        if self._log:
+            self._keep(text + "\n")
 
     def _keep(self, text: str) -> None:
-        """Put text into the log of a run that was started in a shell; any other's console goes there by itself."""
-        if self._log and self._log.stream:
-            self._log.stream.write(text)
-            self._log.flush()
+        """Put text into the log; what is said on the console of a run that the page started gets there by itself."""
+        with contextlib.suppress(OSError):
+            if self._log and self._log.stream:
+                self._log.stream.write(self._hidden.out_of(text))
+                self._log.flush()
+                return
+            with (self.folder / layout.LOG).open("a", encoding="utf-8") as log:
+                log.write(self._hidden.out_of(text))
 
     def stop_requested(self) -> str:
         """What a reader asked for: "" (nothing), "after_step" or "now". One look at the disk per call."""
@@ -133,6 +162,13 @@ class Record:
             if asked and self.facts["state"] == "running":
                 self.facts["state"] = "stopping"
         return asked
+
+    def stopping(self) -> None:
+        """Somebody asked for a stop by other means than the file: readers shall see no difference."""
+        with contextlib.suppress(OSError, ConfigError):
+            if not layout.stop_asked(self.folder):
+                write_atomic(self.folder / layout.STOP, "after_step")
+            self.stop_requested()
 
     def finish(self, state: str, error: str | None = None) -> None:
         """Close the diary as finished, stopped or failed, with the cause in one sentence. The first call counts."""
@@ -143,9 +179,11 @@ class Record:
                 return
             self._ended.set()
             if error:
+                error = self._hidden.out_of(error)
                 self.event("error", text=error)
             self.facts |= {"state": state, "error": error, "ended": time.time(), "phase": None}
-            self._progress.close()
+            with contextlib.suppress(OSError):
+                self._progress.close()
         self._write()
         if self._log:
             logging.getLogger().removeHandler(self._log)
@@ -164,6 +202,8 @@ class Record:
         else:
             self._keep("".join(traceback.format_exception(error)))
             self.finish("failed", sentence(error))
+            if not isinstance(error, ConfigError):
+                error.add_note(f"{STORY} {self.folder / layout.LOG}")
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT):
@@ -174,10 +214,7 @@ class Record:
             self.facts["heartbeat"] = time.time()
             try:
                 layout.store(self.folder / layout.RUN, self.facts)
-            except (
-                OSError,
-                ConfigError,
-            ):  # a full disk, or a reader's open file: the next beat tries again
+            except (OSError, ConfigError):  # a full disk, or a reader's open file: the next beat tries again
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
 
 
@@ -206,8 +243,17 @@ def hardware() -> dict[str, Any]:
     return {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gb": round(memory, 1)}
 
 
-def _follow_logging(path: Path) -> logging.FileHandler:
+class _Lines(logging.Formatter):
+    def __init__(self, hidden: Secrets) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+        self._hidden = hidden
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._hidden.out_of(super().format(record))
+
+
+def _follow_logging(path: Path, hidden: Secrets) -> logging.FileHandler:
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Lines(hidden))
     logging.getLogger().addHandler(handler)
     return handler

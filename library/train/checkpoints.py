@@ -16,7 +16,6 @@ class Keeper:
         self._run, self._learner, self._updates, self._batches = run, learner, updates, batches
         self._names = save.names(config)
         self._every_epochs = save.every_n_epochs(config, run.clock.epochs)
-        self._saved = -1  # the step of the newest state
         if run.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * run.ranks
             facts = figures(images, config, len(batches), run.clock.epochs, total)
@@ -41,6 +40,7 @@ class Keeper:
     def final(self) -> Path:
         """The result. After a stop there is a state beside it, so that the run can be gone on with."""
         run, options = self._run, self._config.save
+        run.settle()
         if options.save_state or options.save_state_on_train_end or run.stopping:
             self._state(self._names.state())
         path = self._names.last
@@ -49,7 +49,7 @@ class Keeper:
         return path
 
     def _keep(self, **when: int) -> None:
-        self._run.meter.pause()
+        self._run.settle()
         if "step" in when:
             path, old = self._names.step(when["step"]), save.outdated_step(self._config, when["step"])
             old_state = save.outdated_step(self._config, when["step"], state=True)
@@ -72,9 +72,10 @@ class Keeper:
             with optim.averaged(self._updates.bare):
                 progress = run.clock.epoch, run.clock.step
                 save.result(path, self._learner, self._config, self._metadata.of_file(*progress), progress)
-            run.event("saved", file=str(path), step=run.clock.step)
+            run.saved(path)
         run.accelerator.wait_for_everyone()
 
     def _state(self, folder: Path) -> None:
         state.save(folder, self._run, self._learner, self._updates, self._batches)
-        self._run.event("saved", file=str(folder), step=self._run.clock.step)
+        if self._run.main:
+            self._run.saved(folder)

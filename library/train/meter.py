@@ -1,7 +1,9 @@
 """Numbers of the steps, read from the device only once they have arrived, so that reading them never waits."""
 
+import math
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +14,16 @@ WARM_UP = 3  # steps left out of the speed: they load kernels and compile
 RECENT = 50  # steps that the remaining time is judged by
 
 
+Batch = tuple[Tensor, list[str]]  # its loss, a scalar on the device, and the files of its images
+Line = tuple[dict[str, Any], list[str]]  # the numbers of a step, and the images whose loss is none
+
+
 @dataclass(slots=True)
 class _Pending:
     line: dict[str, Any]
     values: Tensor  # in host memory, filled in by `arrived`
     names: tuple[str, ...]
+    images: tuple[list[str], ...]  # of each batch, whose losses are the last values
     arrived: Any  # a CUDA event, or None
 
 
@@ -34,7 +41,13 @@ class Meter:
     warm_steps: int = 0
     warm_seconds: float = 0.0
 
-    def push(self, line: dict[str, Any], values: dict[str, Tensor], compiled: bool = False) -> None:
+    def push(
+        self,
+        line: dict[str, Any],
+        values: dict[str, Tensor],
+        batches: Sequence[Batch] = (),
+        compiled: bool = False,
+    ) -> None:
         """Note a step. `values` are scalars on the device; `compiled` marks a step that is not typical of the speed."""
         now = time.monotonic()
         self._seen += 1
@@ -43,30 +56,34 @@ class Meter:
             self.warm_steps += 1
             self.warm_seconds += now - self._last
         self._last = now
-        stacked = torch.stack([v.detach().float() for v in values.values()])
+        stacked = torch.stack([v.detach().float() for v in (*values.values(), *(loss for loss, _ in batches))])
         arrived = None
         if stacked.device.type == "cuda":
             host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
             stacked = host.copy_(stacked, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self._pending.append(_Pending(line | self.speed(line["step"]), stacked, tuple(values), arrived))
+        images = tuple(paths for _, paths in batches)
+        self._pending.append(_Pending(line | self.speed(line["step"]), stacked, tuple(values), images, arrived))
 
     def pause(self) -> None:
         """What comes next is no step (a save, samples): leave it out of the speed."""
         self._last = 0.0
 
-    def lines(self, wait: bool = False) -> list[dict[str, Any]]:
+    def lines(self, wait: bool = False) -> list[Line]:
         """The lines whose numbers have arrived, in order; all of them with `wait`."""
-        ready = []
-        while self._pending:
-            first = self._pending[0]
-            if first.arrived is not None and not first.arrived.query():
-                if not wait:
-                    break
+        return list(self._read(lambda first: wait or first.arrived is None or first.arrived.query()))
+
+    def lines_until(self, step: int) -> list[Line]:
+        """The lines of all steps up to this one, and of none after it: the same in every process."""
+        return list(self._read(lambda first: first.line["step"] <= step))
+
+    def _read(self, wanted: Any) -> Iterator[Line]:
+        while self._pending and wanted(self._pending[0]):
+            first = self._pending.popleft()
+            if first.arrived is not None:
                 first.arrived.synchronize()
-            ready.append(self._line(self._pending.popleft()))
-        return ready
+            yield self._line(first)
 
     def speed(self, step: int) -> dict[str, float]:
         """Seconds per step without warm-up, and the seconds left; nothing before there is a typical step."""
@@ -76,9 +93,12 @@ class Meter:
         overall = self.warm_seconds / self.warm_steps
         return {"s_it": round(overall, 4), "eta": round(recent * max(self.total - step, 0), 1)}
 
-    def _line(self, pending: _Pending) -> dict[str, Any]:
-        numbers = dict(zip(pending.names, pending.values.tolist(), strict=True))
-        return pending.line | numbers | {"avr_loss": self._average(pending.line["step"], numbers["loss"])}
+    def _line(self, pending: _Pending) -> Line:
+        values = pending.values.tolist()
+        numbers = dict(zip(pending.names, values, strict=False))
+        losses = values[len(pending.names) :]
+        odd = [p for loss, paths in zip(losses, pending.images, strict=True) if not math.isfinite(loss) for p in paths]
+        return pending.line | numbers | {"avr_loss": self._average(pending.line["step"], numbers["loss"])}, odd
 
     def _average(self, step: int, loss: float) -> float:
         """Upstream's moving average: one slot for each step of an epoch, overwritten by the next epoch's."""

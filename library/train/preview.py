@@ -55,7 +55,7 @@ class Previews:
 
     def _draw_all(self) -> None:
         run = self._run
-        run.meter.pause()
+        run.settle()
         run.phase("drawing samples", 0, len(self._prompts))
         with self._as_for_use():
             for number, prompt in enumerate(self._prompts):

@@ -21,9 +21,11 @@ from library.compile_ledger import LEDGER, as_line
 from library.config.schema import ConfigError, changed
 from library.memory import precision
 from library.runs.record import Record
+from library.train import trouble
 from library.train.choices import stepped_early
 from library.train.clock import Clock, windows
-from library.train.meter import Meter
+from library.train.meter import Batch, Line, Meter
+from library.train.stopping import Wishes
 from library.train.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -48,23 +50,41 @@ class Run:
         self.trackers = Trackers(config, self.record.folder) if self.record else None
         self.clock = Clock(total=0, per_epoch=1, epochs=1)
         self.meter = Meter(total=0, per_epoch=1)
-        self.stopping = ""
+        self.wishes = Wishes(self.record)
+        self.stopping = False
+        self.doing = ""  # what goes on outside of the steps
+        self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self.optimizer: Any = None  # set once there is one
-        self._learning: list[nn.Module] = []
+        self._learning: list[Any] = []  # networks in the wrapping that averages their gradients
+        self._batches: list[Batch] = []  # of the last step
+        self._asked: Tensor | None = None  # with several processes: whether one of them wants to stop
 
     def __enter__(self) -> "Run":
+        self.wishes.listen()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        told = trouble.told(error, self) if error else None
+        try:
+            self._end(told, trace)
+        finally:
+            self.wishes.forget()
+        if told is not None and told is not error:
+            raise told from error
+        return False
+
+    def _end(self, error: BaseException | None, trace: Any) -> None:
         if self.record:
-            self._write_lines(wait=error is None)
-            self.record.note(compile=LEDGER.summary(), peak_memory_gb=self.peak_memory())
-            self.record.__exit__(kind, error, trace)
+            for line, _ in self.meter.lines():
+                self._write(line)
+            self.record.note(compile=LEDGER.summary(), **trouble.memory(self.device))
+            if error is None and self.clock.done:  # a wish to stop that came during the last step changed nothing
+                self.record.finish("finished")
+            self.record.__exit__(type(error) if error else None, error, trace)
         if self.trackers:
             self.trackers.close()
-        if self.accelerator.num_processes > 1 and torch.distributed.is_initialized():
+        if self.ranks > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-        return False
 
     # Talking to whoever watches.
 
@@ -95,24 +115,26 @@ class Run:
             self.record.event("sample", file=str(path), step=self.clock.step, prompt=prompt.prompt, number=number)
             self.trackers.image(f"sample_{number}", image, self.clock.step)
 
+    def saved(self, path: Path) -> None:
+        """A file or the folder of a state is on the disk, whole."""
+        self.newest[trouble.kind_of(path)] = path
+        size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
+        self.event("saved", file=str(path), step=self.clock.step, bytes=size)
+
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """What is going on outside of the steps."""
+        """What is going on outside of the steps. Before the first one this is also where a wish to stop is heard."""
+        self.doing = name
         if self.record:
             self.record.phase(name, done, total)
             if not done or done == total:
                 self.record.say(name if not total else f"{name}: {done or 0} of {total}")
+        self.wishes.check()
 
     # The machine.
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Mixed precision, as asked for. It stays around compiled blocks, never inside of them."""
         return self.accelerator.autocast()
-
-    def peak_memory(self) -> float | None:
-        """The most memory the GPU has held, in GiB; None on a CPU."""
-        if self.device.type != "cuda":
-            return None
-        return round(torch.cuda.max_memory_allocated(self.device) / 2**30, 2)
 
     def place(self, parts: Any, learner: Any, keep_vae: bool) -> None:
         """Encoders that have nothing left to do leave; the others move to the device. The denoiser's place is decided
@@ -154,10 +176,10 @@ class Run:
         self._learning.append(network)
         return network
 
-    def average(self, gradient: Tensor) -> None:
-        """Make a gradient the mean of all processes', in place."""
-        torch.distributed.all_reduce(gradient)
-        gradient /= self.ranks
+    def average(self, tensor: Tensor) -> None:
+        """Make a tensor the mean of all processes', in place."""
+        torch.distributed.all_reduce(tensor)
+        tensor /= self.ranks
 
     # The steps.
 
@@ -176,43 +198,58 @@ class Run:
     def steps(self, batches: Any) -> Iterator[list[Any]]:
         """The batches of each optimizer step, from where the clock stands to the end, or until someone says stop."""
         size = self.config.steps.gradient_accumulation_steps
+        self.wishes.be_patient()
         while not self.clock.done and not self.stopping:
             if self.clock.epoch_ended:
                 batches.set_epoch(self.clock.epoch + 1)
             for window in windows(batches, size):
                 self.clock.tick()
+                self.doing = ""
                 yield window
                 if self.clock.done or self._asked_to_stop():
                     break
 
     def learn(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
-        """Forward and backward over the batches of one step; returns their mean loss.
+        """Forward and backward over the batches of one step; returns their mean loss over all processes.
 
         When compiling fails, the whole step is done again without it (`--compile_fallback`), from the same random
         numbers: forward and backward must never differ in this.
         """
+        if not LEDGER.expected or LEDGER.fallback:
+            return self._over_all(self._accumulate(window, wrong))
         before = self._random_state()
         try:
-            return self._accumulate(window, wrong)
+            loss = self._accumulate(window, wrong)
         except Exception as error:
-            if not LEDGER.expected or LEDGER.fallback or not compile_utils.is_compile_error(error):
+            if not compile_utils.is_compile_error(error):
                 raise
             self._give_up_compiling(error)
             self._load_random_state(before)
-            return self._accumulate(window, wrong)
+            loss = self._accumulate(window, wrong)
+        return self._over_all(loss)
 
     def _accumulate(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
-        total = torch.zeros((), device=self.device)
+        self._batches = []
         for number, batch in enumerate(window, start=1):
             with contextlib.ExitStack() as stack:
                 if number < len(window):
                     for network in self._learning:
                         stack.enter_context(network.no_sync())
                 self._reseed(number)
-                loss = wrong(batch) / len(window)
-                self.accelerator.backward(loss)
-                total += loss.detach()
-        return total
+                loss = wrong(batch)
+                self.accelerator.backward(loss / len(window) if len(window) > 1 else loss)
+            self._batches.append((loss.detach(), batch.paths))
+        losses = [loss for loss, _ in self._batches]
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+    def _over_all(self, loss: Tensor) -> Tensor:
+        """The mean over all processes, and on the way whether one of them was asked to stop."""
+        if self.ranks == 1:
+            return loss
+        both = torch.stack([loss, torch.full_like(loss, float(self.wishes.asked()))])
+        self.average(both)
+        self._asked = both[1]
+        return both[0]
 
     def _give_up_compiling(self, error: BaseException) -> None:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -230,13 +267,19 @@ class Run:
         """Note the step. The numbers stay on the device until they are ready to be read."""
         made = LEDGER.drain()
         line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates}
-        self.meter.push(line, {"loss": self._mean(loss), **extra}, compiled=bool(made))
+        asked = {} if self._asked is None else {"asked": self._asked}
+        self.meter.push(line, {"loss": loss, **extra, **asked}, self._batches, compiled=bool(made))
         for event in made:
             if self.record:
                 self.record.event("compile", step=self.clock.step, **as_line(event))
         if self.clock.step == 1 or (made and self.main):
             self._prove()
-        self._write_lines()
+        self._read_lines(self.meter.lines() if self.ranks == 1 else self.meter.lines_until(self.clock.step - 1))
+
+    def settle(self) -> None:
+        """What comes next is no step, and relies on all before it: read their numbers, raise where one is none."""
+        self.meter.pause()
+        self._read_lines(self.meter.lines(wait=True))
 
     def _prove(self) -> None:
         """Compiling that silently does not happen is the oldest trap: by now every kind of block has its graph."""
@@ -254,18 +297,20 @@ class Run:
         self.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
                  f"{total['recompiles']} recompiled")  # fmt: skip
 
-    def _mean(self, loss: Tensor) -> Tensor:
-        """The loss over all processes: a collective, so every process takes part."""
-        if self.accelerator.num_processes == 1:
-            return loss
-        return self.accelerator.reduce(loss, reduction="mean")
+    def _read_lines(self, lines: Sequence[Line]) -> None:
+        """Write down what has arrived. Several processes read the lines of a step at the same time, and all stop."""
+        for line, images in lines:
+            self.stopping |= line.pop("asked", 0.0) > 0
+            self._write(line)
+            if trouble.no_number(line, images, self):
+                if self.ranks > 1:
+                    every: list[list[str]] = [[] for _ in range(self.ranks)]
+                    torch.distributed.all_gather_object(every, images)
+                    images = [path for own in every for path in own]
+                raise ConfigError(trouble.no_number(line, images, self))
 
-    def _write_lines(self, wait: bool = False) -> None:
-        for line in self.meter.lines(wait):
-            if not self.record or not self.trackers:
-                continue
-            if not np.isfinite(line["loss"]):
-                self.record.event("warning", text=f"The loss of step {line['step']} is {line['loss']}.")
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.record and self.trackers:
             self.record.step(line)
             self.trackers.log(line)
             self._print(line)
@@ -279,12 +324,9 @@ class Run:
                      f"(average {line['avr_loss']:.4f}){pace}")  # fmt: skip
 
     def _asked_to_stop(self) -> bool:
-        asked = self.record.stop_requested() if self.record else ""
-        if self.accelerator.num_processes > 1:
-            flag = torch.tensor(int(bool(asked)), device=self.device)
-            asked = asked or ("after_step" if self.accelerator.reduce(flag, "sum").item() else "")
-        self.stopping = asked
-        return bool(asked)
+        if self.ranks == 1:  # of several, all have read the same answer in the lines of the step before
+            self.stopping = self.wishes.asked()
+        return self.stopping
 
     # Random numbers.
 

@@ -10,7 +10,7 @@ def lines(losses, per_epoch):
     meter = Meter(total=len(losses), per_epoch=per_epoch)
     for step, loss in enumerate(losses, start=1):
         meter.push({"step": step}, {"loss": torch.tensor(float(loss))})
-    return meter.lines(wait=True)
+    return [line for line, _ in meter.lines(wait=True)]
 
 
 def test_the_average_keeps_one_slot_for_each_step_of_an_epoch():
@@ -27,6 +27,22 @@ def test_speed_leaves_out_warm_up_compiling_and_pauses(monkeypatch):
     meter.pause()
     meter.push({"step": 8}, {"loss": torch.tensor(0.0)})
     meter.push({"step": 9}, {"loss": torch.tensor(0.0)})
-    last = meter.lines(wait=True)[-1]
+    last, _ = meter.lines(wait=True)[-1]
     assert last["s_it"] == 1.0
     assert last["eta"] == 11.0
+
+
+def test_images_are_named_whose_batch_has_no_number():
+    meter = Meter(total=3, per_epoch=3)
+    for step, odd in enumerate((0.5, float("nan"), float("inf")), start=1):
+        batches = [(torch.tensor(1.0), [f"{step}a.png"]), (torch.tensor(odd), [f"{step}b.png", f"{step}c.png"])]
+        meter.push({"step": step}, {"loss": torch.tensor(odd)}, batches)
+    assert [images for _, images in meter.lines()] == [[], ["2b.png", "2c.png"], ["3b.png", "3c.png"]]
+
+
+def test_lines_up_to_a_step_are_read_and_no_later_one():
+    meter = Meter(total=3, per_epoch=3)
+    for step in range(1, 4):
+        meter.push({"step": step}, {"loss": torch.tensor(0.0)})
+    assert [line["step"] for line, _ in meter.lines_until(2)] == [1, 2]
+    assert [line["step"] for line, _ in meter.lines()] == [3]

@@ -1,0 +1,109 @@
+"""What ends a training before its time, in words that say what to do."""
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from library.config.schema import ConfigError
+from library.data.folders import some
+
+NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+def told(error: BaseException, run: Any) -> BaseException:
+    """The error as the user should read it; itself, where there is nothing better to say."""
+    if isinstance(error, torch.OutOfMemoryError):
+        ways = _listed([*_smaller(run), "lower resolution"])
+        return ConfigError(f"the GPU ran out of memory ({_where(run)}): {ways}{_go_on(run)}")
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_ROOM):
+        ways = "use fewer data loader workers, cache to disk instead of in memory, or close other programs"
+        return ConfigError(f"the computer ran out of memory, RAM ({_where(run)}): {ways}{_go_on(run)}")
+    return error
+
+
+def no_number(line: dict[str, Any], images: list[str], run: Any) -> str:
+    """Why the training cannot go on after a step with these numbers, "" when it can.
+
+    With scaled losses (fp16) infinite gradients are part of the search for the right scale; the loss is none.
+    """
+    names = ["loss", *([] if run.accelerator.scaler else ["grad_norm"])]
+    found = next((name for name in names if not math.isfinite(line.get(name, 0.0))), "")
+    if not found:
+        return ""
+    what = {"loss": "loss", "grad_norm": "gradient"}[found]
+    kind = "NaN" if math.isnan(line[found]) else "infinite"
+    seen = f" with {some(images, 8)}" if images else ""
+    ways = ["lower the learning rate"]
+    if run.config.precision.mixed_precision == "fp16":
+        ways.append("use mixed_precision bf16, whose range is larger")
+    if images:
+        ways.append("replace these images")
+    return f"the {what} of step {line['step']} is {kind}{seen}: {_listed(ways)}{_go_on(run)}"
+
+
+def memory(device: torch.device) -> dict[str, float | None]:
+    """The most memory that this process has held, in GiB: of the GPU (None without one) and of the computer."""
+    gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return {"peak_memory_gb": gpu and round(gpu / 2**30, 2), "peak_ram_gb": round(_peak_ram() / 2**30, 2)}
+
+
+def _peak_ram() -> int:
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _where(run: Any) -> str:
+    return run.doing or f"step {run.clock.step}"
+
+
+def _smaller(run: Any) -> Iterator[str]:
+    """The options that would need less, those first that cost least."""
+    config, doing = run.config, run.doing
+    if doing.startswith("caching latents"):
+        yield from ["lower vae_batch_size"] * (config.cache.vae_batch_size > 1)
+        return
+    if doing.startswith("caching captions"):
+        yield "lower text_encoder_batch_size or train_batch_size"
+        return
+    if doing.startswith("drawing"):
+        yield "ask for smaller sample images (--w and --h in the prompt file)"
+    if not config.memory.checkpointing:
+        yield "switch gradient_checkpointing on"
+    if not config.cache.text:
+        yield "cache_text_encoder_outputs"
+    if config.data.train_batch_size > 1:
+        yield "lower train_batch_size"
+    if config.adapters:
+        yield from ["use fp8_base"] * (not config.precision.fp8_base)
+        yield f"{'raise' if config.memory.blocks_to_swap else 'set'} blocks_to_swap"
+    elif not config.precision.full_bf16:
+        yield "use full_bf16"
+    else:
+        yield "use optimizer_type Adafactor with fused_backward_pass"
+
+
+def _go_on(run: Any) -> str:
+    """What is left of the work so far."""
+    if state := run.newest.get("state"):
+        return f"; resume from {state}"
+    if file := run.newest.get("file"):
+        return f"; the last good file is {file}"
+    return ""
+
+
+def _listed(ways: list[str]) -> str:
+    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def kind_of(path: Path) -> str:
+    """Whether something that was saved is a "state" to resume from or a "file" to use."""
+    return "state" if path.is_dir() and path.name.endswith("-state") else "file"
