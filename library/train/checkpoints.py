@@ -62,6 +62,7 @@ class Keeper:
             self._state(self._names.state(**when))
         if self._run.main:
             save.remove(old)
+            save.remove(old and self._names.average(old))
             if self._config.save.save_state:
                 save.remove(old_state)
 
@@ -70,10 +71,17 @@ class Keeper:
         run.phase("saving")
         if run.main:
             with optim.averaged(self._updates.bare):
-                progress = run.clock.epoch, run.clock.step
-                save.result(path, self._learner, self._config, self._metadata.of_file(*progress), progress)
-            run.saved(path)
+                self._write(path)
+            if average := self._updates.average:
+                with average.shown():
+                    self._write(self._names.average(path))
         run.accelerator.wait_for_everyone()
+
+    def _write(self, path: Path) -> None:
+        run = self._run
+        progress = run.clock.epoch, run.clock.step
+        save.result(path, self._learner, self._config, self._metadata.of_file(*progress), progress)
+        run.saved(path)
 
     def _state(self, folder: Path) -> None:
         state.save(folder, self._run, self._learner, self._updates, self._batches)

@@ -81,6 +81,8 @@ def problems(config: Any) -> Iterator[str]:
         yield f"optimizer_type {config.optim.optimizer} {absent}"
     else:
         yield from _signature_problems(cls, own, config.optim.optimizer)
+    if config.optim.ema_decay and is_schedule_free(config):
+        yield f"ema_decay cannot be used with {cls.name}, which averages by itself: set ema_decay = 0"
     if (early := stepped_early(config)) and is_schedule_free(config):
         yield f"{early} cannot be used with {cls.name}: use AdamW or Adafactor, or leave {early} out"
     yield from schedule_problems(config)
@@ -97,6 +99,10 @@ def notes(config: Any) -> Iterator[str]:
     half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
     if half and not steps_alone(config):
         yield f"{half}: {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not"
+    if not config.optim.ema_decay:
+        for option in ("ema_every_n_steps", "ema_device"):
+            if getattr(config.optim, option) not in (1, "gpu"):
+                yield f"{option} has no effect: ema_decay is 0, so no average is kept"
     if relative_step(config):
         yield "learning rates and lr_scheduler have no effect: Adafactor finds its own (relative_step=True)"
 

@@ -53,11 +53,15 @@ class Names:
             file = self.step(step)
         return file.with_name(file.name.removesuffix(self.extension) + "-state")
 
+    def average(self, file: Path) -> Path:
+        """Beside a file, the one with the averaged weights (EMA)."""
+        return file.with_name(f"{file.name.removesuffix(self.extension)}-ema{self.extension}")
+
     def existing(self) -> list[Path]:
         """Files of an earlier training that one of this name would write over."""
         number = r"(-\d{6}|-step\d{8})?"
         stems = {re.escape(self.name)} if self.name else {"epoch", "at", "last"}
-        pattern = re.compile(f"(?:{'|'.join(stems)}){number}(?:-state|{re.escape(self.extension)})")
+        pattern = re.compile(f"(?:{'|'.join(stems)}){number}(?:-ema)?(?:-state|{re.escape(self.extension)})")
         if not self.folder.is_dir():
             return []
         return sorted(path for path in self.folder.iterdir() if pattern.fullmatch(path.name))

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from library.config.schema import ConfigError
 
 VERSION = 1
+AVERAGE = "ema.safetensors"
 WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS = "model.safetensors", "optimizer.bin", "scheduler.bin", "train_state.json"
 
 
@@ -27,6 +28,8 @@ def save(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> Pa
         save_file({n: t.contiguous() for n, t in learner.snapshot().items()}, unfinished / WEIGHTS)
         torch.save(updates.bare.state_dict(), unfinished / OPTIMIZER)
         torch.save(updates.schedule.state_dict(), unfinished / SCHEDULER)
+        if updates.average:
+            save_file(updates.average.state_dict(), unfinished / AVERAGE)
         if run.accelerator.scaler:
             torch.save(run.accelerator.scaler.state_dict(), unfinished / "scaler.pt")
         facts = {"version": VERSION, **run.clock.state(), "seed": run.seed, "losses": run.meter.state()}
@@ -44,6 +47,12 @@ def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> No
     learner.restore(load_file(folder / WEIGHTS))
     updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
     updates.schedule.load_state_dict(_read(folder / SCHEDULER, "cpu"))
+    if updates.average:
+        if (folder / AVERAGE).is_file():
+            updates.average.load_state_dict(load_file(folder / AVERAGE))
+        else:
+            updates.average.start()
+            run.warn("resume: the state has no averaged weights; the average starts anew")
     if run.accelerator.scaler:
         run.accelerator.scaler.load_state_dict(_read(folder / "scaler.pt", device))
     run.clock.step = facts["current_step"]

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from library.train import optim, rounding
+from library.train.averaging import Average
 from library.train.choices import stepped_early
 from library.train.schedule import schedule
 
@@ -31,6 +32,7 @@ class Updates:
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
         self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
         self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)
+        self.average = Average.wanted(learner, config, run)
         optim.train_mode(self.bare)
         run.optimizer = self.bare
 
@@ -47,6 +49,8 @@ class Updates:
         for _ in range(self._run.ranks):
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average:
+            self.average.update(self._run.clock.step)
         return norms
 
     def rates(self) -> dict[str, float]:

@@ -203,6 +203,24 @@ class Optim:
         False, "Update each weight as soon as its gradient is known. Saves memory; Adafactor only.", advanced=True
     )
 
+    ema_decay: float = opt(
+        0.0,
+        "Keep a moving average (EMA) of the weights, saved beside as <name>-ema. 0.999 is usual, 0 is off.",
+        label="EMA decay",
+        min=0.0,
+        max=0.99999,
+        advanced=True,
+    )
+    ema_every_n_steps: int = opt(
+        1, "Update the average every N steps.", label="EMA update every N steps", min=1, advanced=True
+    )
+    ema_device: Literal["gpu", "cpu"] = opt(
+        "gpu",
+        "Where the average is kept, with 4 bytes per weight. cpu saves GPU memory and costs time.",
+        label="EMA kept on",
+        advanced=True,
+    )
+
     @property
     def optimizer(self) -> str:
         """The optimizer that is meant, with the old switches read."""

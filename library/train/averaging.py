@@ -1,0 +1,74 @@
+"""A moving average of the weights (EMA): it forgets the noise of single steps, and is saved beside what was trained."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from library.config.schema import ConfigError
+
+
+class Average:
+    """The average of all that learns, in float32: a step moves it by a share that half precision could not hold."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], config: Any, device: torch.device) -> None:
+        self._parameters = parameters
+        self._decay, self._every = config.optim.ema_decay, config.optim.ema_every_n_steps
+        self._device = torch.device("cpu") if config.optim.ema_device == "cpu" else device
+        self.values: list[Tensor] = []
+        self.start()
+
+    @classmethod
+    def wanted(cls, learner: Any, config: Any, run: Any) -> "Average | None":
+        """The average of a run, if it is to keep one. The process that saves is the only one that needs it."""
+        on = config.optim.ema_decay and run.main
+        return cls(learner.parameters(), config, run.device) if on else None
+
+    def start(self) -> None:
+        """Begin with the weights as they are."""
+        self.values = [p.detach().to(self._device, torch.float32, copy=True) for p in self._parameters]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after a step, if it is one of those that count.
+
+        A weight's share fades by `ema_decay` with every step. It fades faster at first, so that the model which the
+        training started from is soon forgotten: the n-th update keeps at most (1 + n) / (10 + n).
+        """
+        if step % self._every:
+            return
+        number = step // self._every
+        share = 1 - min(self._decay**self._every, (1 + number) / (10 + number))
+        if all(p.dtype == torch.float32 and p.device == self._device for p in self._parameters):
+            torch._foreach_lerp_(self.values, [p.detach() for p in self._parameters], share)
+            return
+        for value, p in zip(self.values, self._parameters, strict=True):
+            value.lerp_(p.to(self._device, torch.float32), share)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Inside, the networks hold the average; the weights wait in host memory and come back bit for bit."""
+        kept = [p.detach().to("cpu", copy=True) for p in self._parameters]
+        try:
+            self._put(self.values)
+            yield
+        finally:
+            self._put(kept)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        for p, value in zip(self._parameters, values, strict=True):
+            p.copy_(value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The average by the number of each weight."""
+        return {f"{i:05d}": value.contiguous() for i, value in enumerate(self.values)}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with a saved average. ConfigError when it is of other weights."""
+        if [tuple(tensors[name].shape) for name in sorted(tensors)] != [tuple(v.shape) for v in self.values]:
+            raise ConfigError("resume: the state's average is of another model; resume with its own config")
+        for name, value in zip(sorted(tensors), self.values, strict=True):
+            value.copy_(tensors[name])

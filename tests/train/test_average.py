@@ -1,0 +1,143 @@
+"""The moving average of the weights: its numbers, its files, and that it goes on exactly."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from library.config.schema import ConfigError, build
+from library.families.sdxl.options import SdxlTrain
+from library.train import optim
+from library.train.averaging import Average
+from tests import training
+
+CPU = torch.device("cpu")
+
+
+def average(parameters, **values):
+    return Average(parameters, build(SdxlTrain, {"ema_decay": 0.9, **values}, notes=[]), CPU)
+
+
+def expected(weights, decay=0.9, every=1):
+    """The average over weights by step, the first being those before training, in float64."""
+    value = weights[0].double()
+    for step in range(every, len(weights), every):
+        number = step // every
+        kept = min(decay**every, (1 + number) / (10 + number))
+        value = kept * value + (1 - kept) * weights[step].double()
+    return value
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("where", ["gpu", "cpu"])
+def test_numbers(every, dtype, where):
+    torch.manual_seed(0)
+    weights = [torch.randn(3, 2).to(dtype) for _ in range(20)]
+    p = nn.Parameter(weights[0].clone())
+    made = average([p, nn.Parameter(torch.zeros(2))], ema_every_n_steps=every, ema_device=where)
+    for step, value in enumerate(weights[1:], start=1):
+        p.data.copy_(value)
+        made.update(step)
+    assert made.values[0].dtype == torch.float32
+    torch.testing.assert_close(made.values[0], expected(weights, every=every).float())
+
+
+def test_the_networks_hold_it_for_a_while():
+    p = nn.Parameter(torch.randn(4, 4, 2, 2).to(memory_format=torch.channels_last).bfloat16())
+    before = p.detach().clone()
+    made = average([p])
+    made.values[0] += 1
+    with pytest.raises(KeyboardInterrupt), made.shown():
+        assert torch.equal(p, made.values[0].bfloat16())
+        raise KeyboardInterrupt
+    assert torch.equal(p, before)
+
+
+def test_a_saved_average_must_fit():
+    made = average([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))])
+    other = average([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))])
+    made.load_state_dict(other.state_dict())
+    assert made.values[1].sum() == 0
+    with pytest.raises(ConfigError, match="resume"):
+        made.load_state_dict(average([nn.Parameter(torch.ones(3))]).state_dict())
+
+
+def test_only_the_process_that_saves_keeps_one():
+    learner = SimpleNamespace(parameters=lambda: [nn.Parameter(torch.ones(2))])
+    on = build(SdxlTrain, {"ema_decay": 0.5}, notes=[])
+    off = build(SdxlTrain, {}, notes=[])
+    assert Average.wanted(learner, on, SimpleNamespace(main=True, device=CPU))
+    assert not Average.wanted(learner, on, SimpleNamespace(main=False, device=CPU))
+    assert not Average.wanted(learner, off, SimpleNamespace(main=True, device=CPU))
+
+
+def test_what_does_not_go_together_is_said():
+    def config(**values):
+        return build(SdxlTrain, values, notes=[])
+
+    assert any(
+        "averages by itself" in p for p in optim.problems(config(optimizer_type="AdamWScheduleFree", ema_decay=0.9))
+    )
+    assert any("ema_device" in note for note in optim.notes(config(ema_device="cpu")))
+    with pytest.raises(ConfigError, match="ema_decay"):
+        config(ema_decay=1.0)
+
+
+@pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
+def test_files_beside_the_files(demo, squares, tmp_path, script):
+    """The averaged file is the average over the files of all steps; what is trained does not change by it."""
+    values = {"train_data_dir": squares, "max_train_steps": 4, "save_every_n_steps": 1}
+    more = {"output_dir": tmp_path / "a", "ema_decay": 0.8, "save_last_n_steps": 2}
+    config = training.config_of(demo, script, **values, **more)
+    done = training.train(config)
+    name = done.file.stem
+    files = sorted(p.name.removeprefix(name) for p in (tmp_path / "a").glob("*.safetensors"))
+    kept = ["-step00000002", "-step00000003", "-step00000004", ""]
+    assert files == sorted(f"{step}{ema}.safetensors" for step in kept for ema in ("", "-ema"))
+    config = training.config_of(demo, script, **values, output_dir=tmp_path / "b")
+    plain = training.train(config)
+    assert plain.losses == done.losses
+    steps = [load_file(tmp_path / "b" / f"{name}-step{i:08d}.safetensors") for i in range(1, 5)]
+    found = load_file(tmp_path / "a" / f"{name}-ema.safetensors")
+    assert found.keys() == steps[-1].keys()
+    moving = [key for key in found if not torch.equal(steps[0][key], steps[-1][key])]
+    assert len(moving) > 50
+    for key in moving if script == "sdxl_train" else [k for k in moving if "lora_up" in k]:
+        # Before the first step: an adapter's second half is zero; a model's weights are those of its file.
+        first = torch.zeros_like(found[key]) if "lora_up" in key else load_file(model_of(demo, script))[key].float()
+        value = expected([first, *(step[key] for step in steps)], decay=0.8)
+        torch.testing.assert_close(found[key].double(), value, rtol=1e-5, atol=1e-7)
+
+
+def model_of(demo, script):
+    return training.config_of(demo, script).model.pretrained_model_name_or_path
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {
+            "full_bf16": True,
+            "mixed_precision": "bf16",
+            "optimizer_type": "Adafactor",
+            "optimizer_args": ["relative_step=False", "scale_parameter=False"],
+            "fused_backward_pass": True,
+        },
+    ],
+    ids=["plain", "fused and rounded"],
+)
+def test_it_goes_on_bit_for_bit(demo, squares, tmp_path, values):
+    given = {"train_data_dir": squares, "ema_decay": 0.8, "ema_every_n_steps": 2, "max_train_steps": 5, **values}
+    straight = training.train(training.config_of(demo, "sdxl_train", **given, output_dir=tmp_path / "a"))
+    more = {"output_dir": tmp_path / "b", "save_every_n_steps": 3, "save_state": True}
+    first = training.train(training.config_of(demo, "sdxl_train", **given, **more))
+    state = tmp_path / "b" / f"{first.file.stem}-step00000003-state"
+    second = training.train(training.config_of(demo, "sdxl_train", **given, output_dir=tmp_path / "c", resume=state))
+    for ending in ("", "-ema"):
+        a, c = (load_file(d.file.with_stem(d.file.stem + ending)) for d in (straight, second))
+        assert all(torch.equal(a[key], c[key]) for key in a)
+    assert second.losses == straight.losses[3:]
