@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from library.train import optim, save, state
+from library.config.schema import ConfigError
+from library.train import optim, save, state, trouble
 from library.train.figures import figures
 from library.train.metadata import Metadata
 
@@ -40,7 +41,7 @@ class Keeper:
     def final(self) -> Path:
         """The result. After a stop there is a state beside it, so that the run can be gone on with."""
         run, options = self._run, self._config.save
-        run.settle()
+        self._check()
         if options.save_state or options.save_state_on_train_end or run.stopping:
             self._state(self._names.state())
         path = self._names.last
@@ -49,7 +50,7 @@ class Keeper:
         return path
 
     def _keep(self, **when: int) -> None:
-        self._run.settle()
+        self._check()
         if "step" in when:
             path, old = self._names.step(when["step"]), save.outdated_step(self._config, when["step"])
             old_state = save.outdated_step(self._config, when["step"], state=True)
@@ -65,6 +66,12 @@ class Keeper:
             save.remove(old and self._names.average(old))
             if self._config.save.save_state:
                 save.remove(old_state)
+
+    def _check(self) -> None:
+        """Nothing is saved that is not sound: neither after a step that failed, nor weights that are no numbers."""
+        self._run.settle()
+        if why := trouble.broken(self._learner.parameters(), self._run):
+            raise ConfigError(why)
 
     def _file(self, path: Path) -> None:
         run = self._run

@@ -43,7 +43,7 @@ def tell(config: Any, remarks: Sequence[str] = ()) -> Path:
 
         for window in run.steps(batches):  # starts where the resumed state stopped
             wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, learner, run))
-            norms = updates.apply()
+            norms = updates.apply(wrong)
             run.log(wrong, norms, updates.rates())
 
             # Once in a while: look at it, keep it.

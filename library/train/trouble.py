@@ -46,6 +46,13 @@ def no_number(line: dict[str, Any], images: list[str], run: Any) -> str:
     return f"the {what} of step {line['step']} is {kind}{seen}: {_listed(ways)}{_go_on(run)}"
 
 
+def broken(parameters: list[torch.nn.Parameter], run: Any) -> str:
+    """Why these weights must not be saved, "" when they may. Waits for the device."""
+    if torch.stack([p.detach().isfinite().all() for p in parameters]).all():
+        return ""
+    return f"after step {run.clock.step} the weights hold NaN or infinity: lower the learning rate{_go_on(run)}"
+
+
 def memory(device: torch.device) -> dict[str, float | None]:
     """The most memory that this process has held, in GiB: of the GPU (None without one) and of the computer."""
     gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -10,8 +10,8 @@ from torch import Tensor
 from library.train import optim, rounding
 from library.train.averaging import Average
 from library.train.choices import stepped_early
+from library.train.guard import Guard
 from library.train.schedule import schedule
-
 
 NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_norm", "average": "norm/avg_key_norm"}
 
@@ -33,28 +33,33 @@ class Updates:
         self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
         self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)
         self.average = Average.wanted(learner, config, run)
+        self._guard = Guard(self.bare, run)
         optim.train_mode(self.bare)
         run.optimizer = self.bare
 
-    def apply(self) -> dict[str, Tensor]:
-        """Clip, step, schedule, forget the gradients. Returns the norm before clipping, on the device."""
+    def apply(self, wrong: Tensor) -> dict[str, Tensor]:
+        """Clip, step, schedule, forget the gradients. Returns the norm before clipping, on the device.
+
+        Where `wrong`, the loss, or the norm is no number, the weights stay as they are.
+        """
         norms = {}
         if self._early:
             norms |= {"grad_norm": norm} if (norm := self.bare.norm()) is not None else {}
         elif self._limit:
             norms["grad_norm"] = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
-        self.optimizer.step()
+        if self._guard.passes(wrong, *norms.values()):
+            self.optimizer.step()
+            for _ in range(self._run.ranks):
+                self.schedule.step()
         if self._norm_limit:
             norms |= {NORMS[name]: value for name, value in self._learner.limit_norms(self._norm_limit).items()}
-        for _ in range(self._run.ranks):
-            self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             self.average.update(self._run.clock.step)
         return norms
 
     def rates(self) -> dict[str, float]:
-        """Learning rates by the group's name; of an optimizer that finds its own step also what it multiplies them to."""
+        """Learning rates by the group's name; of an optimizer that finds its own step, also times that."""
         found = {}
         for i, group in enumerate(self.bare.param_groups):
             name, rate = group.get("name") or f"group{i}", float(group["lr"])
