@@ -121,6 +121,8 @@ def measure(family, way, backend):
         compile_cache_size_limit=0,
         compile_cache_dir=None,
         compile_fallback=False,
+        compile_blocks=None,
+        compile_compare_steps=0,
     )
     if way == "wrapped":
         wrap(model, kind.regions, backend)

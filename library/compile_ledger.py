@@ -2,8 +2,8 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Hashable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,70 @@ class Compiled:
     reason: str
     cache_hits: int
     failed: str
+    total: float  # seconds of compiling so far, this graph included
+
+
+@dataclass
+class Savings:
+    """Whether compiling pays, judged by whole steps: some eager ones at the start of a run, and compiled ones after.
+
+    Nothing is known without those eager steps (`compile_compare_steps`), and nothing is claimed then. Steps that
+    compile, and steps after a pause, count for neither side.
+    """
+
+    held: int = 0  # eager steps still to be done before compiling begins
+    begin: Callable[[], None] | None = None  # what ends the waiting
+    eager: list[float] = field(default_factory=list)  # seconds of each eager step
+    compiled: int = 0  # steps that were timed compiled,
+    gained: float = 0.0  # and the seconds by which they were faster altogether
+    paid_step: int | None = None  # the step from which on more has been gained than compiling took
+
+    @property
+    def eager_step(self) -> float:
+        """Seconds of an eager step."""
+        return sum(self.eager) / len(self.eager) if self.eager else 0.0
+
+    @property
+    def compiled_step(self) -> float:
+        """Seconds of a compiled step."""
+        return self.eager_step - self.gained / self.compiled if self.compiled else 0.0
+
+    def note(self, step: int, seconds: float | None, spent: float) -> None:
+        """A step has ended; compiling has taken `spent` seconds until now."""
+        if self.held:
+            self.eager += [] if seconds is None else [seconds]
+            self.held -= 1
+            if not self.held and self.begin:
+                self.begin()
+        elif self.eager and seconds is not None:
+            self.compiled += 1
+            self.gained += self.eager_step - seconds
+        if self.gained <= spent:
+            self.paid_step = None
+        elif self.paid_step is None:
+            self.paid_step = step
+
+    def facts(self, spent: float) -> dict[str, Any]:
+        """What is known, for the run's record; nothing where nothing was measured."""
+        if not self.compiled:
+            return {}
+        return {
+            "eager_s_it": round(self.eager_step, 4),
+            "compiled_s_it": round(self.compiled_step, 4),
+            "saved_seconds": round(self.gained - spent, 2),
+            "paid_step": self.paid_step,
+        }
+
+    def sentence(self, spent: float) -> str:
+        """The same in words."""
+        if not self.compiled:
+            return ""
+        saved = self.gained - spent
+        paces = f"{self.compiled_step:.3g} s a step instead of {self.eager_step:.3g} s, "
+        paces += f"timed over {self.compiled} and {len(self.eager)} steps"
+        if self.paid_step is None:
+            return f"It has not paid for itself yet, by {-saved:.1f} s ({paces})."
+        return f"That saved {saved:.1f} s on the whole ({paces}); it had paid for itself at step {self.paid_step}."
 
 
 class Ledger:
@@ -29,6 +93,7 @@ class Ledger:
         self.events: list[Compiled] = []
         self.expected: dict[str, list[Hashable]] = {}  # class of block -> the shape of each block
         self.fallback = ""  # why compiled blocks were given up, if they were
+        self.savings = Savings()
         self._inside = ""
         self._owner: dict[str, str] = {}
         self._listening = False
@@ -64,13 +129,50 @@ class Ledger:
         """What was compiled since the last call."""
         if not self._listening:
             return []
-        found = [self._read(m) for m in torch._dynamo.utils.get_compilation_metrics()]
+        if self.held and torch.cuda.is_available():
+            torch.cuda.synchronize()  # a step that is to be compared has to be over
+        before = len(self.events)
+        for metrics in torch._dynamo.utils.get_compilation_metrics():
+            self.events.append(self._read(metrics))
         torch._dynamo.utils.clear_compilation_metrics()
-        self.events += found
-        return found
+        return self.events[before:]
+
+    def stepped(self, step: int, seconds: float | None) -> None:
+        """A step has ended, in which nothing was compiled if its seconds are given."""
+        if not self.fallback:
+            self.savings.note(step, seconds, self.seconds)
+
+    @property
+    def held(self) -> bool:
+        """Whether compiling has yet to begin, as steps to compare with come first."""
+        return self.savings.held > 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of compiling so far."""
+        return self.events[-1].total if self.events else 0.0
+
+    def curves(self) -> dict[str, float]:
+        """Numbers of a step, for the curves of a run whose blocks are compiled."""
+        if not self.expected or self.fallback:
+            return {}
+        saved = {"compile/saved_seconds": round(self.savings.gained - self.seconds, 2)} if self.savings.eager else {}
+        return {"compile/seconds": round(self.seconds, 2), **saved}
+
+    def sentence(self) -> str:
+        """What compiling was worth, at the end of a run."""
+        total = self.summary()
+        if not total["num_graphs"] or self.fallback:
+            return ""
+        first = (
+            f"Compiling took {self.seconds:.1f} s for {total['num_graphs']} graphs, {total['recompiles']} recompiled."
+        )
+        return f"{first} {self.savings.sentence(self.seconds)}".strip()
 
     def unproven(self) -> list[str]:
         """Classes that were set up to compile and have no graph. To be asked after a step in which all blocks ran."""
+        if self.held:
+            return []
         made = {e.block for e in self.events if not e.failed}
         return [kind for kind in self.expected if kind not in made]
 
@@ -83,9 +185,10 @@ class Ledger:
             "graphs": dict(Counter(e.block for e in good if e.forward)),
             "num_graphs": sum(e.forward for e in good),
             "recompiles": sum(bool(e.reason) for e in good),
-            "seconds": round(sum(e.seconds for e in self.events), 2),
+            "seconds": round(self.seconds, 2),
             "cache_hits": sum(e.cache_hits for e in good),
             "fallback": self.fallback,
+            **self.savings.facts(self.seconds),
         }
 
     def clear(self) -> None:
@@ -93,21 +196,23 @@ class Ledger:
         self.events.clear()
         self.expected.clear()
         self._owner.clear()
+        self.savings = Savings()
         self.fallback = ""
 
     def _started(self, args: Any) -> None:
         self._owner.setdefault(str(args.compile_id), self._inside)
 
     def _read(self, m: Any) -> Compiled:
-        graph = str(m.compile_id)
+        graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6
         return Compiled(
             block=self._owner.get(graph) or m.co_name or "?",
             graph=graph,
             forward=bool(m.is_forward),
-            seconds=(m.duration_us or 0) / 1e6,
+            seconds=seconds,
             reason=(m.recompile_reason or "").partition("\n")[0],
             cache_hits=(m.inductor_fx_local_cache_hit_count or 0) + (m.aotautograd_local_cache_hit_count or 0),
             failed=m.fail_reason or "",
+            total=self.seconds + seconds,
         )
 
 

@@ -130,11 +130,19 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         streams = given.streams if given else ()
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
         block.__class__ = _with_door(type(block), shape, streams, dynamic, kind in learning)
-        block.compile(**options)
         LEDGER.expect(kind, shape)
+    if waiting := getattr(args, "compile_compare_steps", 0):
+        LEDGER.savings.held, LEDGER.savings.begin = waiting, functools.partial(_begin, blocks, options)
+    else:
+        _begin(blocks, options)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(LEDGER.predicted().values()), shown)
     return model
+
+
+def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any]) -> None:
+    for block in blocks:
+        block.compile(**options)
 
 
 def uncompile_model(model: nn.Module) -> None:

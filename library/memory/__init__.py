@@ -50,6 +50,7 @@ def _compile(denoiser: nn.Module, blocks: list[list[nn.Module]], family: Any, co
         return ""
     from library import compile_utils
 
+    blocks = _chosen(blocks, family.regions, config.compile)
     inputs: Mapping[str, compile_utils.Inputs] = family.block_inputs
     if num_shapes == 1:  # nothing varies, and static sizes give the faster kernels
         inputs = {kind: replace(given, dynamic=()) for kind, given in inputs.items()}
@@ -61,3 +62,21 @@ def _compile(denoiser: nn.Module, blocks: list[list[nn.Module]], family: Any, co
         compile_utils.LEDGER.fallback = str(e)
         return str(e)
     return ""
+
+
+def _chosen(blocks: list[list[nn.Module]], regions: tuple[str, ...], options: Any) -> list[list[nn.Module]]:
+    """The blocks that `compile_blocks` names; the others run eagerly. ConfigError where the model has fewer."""
+    if not options.compile_blocks:
+        return blocks
+    ranges, names = options.ranges(), {cls: name for name, cls in options.kinds.items()}
+    chosen = []
+    for cls, group in zip(regions, blocks, strict=True):
+        for _, last in (wanted := ranges.get(cls, ())) or ():
+            if last >= len(group):
+                raise ConfigError(
+                    f"compile_blocks: this model has {len(group)} {names[cls]} blocks, "
+                    f"so there is no {names[cls]}:{last}; the last is {names[cls]}:{len(group) - 1}"
+                )
+        numbers = range(len(group)) if wanted is None else {n for first, last in wanted for n in range(first, last + 1)}
+        chosen.append([group[n] for n in sorted(numbers)])
+    return chosen

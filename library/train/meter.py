@@ -40,6 +40,7 @@ class Meter:
     _seen: int = 0
     warm_steps: int = 0
     warm_seconds: float = 0.0
+    took: float | None = None  # seconds of the last step, None where something else lay before it
 
     def push(
         self,
@@ -51,10 +52,11 @@ class Meter:
         """Note a step. `values` are scalars on the device; `compiled` marks a step that is not typical of the speed."""
         now = time.monotonic()
         self._seen += 1
-        if self._seen > WARM_UP and not compiled and self._last:
-            self._times.append(now - self._last)
+        self.took = now - self._last if self._last else None
+        if self._seen > WARM_UP and not compiled and self.took is not None:
+            self._times.append(self.took)
             self.warm_steps += 1
-            self.warm_seconds += now - self._last
+            self.warm_seconds += self.took
         self._last = now
         stacked = torch.stack([v.detach().float() for v in (*values.values(), *(loss for loss, _ in batches))])
         arrived = None

@@ -78,6 +78,8 @@ class Run:
             for line, _ in self.meter.lines():
                 self._write(line)
             self.record.note(compile=LEDGER.summary(), **trouble.memory(self.device))
+            if sentence := LEDGER.sentence():
+                self.say(sentence)
             if error is None and self.clock.done:  # a wish to stop that came during the last step changed nothing
                 self.record.finish("finished")
             self.record.__exit__(type(error) if error else None, error, trace)
@@ -266,9 +268,10 @@ class Run:
     def log(self, loss: Tensor, extra: dict[str, Tensor], rates: dict[str, float]) -> None:
         """Note the step. The numbers stay on the device until they are ready to be read."""
         made = LEDGER.drain()
-        line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates}
+        line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates, **LEDGER.curves()}
         asked = {} if self._asked is None else {"asked": self._asked}
-        self.meter.push(line, {"loss": loss, **extra, **asked}, self._batches, compiled=bool(made))
+        self.meter.push(line, {"loss": loss, **extra, **asked}, self._batches, compiled=bool(made) or LEDGER.held)
+        LEDGER.stepped(self.clock.step, None if made else self.meter.took)
         for event in made:
             if self.record:
                 self.record.event("compile", step=self.clock.step, **as_line(event))
@@ -283,7 +286,7 @@ class Run:
 
     def _prove(self) -> None:
         """Compiling that silently does not happen is the oldest trap: by now every kind of block has its graph."""
-        if not LEDGER.expected or LEDGER.fallback:
+        if not LEDGER.expected or LEDGER.fallback or LEDGER.held:
             return
         if missing := LEDGER.unproven():
             names = ", ".join(missing)

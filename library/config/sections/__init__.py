@@ -1,9 +1,10 @@
 """The options that families share, by theme. A family's own are in families/<name>/options.py."""
 
 from library.config.sections.adapters import AdapterData, AdapterOptim, AdapterPrecision, AdapterSteps, Network
+from library.config.sections.compiling import Compile
 from library.config.sections.inputs import Cache, Captions, Data, Model, TextBatchCache
 from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
-from library.config.sections.machine import Compile, Distributed, Memory, Precision
+from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.outputs import AdapterSave, FullSave, Hub, Log, Metadata, Sample, Save
 from library.config.sections.run import Run
 

@@ -1,10 +1,9 @@
-"""How a training uses the machine: numbers, memory, compiling, several processes."""
+"""How a training uses the machine: numbers, memory, several processes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from library.config.reading import switch
 from library.config.schema import opt
 
 
@@ -94,55 +93,6 @@ class Memory:
         """The attention that is really used."""
         if self.xformers:
             yield "xformers is not used: PyTorch's own attention (SDPA) is as fast and needs no package"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compile:
-    """torch.compile: the same numbers, faster steps, after some seconds at the start."""
-
-    compile: bool = opt(
-        False,
-        "Compile the model's blocks: faster steps after some seconds of compiling at the start.",
-        label="Enable torch.compile",
-    )
-    compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] | str = opt(
-        "inductor", "What compiles. inductor is the one that makes training fast.", label="Backend"
-    )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = opt(
-        "default",
-        "How much is tried. The max-autotune modes compile for minutes; reduce-overhead needs fixed sizes.",
-        label="Mode",
-    )
-    compile_dynamic: Literal["auto", "true", "false"] = opt(
-        "auto",
-        "true compiles once for all image sizes, false once per size, auto leaves it to PyTorch.",
-        parse=switch,
-        label="Dynamic sizes",
-    )
-    compile_fullgraph: bool = opt(
-        False, "Stop with an error if a block cannot be compiled in one piece.", label="Full graph"
-    )
-    compile_cache_size_limit: int = opt(
-        0,
-        "Most compiled versions per block. 0 is PyTorch's own limit; 64 suits many image sizes.",
-        min=0,
-        label="Cache size limit",
-    )
-    compile_fallback: bool = opt(
-        False, "Where compiling is not possible, train without it instead of stopping.", label="Fall back to eager"
-    )
-    compile_cache_dir: str | None = opt(
-        None,
-        "The folder that keeps compiled code for the next start. Empty: one in your cache folder.",
-        label="Cache folder",
-        kind="folder",
-        advanced=True,
-    )
-
-    @property
-    def dynamic(self) -> bool | None:
-        """What torch.compile(dynamic=) takes: True, False, or None for its own choice."""
-        return {"auto": None, "true": True, "false": False}[self.compile_dynamic]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

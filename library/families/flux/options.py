@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library.config import sections
@@ -139,6 +140,15 @@ class FluxMemory(sections.Memory):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FluxCompile(sections.Compile):
+    """torch.compile, for the blocks that the model repeats."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FluxFullOptim(sections.FullOptim):
     """Rates, and what saves memory when the whole transformer learns."""
 
@@ -190,7 +200,7 @@ class FluxLora(sections.Run):
     loss: FluxLoss = section(FluxLoss)
     precision: sections.AdapterPrecision = section(sections.AdapterPrecision)
     memory: FluxMemory = section(FluxMemory)
-    compile: sections.Compile = section(sections.Compile)
+    compile: FluxCompile = section(FluxCompile)
     validation: sections.Validation = section(sections.Validation)
     metadata: sections.Metadata = section(sections.Metadata)
     hub: sections.Hub = section(sections.Hub)
@@ -226,7 +236,7 @@ class FluxTrain(sections.Run):
     loss: FluxLoss = section(FluxLoss)
     precision: sections.Precision = section(sections.Precision)
     memory: FluxMemory = section(FluxMemory)
-    compile: sections.Compile = section(sections.Compile)
+    compile: FluxCompile = section(FluxCompile)
     metadata: sections.Metadata = section(sections.Metadata)
     hub: sections.Hub = section(sections.Hub)
     log: sections.Log = section(sections.Log)

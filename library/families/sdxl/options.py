@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from library.config import sections
@@ -46,6 +47,15 @@ class SdxlFullCache(sections.Cache):
             yield "cache_text_encoder_outputs cannot be used with train_text_encoder: switch one of them off"
         if self.text and run.model.weighted_captions:
             yield "cache_text_encoder_outputs cannot be used with weighted_captions: switch one of them off"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlCompile(sections.Compile):
+    """torch.compile, for the blocks that the model repeats."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"transformer": "BasicTransformerBlock", "resnet": "ResnetBlock2D"}
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +125,7 @@ class SdxlLora(sections.Run):
     loss: sections.Loss = section(sections.Loss)
     precision: sections.AdapterPrecision = section(sections.AdapterPrecision)
     memory: sections.Memory = section(sections.Memory)
-    compile: sections.Compile = section(sections.Compile)
+    compile: SdxlCompile = section(SdxlCompile)
     validation: sections.Validation = section(sections.Validation)
     metadata: sections.Metadata = section(sections.Metadata)
     hub: sections.Hub = section(sections.Hub)
@@ -149,7 +159,7 @@ class SdxlTrain(sections.Run):
     loss: sections.Loss = section(sections.Loss)
     precision: sections.Precision = section(sections.Precision)
     memory: sections.Memory = section(sections.Memory)
-    compile: sections.Compile = section(sections.Compile)
+    compile: SdxlCompile = section(SdxlCompile)
     metadata: sections.Metadata = section(sections.Metadata)
     hub: sections.Hub = section(sections.Hub)
     log: sections.Log = section(sections.Log)
