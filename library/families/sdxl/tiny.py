@@ -17,7 +17,7 @@ from library.files import write_atomic
 class Sizes:
     """How large the tiny model is. Widths are multiples of 32 (the norms' groups), the encoders' of 64 (heads)."""
 
-    unet: tuple[int, ...] = (32, 32, 64)
+    unet: tuple[int, ...] = (32, 64, 64)
     depth: tuple[int, ...] = (0, 1, 2)
     vae: tuple[int, ...] = (32, 32, 32, 32)
     clip_l: int = 64
