@@ -192,12 +192,12 @@ class Ledger:
         }
 
     def clear(self) -> None:
-        """Forget everything, for the next run in this process."""
+        """Forget everything, for the next run in this process, which has to listen anew."""
         self.events.clear()
         self.expected.clear()
         self._owner.clear()
         self.savings = Savings()
-        self.fallback = ""
+        self.fallback, self._listening = "", False
 
     def _started(self, args: Any) -> None:
         self._owner.setdefault(str(args.compile_id), self._inside)

@@ -188,6 +188,23 @@ def cause(error: BaseException) -> str:
     return next(telling, lines[0] if not lines[0].endswith(":") else " ".join(lines[:2]))[:200]
 
 
+def why(error: BaseException, torch_file: str = torch.__file__) -> str:
+    """The line of a compiler's long answer that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if " " in torch_file and any("cannot find" in line for line in lines):
+        return "PyTorch cannot compile below a folder with a blank in its name; move the project to another"
+    telling = (line for line in lines if "error:" in line.lower())
+    return next(telling, lines[0])[:200]
+
+
+def start_over() -> None:
+    """Forget what an earlier training of this process has compiled, or given up to compile."""
+    if LEDGER.expected or LEDGER.fallback:
+        torch._dynamo.reset()
+        torch.compiler.set_stance("default")
+        LEDGER.clear()
+
+
 def _version() -> tuple[int, int]:
     major, minor = torch.__version__.split("+")[0].split(".")[:2]
     return int(major), int(minor)

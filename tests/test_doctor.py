@@ -66,9 +66,3 @@ def test_a_compiler_that_fails_is_a_hint_with_its_reason(monkeypatch):
     finding = doctor.compile_on("cpu")
     assert finding.verdict == "hint"
     assert "fatal error: Python.h: No such file" in finding.text
-
-
-def test_a_blank_in_the_path_is_told():
-    error = RuntimeError("ld: cannot find -ltorch: No such file\ncollect2: error: ld returned 1 exit status")
-    assert "blank" in doctor.why(error, "/home/jo doe/.venv/torch/__init__.py")
-    assert doctor.why(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")

@@ -222,6 +222,8 @@ def compile_on(device: str) -> Finding:
     """Really compile, forward and backward, with inductor: what a training with --compile will do on this device."""
     import torch
 
+    from library.compile_utils import why
+
     def tiny(x: torch.Tensor) -> torch.Tensor:
         return (torch.nn.functional.silu(x) @ x.T).sin().mean()
 
@@ -233,21 +235,12 @@ def compile_on(device: str) -> Finding:
         if not (torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(wanted, got, atol=1e-4)):
             raise RuntimeError("the compiled function computes something else")
     except Exception as error:
-        reason = why(error, torch.__file__)
+        reason = why(error)
         return hint(
             "compile", f"does not work on {device}: {reason}; train without --compile", device=device, works=False
         )
     seconds = time.perf_counter() - began
     return ok("compile", f"works on {device} ({seconds:.1f} s)", device=device, works=True, seconds=round(seconds, 2))
-
-
-def why(error: Exception, torch_file: str) -> str:
-    """The line of a compiler's long answer that says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    if " " in torch_file and any("cannot find" in line for line in lines):
-        return "PyTorch cannot compile below a folder with a blank in its name; move the project to another"
-    telling = (line for line in lines if "error:" in line.lower())
-    return next(telling, lines[0])[:200]
 
 
 def disk() -> Finding:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library.compile_ledger import LEDGER
 from library.families.base import Noised
 from library.objectives import loss as objective
 
@@ -22,7 +23,8 @@ def of(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> Tensor:
         noised = noised_here(family, latents, run)
     with run.autocast():
         text = conditions(batch, family, parts, learner)
-        size = run.config.data.train_batch_size if run.config.compile.compile else len(batch)
+        compiled = run.config.compile.compile and not LEDGER.fallback
+        size = run.config.data.train_batch_size if compiled else len(batch)
         predict = functools.partial(filled_up, size, functools.partial(family.predict, parts.denoiser))
         predicted = predict(noised, text, batch.sizes)
         target = noised.target

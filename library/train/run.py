@@ -35,6 +35,7 @@ class Run:
     """What all parts of a training share. Use it as a context manager: it closes the diary with the outcome."""
 
     def __init__(self, config: Any) -> None:
+        compile_utils.start_over()
         self.config = config
         mixed = config.precision.mixed_precision
         no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other
@@ -254,7 +255,7 @@ class Run:
         return both[0]
 
     def _give_up_compiling(self, error: BaseException) -> None:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = compile_utils.why(error)
         if not self.config.compile.compile_fallback:
             raise ConfigError(
                 f"compile: PyTorch could not compile a block ({reason}); "

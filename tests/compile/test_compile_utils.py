@@ -217,3 +217,9 @@ def test_compile_errors_are_told_from_the_models_own():
         assert compile_utils.is_compile_error(outer)
     assert not compile_utils.is_compile_error(ValueError("shape"))
     assert not compile_utils.is_compile_error(torch.OutOfMemoryError("x"))
+
+
+def test_a_blank_in_the_path_is_told():
+    error = RuntimeError("ld: cannot find -ltorch: No such file\ncollect2: error: ld returned 1 exit status")
+    assert "blank" in compile_utils.why(error, "/home/jo doe/.venv/torch/__init__.py")
+    assert compile_utils.why(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")
