@@ -157,4 +157,5 @@ def _problem(prompt: Prompt, where: str) -> str:
 def with_defaults(prompt: Prompt, defaults: Mapping[str, Any], multiple: int) -> Prompt:
     """Fill in what the prompt leaves open, and round its size down to what the model can draw."""
     filled = replace(prompt, **{k: v for k, v in defaults.items() if getattr(prompt, k) is None})
-    return replace(filled, width=filled.width // multiple * multiple, height=filled.height // multiple * multiple)
+    sides = {side: max(getattr(filled, side) // multiple * multiple, multiple) for side in ("width", "height")}
+    return replace(filled, **sides)
