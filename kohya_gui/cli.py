@@ -137,6 +137,20 @@ def doctor(argv: list[str]) -> int:
     return examine(argv)
 
 
+def import_(argv: list[str]) -> int:
+    """Read the settings of another trainer."""
+    from kohya_gui.importing import main as read
+
+    return read(argv)
+
+
+def diff(argv: list[str]) -> int:
+    """Compare two files of settings."""
+    from kohya_gui.importing import diff as compare
+
+    return compare(argv)
+
+
 def later(what: str) -> Callable[[list[str]], int]:
     """A command whose name is taken, and whose work is still to come."""
 
@@ -152,7 +166,8 @@ COMMANDS = {
     "check": Command("look for mistakes in a config, without training", check),
     "demo": Command("make a tiny model and pictures, and train a LoRA on them", demo),
     "doctor": Command("look at this machine and say what it can do", doctor),
-    "import": Command("(later) read the settings of other trainers", later("importing the settings of other trainers")),
+    "import": Command("turn the settings of another trainer into a config", import_),
+    "diff": Command("say what differs between two files of settings", diff),
     "bench": Command("(later) measure what compiling gains on this machine", later("measuring this machine")),
 }
 

@@ -29,6 +29,7 @@ __all__ = [
     "build_layers",
     "changed",
     "docs",
+    "draft",
     "flat",
     "missing",
     "opt",
@@ -174,6 +175,11 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | No
     return made
 
 
+def draft(config: type[C], read: Mapping[str, Any]) -> C:
+    """A config of values that are right each for itself, whether or not they go together."""
+    return _assemble(config, read)
+
+
 def replace(config: C, **changes: Any) -> C:
     """A new config with some options changed, checked again."""
     return build(type(config), {**values(config), **changes}, notes=[])
@@ -252,16 +258,22 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def load_toml(path: str | Path) -> dict[str, Any]:
     """A TOML file as it is. Raises ConfigError when it is absent, not text, or not TOML."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as e:
+        hint = "; in double quotes write \\\\ for \\, or use single quotes" if "escape" in str(e) else ""
+        raise ConfigError(f"{path} is not valid TOML: {e}{hint}") from None
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file. Raises ConfigError when it is absent or not text."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
     except OSError as e:
         raise ConfigError(f"{path} cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file in UTF-8") from None
-    except tomllib.TOMLDecodeError as e:
-        hint = "; in double quotes write \\\\ for \\, or use single quotes" if "escape" in str(e) else ""
-        raise ConfigError(f"{path} is not valid TOML: {e}{hint}") from None
 
 
 def to_toml(config: Any, comment: str = "", secrets: bool = False) -> str:

@@ -1,0 +1,89 @@
+"""`kohya import` and `kohya diff`: settings of other trainers as ours, and what differs between two files."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from library.config import foreign
+from library.config.schema import ConfigError, missing, to_toml
+from library.families import RUNS, config_class
+from library.files import write_atomic
+
+DONE, FAILED, MISUSED = 0, 1, 2
+SUFFIX = {"sample_prompts": ".prompts.txt", "dataset_config": ".dataset.toml"}
+
+
+def configs() -> dict[str, type]:
+    """What can be trained, by script."""
+    return {script: config_class(script) for script in RUNS}
+
+
+def main(argv: list[str]) -> int:
+    """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
+    parser = argparse.ArgumentParser(
+        "kohya import",
+        description="Turn the settings of kohya_ss (JSON) or sd-scripts (TOML) into a TOML for this trainer, "
+        "and say what became of every key. Without -o the TOML is printed, and the report goes to stderr.",
+    )
+    parser.add_argument("file", type=Path, help="the file with the settings")
+    parser.add_argument("-o", "--output", type=Path, help="where to write; a file that exists is never written over")
+    parser.add_argument("--script", choices=list(RUNS), default="", help="what it is for; else the file tells")
+    asked = parser.parse_args(argv)
+    made = foreign.load(asked.file, configs(), asked.script)
+    if asked.output:
+        made = _write(made, asked.output, asked.file)
+    else:
+        print(_toml(made, asked.file), end="")
+    shown = sys.stdout if asked.output else sys.stderr
+    print(made.report(), file=shown)
+    if blanks := missing(made.config):
+        print("\n".join([f"still to fill in ({len(blanks)}):", *(f"  {line}" for line in blanks)]), file=shown)
+    for name in () if asked.output else made.texts:
+        print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
+    if asked.output:
+        print(f"wrote {asked.output}; look at it with: kohya check {asked.output}", file=shown)
+    return FAILED if made.problems else DONE
+
+
+def diff(argv: list[str]) -> int:
+    """Say what differs between two files of settings, of any trainer. 0 nothing, 1 something, 2 it did not work."""
+    parser = argparse.ArgumentParser("kohya diff", description="Options that differ between two files of settings.")
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    parser.add_argument("--script", choices=list(RUNS), default="", help="what both are for; else the files tell")
+    asked = parser.parse_args(argv)
+    try:
+        first, second = (foreign.load(path, configs(), asked.script) for path in (asked.first, asked.second))
+    except ConfigError as wrong:
+        for line in str(wrong).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return MISUSED
+    found = foreign.differences(first.config, second.config)
+    for path, made in ((asked.first, first), (asked.second, second)):
+        ignored = f", {len(made.of('ignored'))} keys ignored" if made.of("ignored") else ""
+        print(f"{path}: {made.trainer}, {made.config.script}{ignored}")
+    for name, one, two in found:
+        print(f"  {name}: {one} -> {two}")
+    print(f"{len(found)} option{'s differ' if len(found) > 1 else ' differs'}" if found else "no option differs")
+    return FAILED if found else DONE
+
+
+def _toml(made: foreign.Imported, source: Path) -> str:
+    config = made.config
+    comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
+    return to_toml(config, f"{comment}\nimported from {source.name} ({made.trainer})")
+
+
+def _write(made: foreign.Imported, path: Path, source: Path) -> foreign.Imported:
+    """Write the config, and the files that it names; none when one of them exists."""
+    if path.suffix.lower() != ".toml":
+        raise ConfigError(f"{path} must end in .toml")
+    beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in made.texts}
+    for each in (path, *beside.values()):
+        if each.exists():
+            raise ConfigError(f"{each} exists already; choose another name")
+    for name, file in beside.items():
+        write_atomic(file, made.texts[name])
+    made = made.with_files({name: str(file) for name, file in beside.items()})
+    write_atomic(path, _toml(made, source))
+    return made

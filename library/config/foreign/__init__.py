@@ -1,0 +1,7 @@
+"""Settings of other trainers, read into a config of ours with an account of every key, and written back."""
+
+from library.config.foreign.compare import differences
+from library.config.foreign.files import load, read
+from library.config.foreign.ledger import Configs, Fate, Imported
+
+__all__ = ["Configs", "Fate", "Imported", "differences", "load", "read"]

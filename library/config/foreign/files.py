@@ -1,0 +1,73 @@
+"""A file of any trainer -> a config of ours: which trainer wrote it, and who reads it."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.config.foreign import flat, kohya_ss
+from library.config.foreign.ledger import Configs, Imported, Ledger, settle
+from library.config.schema import ConfigError, load_toml, read_text
+from library.config.values import meant
+
+SUFFIXES = (".json", ".toml", ".yaml", ".yml")
+
+
+def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
+    """A file of settings of any trainer -> a config of ours and the account of its keys.
+
+    `configs` is what can be trained, by script; `script` wins over what the file says. Raises ConfigError when it is no
+    such file, or for a model that is not trained here.
+    """
+    path = Path(path)
+    return read(parse(path), configs, script or _named(path, configs))
+
+
+def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Imported:
+    """The same, from what stands in the file."""
+    if script and script not in configs:
+        raise ConfigError(f"{script} is not a kind of training{meant(script, configs)}; there are {', '.join(configs)}")
+    return settle(_ledger(found, configs, script), configs)
+
+
+def _named(path: Path, configs: Configs) -> str:
+    """The script that a TOML file names in its own name, or in its first line, where our files do; else ""."""
+    if path.suffix.lower() != ".toml":
+        return ""
+    first = read_text(path).partition("\n")[0]
+    said = re.findall(r"sd-scripts/(\w+)\.py", first) if first.startswith("#") else []
+    in_name = [script for script in sorted(configs, key=len, reverse=True) if script in path.stem]
+    return next((script for script in [*said, *in_name] if script in configs), "")
+
+
+def _ledger(found: Mapping[str, Any], configs: Configs, script: str) -> Ledger:
+    if kohya_ss.fits(found):
+        return kohya_ss.read(found, script)
+    return flat.read(found, configs, script)
+
+
+def parse(path: Path) -> dict[str, Any]:
+    """The tables of a JSON, TOML or YAML file. Raises ConfigError when it is none."""
+    suffix = path.suffix.lower()
+    if suffix == ".toml":
+        return load_toml(path)
+    if suffix not in SUFFIXES:
+        raise ConfigError(f"{path} must end in one of {', '.join(SUFFIXES)}")
+    text = read_text(path)
+    try:
+        found = json.loads(text) if suffix == ".json" else _yaml(text, path)
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path} is not valid {suffix[1:].upper()}: {e}") from None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ConfigError(f"{path} holds no settings: it must be one table of names and values")
+    return found
+
+
+def _yaml(text: str, path: Path) -> Any:
+    import yaml  # only for files of ai-toolkit
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None

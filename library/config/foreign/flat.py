@@ -1,0 +1,49 @@
+"""TOML files of sd-scripts: our own option names, with old and foreign ones among them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from library.config import schema
+from library.config.foreign.ledger import Configs, Ledger
+from library.config.retired import ALIASES
+from library.config.schema import ConfigError, options
+from library.config.values import meant
+
+TRAINER = "sd-scripts"
+
+
+def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Ledger:
+    """Every key of a flat file -> our values, and what became of it."""
+    found = schema.flat(found)
+    ledger = Ledger(found, script or script_of(found, configs), TRAINER, keeps_idle=True)
+    for key, value in found.items():
+        if value is None or value == "":
+            ledger.empty(key)
+        elif key == "torch_compile":
+            said = "is compile, which compiles block by block and leaves the saved names alone"
+            ledger.change(key, said, {"compile": value})
+        elif key in ALIASES:
+            ledger.rename(key, ALIASES[key])
+        else:
+            ledger.keep(key)
+    return ledger
+
+
+def script_of(found: Mapping[str, Any], configs: Configs) -> str:
+    """The script whose options most of the names are. Raises ConfigError when that does not decide."""
+    fit = {script: len(found.keys() & options(config).keys()) for script, config in configs.items()}
+    best = max(fit.values(), default=0)
+    if not best:
+        names = {name for config in configs.values() for name in options(config)}
+        near = next((f"{name}{hint}" for name in found if (hint := meant(name, names))), "")
+        raise ConfigError("no setting of any training is in this file" + (f": {near}" if near else ""))
+    fitting = [script for script, count in fit.items() if count == best]
+    if len(fitting) > 1:
+        # FLUX.1 never goes without its own files, so a file without a word of them is for SDXL.
+        fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
+    if len(fitting) > 1:
+        lora = any(name.startswith("network_") for name in found)
+        fitting = [script for script in fitting if script.endswith("_network") == lora] or fitting
+    if len(fitting) > 1:
+        raise ConfigError(f"this file does not tell what it is for; name the script: {', '.join(fitting)}")
+    return fitting[0]

@@ -1,0 +1,221 @@
+"""What becomes of every setting of a foreign file: an account that leaves nothing out."""
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from library.config import pending
+from library.config.schema import ConfigError, Option, build, draft, options
+from library.config.sections.run import IDLE_EVERYWHERE
+
+Kind = Literal["kept", "renamed", "changed", "ignored", "empty"]
+Configs = Mapping[str, type]  # script -> its config class
+SECRET = "tokens and keys stay out of configs; set the environment variable of the service (WANDB_API_KEY, HF_TOKEN)"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of one key, and for all but kept and empty ones, the sentence about it."""
+
+    key: str
+    kind: Kind
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The settings of one file while they are read. Each key gets one fate, and each option at most one value."""
+
+    source: Mapping[str, Any]
+    script: str
+    trainer: str
+    values: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)  # option -> the key that set it
+    fates: dict[str, Fate] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)  # option -> text that belongs into a file of its own
+    keeps_idle: bool = False  # whether options without effect stay, as they do in files of our own
+
+    @property
+    def family(self) -> str:
+        """The family of the script."""
+        return self.script.partition("_")[0]
+
+    @property
+    def adapters(self) -> bool:
+        """Whether the script trains adapters."""
+        return self.script.endswith("_network")
+
+    def get(self, key: str) -> Any:
+        """The value of a key; None where it is absent or empty."""
+        value = self.source.get(key)
+        return None if is_empty(value) else value
+
+    def number(self, key: str) -> float | None:
+        """The value of a key as a number; None where it is none."""
+        return to_number(self.source.get(key))
+
+    def keep(self, key: str, value: Any = None) -> None:
+        """The key is an option of the same name."""
+        self._set(key, Fate(key, "kept"), {key: self.source.get(key) if value is None else value})
+
+    def rename(self, key: str, option: str, value: Any = None) -> None:
+        """The key is an option of another name."""
+        value = self.source.get(key) if value is None else value
+        self._set(key, Fate(key, "renamed", option), {option: value})
+
+    def change(self, key: str, text: str, values: Mapping[str, Any] | None = None) -> None:
+        """The key means something that is said in another way here."""
+        self._set(key, Fate(key, "changed", text), values or {})
+
+    def ignore(self, key: str, reason: str) -> None:
+        """The key has no meaning here; if it is off or empty, nobody needs to hear of it."""
+        off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
+        self.fates[key] = Fate(key, "empty") if off else Fate(key, "ignored", reason)
+
+    def empty(self, *keys: str) -> None:
+        """The keys set nothing."""
+        for key in keys:
+            if key in self.source:
+                self.fates.setdefault(key, Fate(key, "empty"))
+
+    def left(self) -> list[str]:
+        """The keys that have no fate yet."""
+        return [key for key in self.source if key not in self.fates]
+
+    def _set(self, key: str, fate: Fate, values: Mapping[str, Any]) -> None:
+        self.fates[key] = fate
+        for option, value in values.items():
+            self.values[option], self.keys[option] = value, key
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A foreign file as a config of ours, and the account of its keys."""
+
+    trainer: str
+    config: Any
+    fates: tuple[Fate, ...]
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]  # rules across options that the file breaks: to be fixed before a training
+    texts: Mapping[str, str]  # option -> text that belongs into a file of its own
+
+    def with_files(self, paths: Mapping[str, str]) -> "Imported":
+        """The same with options that name files which have been written now."""
+        config = self.config
+        for name, path in paths.items():
+            part = options(type(config))[name].section
+            config = replace(config, **{part: replace(getattr(config, part), **{name: path})})
+        return replace(self, config=config)
+
+    def of(self, kind: Kind) -> list[Fate]:
+        """The keys with one kind of fate."""
+        return [fate for fate in self.fates if fate.kind == kind]
+
+    def lines(self) -> list[str]:
+        """What is worth knowing, a sentence each, for a page: what changed or was left out, notes, what to fix."""
+        renamed = [f"{fate.key} is now {fate.text}" for fate in self.of("renamed")]
+        changed = [f"{fate.key}: {fate.text}" for fate in self.of("changed")]
+        ignored = [f"ignored: {names}: {reason}" for reason, names in _grouped(self.of("ignored"))]
+        return [*(f"to fix: {p}" for p in self.problems), *changed, *renamed, *ignored, *self.notes]
+
+    def report(self) -> str:
+        """The whole account as text."""
+        blocks = [f"{self.trainer} -> {self.config.script} ({self.config.title})"]
+        if kept := self.of("kept"):
+            blocks.append(_block("kept", len(kept), [", ".join(f.key for f in kept)]))
+        if renamed := self.of("renamed"):
+            blocks.append(_block("renamed", len(renamed), [f"{f.key} -> {f.text}" for f in renamed]))
+        if changed := self.of("changed"):
+            blocks.append(_block("changed", len(changed), [f"{f.key}: {f.text}" for f in changed]))
+        if ignored := self.of("ignored"):
+            grouped = [f"{names}: {reason}" for reason, names in _grouped(ignored)]
+            blocks.append(_block("ignored", len(ignored), grouped))
+        if empty := self.of("empty"):
+            blocks.append(f"empty or off: {len(empty)} keys")
+        for title, told in (("notes", self.notes), ("to fix", self.problems)):
+            if told:
+                blocks.append(_block(title, len(told), told))
+        return "\n".join(blocks)
+
+
+def settle(ledger: Ledger, configs: Configs) -> Imported:
+    """Check each value against the options of the script; what does not fit becomes ignored, with the reason."""
+    config, read = configs[ledger.script], {}
+    for name, value in ledger.values.items():
+        key = ledger.keys[name]
+        try:
+            read[name] = _accepted(config, name, value, configs)
+            if why := "" if ledger.keeps_idle else _idle(config, name, read[name]):
+                read.pop(name)
+                raise ConfigError(f"without effect: {why}")
+        except ConfigError as reason:
+            text = str(reason) if name in (key, str(reason).split()[0]) else f"{name}: {reason}"
+            ledger.fates[key] = Fate(key, "ignored", text)
+    notes, problems = list(ledger.notes), []
+    try:
+        made = build(config, read, notes=notes)
+    except ConfigError as error:
+        made, problems = draft(config, read), str(error).splitlines()
+    fates = tuple(ledger.fates[key] for key in [*ledger.source, *(k for k in ledger.fates if k not in ledger.source)])
+    texts = {name: text for name, text in ledger.texts.items() if name in options(config)}
+    return Imported(ledger.trainer, made, fates, tuple(notes), tuple(problems), texts)
+
+
+def _accepted(config: Any, name: str, value: Any, configs: Configs) -> Any:
+    """The value of an option as its type. Raises ConfigError with the reason why there is none to be set."""
+    option: Option | None = options(config).get(name)
+    if option is None:
+        raise ConfigError(_stranger(config, name, configs))
+    if option.kind == "secret":
+        raise ConfigError(SECRET)
+    try:
+        result = option.read(value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; the default is used ({option.text(option.default) or 'not set'})") from None
+    if result != option.default and (why := pending.refusal(config.script, name, result)):
+        raise ConfigError(why)
+    return result
+
+
+def _idle(config: Any, name: str, value: Any) -> str:
+    """Why an option has no effect in this kind of training, or "" where it has or is not set."""
+    is_set = value != options(config)[name].default
+    return config.idle.get(name) or IDLE_EVERYWHERE.get(name, "") if is_set else ""
+
+
+def _stranger(config: Any, name: str, configs: Configs) -> str:
+    """Why a name is no option of this kind of training."""
+    reasons = {**config.retired, **config.foreign}
+    if name in reasons:
+        return reasons[name]
+    others = [other for other in configs.values() if name in options(other)]
+    if others and all(other.family != config.family for other in others):
+        return f"it is for {others[0].title.split()[0]}"
+    return f"it is for {others[0].title} only" if others else "there is no such setting here"
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a form means "nothing" by a value."""
+    return value is None or (isinstance(value, str) and not value.strip()) or value in ([], {}, ())
+
+
+def to_number(value: Any) -> float | None:
+    """A number, also written as text; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _grouped(fates: Iterable[Fate]) -> list[tuple[str, str]]:
+    groups: dict[str, list[str]] = {}
+    for fate in fates:
+        groups.setdefault(fate.text, []).append(fate.key)
+    return [(reason, ", ".join(keys)) for reason, keys in groups.items()]
+
+
+def _block(title: str, count: int, lines: Iterable[str]) -> str:
+    wrapped = [textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="    ") for line in lines]
+    return "\n".join([f"{title} ({count}):", *wrapped])

@@ -1,0 +1,313 @@
+"""Files of kohya_ss: every key has a fate, and what it says is what is trained."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from library.config import foreign
+from library.config.foreign import kohya_ss
+from library.config.schema import ConfigError, build, changed, flat, options, read_toml, to_toml
+from library.families import RUNS, config_class
+
+CONFIGS = {script: config_class(script) for script in RUNS}
+ROWS = list(csv.DictReader((Path(__file__).parents[1] / "golden/gui_keys.csv").open(encoding="utf-8")))
+TABS = {
+    "lora": {"LoRA_type": "Standard", "max_train_steps": 100},
+    "dreambooth": {"max_train_steps": 100},
+    "finetune": {"image_folder": "/i", "max_train_steps": 100},
+}
+FAMILY = {
+    ("lora", "sdxl"): {"sdxl": True},
+    ("lora", "flux"): {"flux1_checkbox": True, "LoRA_type": "Flux1"},
+    ("dreambooth", "sdxl"): {"sdxl": True},
+    ("dreambooth", "flux"): {"flux1_checkbox": True},
+    ("finetune", "sdxl"): {"sdxl_checkbox": True},
+    ("finetune", "flux"): {"flux1_checkbox": True},
+}
+CASES = [
+    (row, tab, family)
+    for row in ROWS
+    for tab in (TABS if row["tabs"] == "all" else row["tabs"].split("+"))
+    for family in ("sdxl", "flux")
+    if tab in TABS
+]
+
+
+def imported(tab, family, **keys):
+    return foreign.read({**TABS[tab], **FAMILY[tab, family], **keys}, CONFIGS)
+
+
+def sample(row):
+    """A value that is not the default, of the kind that the page writes."""
+    kind, choices = row["type"].partition("[")[0], [c for c in row["choices"].split("|") if c]
+    if kind == "bool":
+        return row["default"] != "true"
+    if kind in ("int", "float"):
+        return 2 if kind == "int" else 0.5
+    if choices:
+        return next((c for c in choices if c != row["default"]), choices[0])
+    return "1024,1024" if "resolution" in row["key"] else "a/b" if kind == "path" else "2"
+
+
+def fate(made, key):
+    return next(f for f in made.fates if f.key == key)
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_every_key_has_a_fate_and_says_why_it_is_ignored(tab):
+    for row, its_tab, family in CASES:
+        if its_tab != tab:
+            continue
+        key = row["key"]
+        try:
+            made = imported(tab, family, **{key: sample(row)})
+        except ConfigError as refused:  # a switch or a LoRA_type of a model that is not trained here
+            assert key.endswith("checkbox") or key in ("sdxl", "model_type"), (key, refused)
+            continue
+        found = fate(made, key)
+        assert found.kind == "kept" or found.kind == "empty" or len(found.text) > 3, (key, found)
+
+
+def test_a_key_whose_flag_is_an_option_reaches_that_option():
+    """What the script would have been told arrives, unless the table of this project says why not."""
+    lost = []
+    for row, tab, family in CASES:
+        flag, key = row["sd_scripts_flag"], row["key"]
+        script = f"{family}_train" + ("_network" if tab == "lora" else "")
+        applies = row["applies_to"] in ("all", "") or family in row["applies_to"].split(";")
+        if not applies or flag not in options(CONFIGS[script]) or "no --" in row["notes"]:
+            continue
+        try:
+            made = imported(tab, family, **{key: sample(row)})
+        except ConfigError:
+            continue
+        said = sample(row)
+        is_default = said in (False, str(options(CONFIGS[script])[flag].default))  # nothing to see in the config
+        if (
+            flag not in flat(changed(made.config, secrets=True))
+            and fate(made, key).kind != "ignored"
+            and not is_default
+        ):
+            lost.append((tab, family, key, fate(made, key)))
+    # These set another option, or need a second setting beside them; each has a test of its own below.
+    allowed = {"lr_warmup", "lr_warmup_steps", "xformers", "sample_prompts", "multires_noise_discount"}
+    allowed |= {"save_model_as", "use_latent_files"}
+    assert not [entry for entry in lost if entry[2] not in allowed]
+
+
+def test_the_report_names_every_key_once():
+    found = json.loads(json.dumps({row["key"]: sample(row) for row in ROWS if "checkbox" not in row["key"]}))
+    found |= {"LoRA_type": "Standard", "sdxl": True, "v2": False, "model_type": "flux"}
+    made = foreign.read(found, CONFIGS)
+    assert {f.key for f in made.fates} == found.keys() | {f.key for f in made.fates if "--" in f.key}
+    assert len(made.fates) == len({f.key for f in made.fates})
+    assert "ignored" in made.report() and all(f.text in " ".join(made.lines()) for f in made.of("ignored"))
+
+
+# ---- which script
+
+
+@pytest.mark.parametrize(
+    ("keys", "script"),
+    [
+        ({"sdxl": True, "LoRA_type": "Standard"}, "sdxl_train_network"),
+        ({"sdxl_checkbox": "true", "image_folder": "x"}, "sdxl_train"),
+        ({"sdxl": True, "flux1_checkbox": True, "LoRA_type": "Flux1"}, "sdxl_train_network"),
+        ({"flux1_checkbox": True, "LoRA_type": "Flux1"}, "flux_train_network"),
+        ({"flux1_checkbox": True, "max_resolution": "1"}, "flux_train"),
+        ({"LoRA_type": "Flux1"}, "flux_train_network"),
+    ],
+)
+def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
+    assert kohya_ss.script_of(keys) == script
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"LoRA_type": "Standard"}, "Stable Diffusion 1.5"),
+        ({"v2": True, "max_resolution": "1", "optimizer": "x"}, "Stable Diffusion 2"),
+        ({"sd3_checkbox": True}, "SD3"),
+        ({"flux1_checkbox": True, "LoRA_type": "Flux1", "model_type": "chroma"}, "Chroma"),
+        ({"sdxl": True, "num_vectors_per_token": 1}, "Textual Inversion"),
+    ],
+)
+def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
+    with pytest.raises(ConfigError, match=words):
+        foreign.read(keys, CONFIGS)
+
+
+def test_a_script_that_is_named_wins():
+    assert foreign.read({"LoRA_type": "Standard"}, CONFIGS, "flux_train_network").config.family == "flux"
+    with pytest.raises(ConfigError, match="flux_train_network"):
+        foreign.read({"LoRA_type": "Standard"}, CONFIGS, "flux_train_netwrk")
+
+
+# ---- values
+
+
+def test_numbers_as_text_and_nothing():
+    keys = {"learning_rate": "1e-4", "seed": "", "train_batch_size": "4", "clip_skip": None, "max_token_length": "150"}
+    config = imported("lora", "sdxl", **keys, network_dim="16", noise_offset="", caption_extension=".txt2").config
+    assert config.optim.learning_rate == 1e-4 and config.data.train_batch_size == 4 and config.steps.seed is None
+    assert config.model.max_token_length == 150 and config.network.network_dim == 16
+    assert config.captions.caption_extension == ".txt2"
+
+
+def test_a_wrong_value_is_named_and_the_default_used():
+    made = imported("lora", "sdxl", train_batch_size="many", learning_rate=-1)
+    assert made.config.data.train_batch_size == 1 and "whole number" in fate(made, "train_batch_size").text
+    assert fate(made, "learning_rate").kind == "ignored"
+
+
+@pytest.mark.parametrize("key", ["max_grad_norm", "prior_loss_weight", "huber_c", "lr_scheduler_power"])
+def test_a_zero_that_kohya_ss_drops_is_kept(key):
+    made = imported("lora", "sdxl", **{key: 0})
+    assert flat(changed(made.config))[key] == 0 and "drops it" in fate(made, key).text
+
+
+def test_a_zero_that_means_nothing_sets_nothing():
+    made = imported("lora", "sdxl", seed=0, min_snr_gamma=0, noise_offset=0, adaptive_noise_scale=0, clip_skip=0)
+    assert made.config.steps.seed is None and made.config.noise.noise_offset is None and not made.problems
+
+
+@pytest.mark.parametrize("steps", [0, "", "0"])
+def test_zero_steps_are_epochs(steps):
+    made = imported("lora", "sdxl", max_train_steps=steps, epoch="3")
+    assert made.config.steps.max_train_epochs == 3
+    made = imported("lora", "sdxl", max_train_steps=steps, epoch=3, dataset_config="d.toml")
+    assert made.config.steps.max_train_epochs is None and made.config.steps.max_train_steps == 1600
+    assert imported("lora", "sdxl", max_train_steps=7, epoch=3).config.steps.max_train_epochs is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "warmup"),
+    [
+        ({"lr_warmup": 10, "lr_scheduler": "cosine"}, 0.1),
+        ({"lr_warmup": "10", "lr_warmup_steps": 50, "lr_scheduler": "cosine"}, 50),
+        ({"lr_warmup": 10, "lr_scheduler": "constant"}, 0),
+        ({"lr_warmup": 10, "lr_scheduler": "cosine", "lr_scheduler_type": "CosineAnnealingLR"}, 0),
+        ({"lr_warmup": 10, "lr_scheduler": "cosine", "dataset_config": "d.toml"}, 10),
+        ({"lr_warmup_steps": 50, "lr_scheduler": "cosine", "dataset_config": "d.toml", "max_train_steps": 0}, 50),
+        ({"lr_warmup": 100, "lr_scheduler": "cosine"}, 100),
+    ],
+)
+def test_warmup_in_percent_and_in_steps(keys, warmup):
+    made = imported("lora", "sdxl", **keys)
+    assert made.config.optim.lr_warmup_steps == warmup and not made.problems
+
+
+def test_rates_of_the_parts_of_adapters():
+    config = imported("lora", "flux", unet_lr=1e-4, text_encoder_lr=2e-5, t5xxl_lr=1e-5).config
+    assert config.optim.text_encoder_lr == (2e-5, 1e-5) and config.optim.unet_lr == 1e-4
+    assert imported("lora", "sdxl", unet_lr=1e-4, text_encoder_lr=0).config.network.network_train_unet_only
+    assert imported("lora", "sdxl", unet_lr=0, text_encoder_lr="1e-4").config.network.network_train_text_encoder_only
+
+
+def test_rates_of_text_encoders_switch_their_training():
+    config = imported("dreambooth", "sdxl", learning_rate_te1=1e-5, learning_rate_te2=0).config
+    assert config.steps.train_text_encoder and config.optim.learning_rate_te2 == 0
+    assert not imported("dreambooth", "sdxl", learning_rate_te1=0, learning_rate_te2=0).config.steps.train_text_encoder
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "module", "args"),
+    [
+        ("Standard", {"conv_dim": 4}, "networks.lora", ()),
+        ("Kohya LoCon", {"conv_dim": 4, "conv_alpha": 1}, "networks.lora", ("conv_dim=4", "conv_alpha=1")),
+        ("LoCon", {"conv_dim": 4}, "lycoris.kohya", ("algo=locon", "conv_dim=4")),
+        ("LyCORIS/LoKr", {"factor": 8, "decompose_both": True}, "lycoris.kohya",
+         ("algo=lokr", "factor=8", "decompose_both=True")),
+        ("LyCORIS/Diag-OFT", {"constrain": 0.1, "LyCORIS_preset": "attn-mlp"}, "lycoris.kohya",
+         ("algo=diag-oft", "preset=attn-mlp", "constraint=0.1")),
+        ("LyCORIS/DyLoRA", {"unit": 4}, "lycoris.kohya", ("algo=dylora", "block_size=4")),
+        ("LyCORIS/iA3", {"train_on_input": False}, "lycoris.kohya", ("algo=ia3", "train_on_input=False")),
+        ("Standard", {"loraplus_lr_ratio": 16.0, "rank_dropout": "0.1"}, "networks.lora",
+         ("rank_dropout=0.1", "loraplus_lr_ratio=16.0")),
+    ],
+)  # fmt: skip
+def test_the_type_of_adapter_and_its_fields(kind, keys, module, args):
+    config = imported("lora", "sdxl", LoRA_type=kind, **keys).config
+    assert (config.network.module, config.network.network_args) == (module, args)
+
+
+def test_adapters_of_flux():
+    keys = {"split_mode": True, "img_attn_dim": "4", "train_double_block_indices": "all", "train_t5xxl": True}
+    config = imported("lora", "flux", **keys).config
+    assert config.network.module == "networks.lora_flux"
+    assert set(config.network.network_args) == {"img_attn_dim=4", "train_t5xxl=True", "train_blocks=single"}
+
+
+def test_flux_files_have_other_names_in_other_tabs():
+    config = imported("lora", "flux", clip_l="c", t5xxl="t", ae="a").config
+    assert (config.model.clip_l, config.model.t5xxl, config.model.ae) == ("c", "t", "a")
+    made = imported("dreambooth", "flux", clip_l="sd3", flux1_clip_l="c", flux1_t5xxl="t")
+    assert made.config.model.clip_l == "c" and "SD3" in fate(made, "clip_l").text
+
+
+def test_a_finetune_calls_its_folders_otherwise():
+    made = imported("finetune", "sdxl", train_dir="C:\\d", use_latent_files="No", caption_metadata_filename="m.json")
+    assert made.config.data.train_data_dir == "/i" and made.config.data.in_json == "C:\\d\\m.json"
+    assert made.config.data.enable_bucket
+
+
+def test_optimizer_schedule_and_attention():
+    made = imported("lora", "sdxl", optimizer="Prodigy", optimizer_args='a=1 "b=2"', xformers=True)
+    assert made.config.optim.optimizer_type == "Prodigy" and made.config.optim.optimizer_args == ("a=1", "b=2")
+    assert made.config.memory.sdpa and not made.config.memory.xformers
+    assert imported("lora", "sdxl", use_8bit_adam=True).config.optim.optimizer == "AdamW8bit"
+    assert imported("lora", "sdxl", use_8bit_adam=True, optimizer="Lion").config.optim.optimizer == "Lion"
+
+
+def test_the_kind_of_noise_chooses_its_settings():
+    keys = {"noise_offset": 0.05, "multires_noise_iterations": 6}
+    original = imported("lora", "sdxl", noise_offset_type="Original", **keys).config.noise
+    multires = imported("lora", "sdxl", noise_offset_type="Multires", **keys).config.noise
+    assert (original.noise_offset, original.multires_noise_iterations) == (0.05, None)
+    assert (multires.noise_offset, multires.multires_noise_iterations) == (None, 6)
+
+
+def test_flags_that_were_typed_win_over_fields():
+    text = "--caption_prefix 'a cat,' --zero_terminal_snr --seed=5 --network_args conv_dim=4 conv_alpha=1 --bogus 1"
+    made = imported("lora", "sdxl", seed=1, additional_parameters=text)
+    assert made.config.captions.caption_prefix == "a cat," and made.config.steps.seed == 5
+    assert made.config.network.network_args == ("conv_dim=4", "conv_alpha=1")
+    assert fate(made, "additional_parameters --bogus").kind == "ignored"
+
+
+def test_compile_keys_and_the_dynamo_panel():
+    keys = {"compile": True, "compile_mode": "max-autotune", "compile_dynamic": "true", "compile_cache_size_limit": 64}
+    config = imported("lora", "sdxl", **keys, dynamo_backend="inductor").config
+    assert config.compile.compile and config.compile.dynamic is True and config.compile.compile_cache_size_limit == 64
+    assert not imported("lora", "sdxl", dynamo_backend="inductor").config.compile.compile
+    typed = imported("lora", "sdxl", dynamo_backend="eager", additional_parameters="--torch_compile").config
+    assert typed.compile.compile and typed.compile.compile_backend == "eager"
+
+
+def test_prompts_are_text_there_and_a_file_here():
+    made = imported("lora", "sdxl", sample_prompts="a cat --w 512\na dog")
+    assert made.texts == {"sample_prompts": "a cat --w 512\na dog\n"} and made.config.sample.sample_prompts is None
+    assert imported("lora", "sdxl", sample_prompts="C:\\p.txt").config.sample.sample_prompts == "C:\\p.txt"
+
+
+@pytest.mark.parametrize("where", ["wandb_api_key", "huggingface_token", "additional_parameters"])
+def test_secrets_reach_neither_the_config_nor_the_report(where):
+    value = "--wandb_api_key canary" if where == "additional_parameters" else "canary"
+    made = imported("lora", "sdxl", **{where: value})
+    assert "canary" not in made.report() + to_toml(made.config, secrets=True) + " ".join(made.lines())
+
+
+def test_settings_that_do_not_go_together_are_named():
+    made = imported("lora", "sdxl", full_bf16=True, mixed_precision="fp16")
+    assert any("full_bf16 needs" in problem for problem in made.problems)
+    assert made.config.precision.full_bf16
+
+
+def test_an_imported_config_is_the_same_when_it_is_read_again(tmp_path):
+    made = imported("lora", "flux", learning_rate="1e-4", network_dim=16, optimizer="AdamW8bit", train_data_dir="C:\\x")
+    path = tmp_path / "a.toml"
+    path.write_text(to_toml(made.config), encoding="utf-8")
+    assert build(type(made.config), read_toml(path), notes=[]) == made.config
+    assert foreign.load(path, CONFIGS, "flux_train_network").config == made.config
