@@ -135,13 +135,29 @@ def _images_of(result: Survey, position: int, dataset: Any, seed: int) -> tuple[
         kept, held_back = split(made, dataset.validation_split, dataset.validation_seed, seed)
         learned += kept
         validation += held_back
+    as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
     for image in validation:
-        image.repeats = 1
+        image.repeats, image.subset = 1, as_it_is[id(image.subset)]
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
         result.unused += unused
         result.warnings.append(f"{number(len(unused), 'regularisation image')} not used: there are more than needed")
     return learned + used, validation
+
+
+def _plain(subset: Any) -> Any:
+    """How images are shown that are held back: always the same, neither varied nor without their captions."""
+    return replace(
+        subset,
+        flip_aug=False,
+        color_aug=False,
+        random_crop=False,
+        face_crop_aug_range=None,
+        caption_dropout_rate=0.0,
+        caption_dropout_every_n_epochs=0,
+        caption_tag_dropout_rate=0.0,
+        token_warmup_step=0.0,
+    )
 
 
 # ---- one subset: files, then sizes and words, then buckets

@@ -118,7 +118,7 @@ class Batches:
         return "images, batch size or processes differ from those of the saved state: the rest of the epoch will too"
 
     def __iter__(self) -> Iterator[Batch]:
-        todo = self._draws(self.epoch)[self.index :]
+        todo = self.draws(self.epoch)[self.index :]
         if self.config.data.persistent_data_loader_workers and self._workers and self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers)
         for batch in ahead(self.make, todo, self._workers, pool=self._pool):
@@ -135,7 +135,8 @@ class Batches:
         batch = _together(samples, [self.images.items[position] for position in draw.images])
         return batch.pinned() if self._pin else batch
 
-    def _draws(self, epoch: int) -> list[Draw]:
+    def draws(self, epoch: int) -> list[Draw]:
+        """Which images make the batches of an epoch, in order."""
         return draws(self._buckets, self._sizes, self.seed, epoch, self.place)
 
     def _moment(self, draw: Draw) -> Moment:

@@ -1,6 +1,6 @@
 """What a model family answers, and the values it hands around. Importing this needs no torch."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,6 +72,7 @@ class Family(Protocol):
     sample_multiple: int  # sides of sample images are multiples of this many pixels
     latent_cache: LatentCache
     text_cache: TextCache
+    validation_timesteps: Sequence[float]  # how noisy the images are on which validation measures the loss
     architecture: str  # modelspec's word: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"
 
     def problems(self) -> Iterator[str]:
@@ -95,8 +96,11 @@ class Family(Protocol):
         """Captions -> what the denoiser reads, by the cache's keys; of some encoders only, if named."""
         ...
 
-    def noised(self, latents: "Tensor", generator: "torch.Generator") -> Noised:
-        """Latents of the cache made hard. Stays on their device, without waiting for it."""
+    def noised(self, latents: "Tensor", generator: "torch.Generator", timesteps: "Tensor | None" = None) -> Noised:
+        """Latents of the cache made hard. Stays on their device, without waiting for it.
+
+        `timesteps` [B], as in `validation_timesteps`, are used instead of drawn ones when given.
+        """
         ...
 
     def predict(self, denoiser: "nn.Module", noised: Noised, text: "dict[str, Tensor]", sizes: "Tensor") -> "Tensor":

@@ -13,14 +13,19 @@ from library.families.base import Noised
 from library.objectives import loss as objective
 
 
-def of(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> Tensor:
-    """Mean weighted error over a batch, a scalar on the device. Nothing here waits for the device."""
+def of(
+    batch: Any, family: Any, parts: Any, learner: Any, run: Any, noise: Callable[[Tensor], Noised] | None = None
+) -> Tensor:
+    """Mean weighted error over a batch, a scalar on the device. Nothing here waits for the device.
+
+    `noise` makes latents hard; without it, that is done as the run's random numbers say.
+    """
     batch = batch.to(run.device)
     with torch.no_grad():
         latents = batch.latents
         if latents is None:
             latents = family.latents(parts, batch.pixels, run.encoding)
-        noised = noised_here(family, latents, run)
+        noised = noise(latents) if noise else noised_here(family, latents, run)
     with run.autocast():
         text = conditions(batch, family, parts, learner)
         compiled = run.config.compile.compile and not LEDGER.fallback

@@ -100,16 +100,20 @@ class Meter:
         numbers = dict(zip(pending.names, values, strict=False))
         losses = values[len(pending.names) :]
         odd = [p for loss, paths in zip(losses, pending.images, strict=True) if not math.isfinite(loss) for p in paths]
-        return pending.line | numbers | {"avr_loss": self._average(pending.line["step"], numbers["loss"])}, odd
+        self._keep(pending.line["step"], numbers["loss"])
+        return pending.line | numbers | {"avr_loss": self.average}, odd
 
-    def _average(self, step: int, loss: float) -> float:
+    @property
+    def average(self) -> float:
         """Upstream's moving average: one slot for each step of an epoch, overwritten by the next epoch's."""
+        return sum(self._losses) / max(len(self._losses), 1)
+
+    def _keep(self, step: int, loss: float) -> None:
         slot = (step - 1) % self.per_epoch
         if slot < len(self._losses):
             self._losses[slot] = loss
         else:
             self._losses.append(loss)
-        return sum(self._losses) / len(self._losses)
 
     def state(self) -> list[float]:
         """The average's slots, for a resumed run."""

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from library.compile_ledger import LEDGER
-from library.train import optim, prompts
+from library.train import prompts
+from library.train.evaluating import as_for_use
 from library.train.prompts import Prompt
 
 
@@ -66,22 +64,14 @@ class Previews:
 
     @contextlib.contextmanager
     def _as_for_use(self) -> Iterator[None]:
-        """Networks in evaluation mode on the device, without compiled blocks; everything as before afterwards."""
+        """All networks as for use, on the device; everything as before afterwards."""
         run, parts = self._run, self._parts
-        networks = [parts.denoiser, parts.vae, *parts.encoders.values()]
-        # One by one: adapters are in training mode inside of a denoiser that is not.
-        modes, home = [(m, m.training) for n in networks for m in n.modules()], parts.vae.device
+        home = parts.vae.device
         parts.vae.to(run.device)
-        for network in networks:
-            network.eval()
-        torch.compiler.set_stance("force_eager")
         try:
-            with torch.no_grad(), run.autocast(), optim.averaged(run.optimizer):
+            with as_for_use([parts.denoiser, parts.vae, *parts.encoders.values()], run):
                 yield
         finally:
-            torch.compiler.set_stance("force_eager" if LEDGER.fallback else "default")
-            for module, mode in modes:
-                module.training = mode
             parts.vae.to(home)
 
     def _draw_one(self, number: int, prompt: Prompt) -> None:

@@ -3,14 +3,11 @@
 import contextlib
 import datetime
 import gc
-import hashlib
 import logging
-import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -21,7 +18,8 @@ from library.compile_ledger import LEDGER, as_line
 from library.config.schema import ConfigError, changed
 from library.memory import precision
 from library.runs.record import Record
-from library.train import trouble
+from library.train import chance, trouble
+from library.train.chance import as_seed
 from library.train.choices import stepped_early
 from library.train.clock import Clock, windows
 from library.train.meter import Batch, Line, Meter
@@ -40,11 +38,12 @@ class Run:
         mixed = config.precision.mixed_precision
         no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=no_gpu, kwargs_handlers=_handlers(config))
-        self.device = self.accelerator.device
+        self.device: torch.device = self.accelerator.device
         self.main = self.accelerator.is_main_process
-        self.rank, self.ranks = self.accelerator.process_index, self.accelerator.num_processes
+        self.rank: int = self.accelerator.process_index
+        self.ranks: int = self.accelerator.num_processes
         self.storage, self.compute = precision.storage_type(config), precision.compute_type(config)
-        self.seed = self._seed()
+        self.seed = chance.begin(config.steps.seed, self.ranks)
         self.generator = torch.Generator(self.device)
         self.encoding = torch.Generator(self.device)  # of the VAE's own noise, for latents that are not cached
         self.record = self._record() if self.main else None
@@ -64,7 +63,7 @@ class Run:
         self.wishes.listen()
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         told = trouble.told(error, self) if error else None
         try:
             self._end(told, trace)
@@ -72,7 +71,6 @@ class Run:
             self.wishes.forget()
         if told is not None and told is not error:
             raise told from error
-        return False
 
     def _end(self, error: BaseException | None, trace: Any) -> None:
         if self.record:
@@ -123,6 +121,17 @@ class Run:
         self.newest[trouble.kind_of(path)] = path
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
         self.event("saved", file=str(path), step=self.clock.step, bytes=size)
+
+    def validated(self, when: str, losses: dict[str, float]) -> None:
+        """The held back images were measured, at the end of a "step" or an "epoch": the loss by noise level."""
+        loss = sum(losses.values()) / len(losses)
+        divergence = loss - self.meter.average
+        clock, facts = self.clock, {"when": when, "loss": loss, "divergence": divergence, "by_timestep": losses}
+        self.event("validation", step=clock.step, epoch=clock.epoch, **facts)
+        self.say(f"validation after {when} {getattr(clock, when)}: loss {loss:.4f}, "
+                 f"{abs(divergence):.4f} {'above' if divergence > 0 else 'below'} training's average")  # fmt: skip
+        if self.trackers:
+            self.trackers.validated(when, getattr(clock, when), loss, divergence)
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """What is going on outside of the steps. Before the first one this is also where a wish to stop is heard."""
@@ -220,14 +229,14 @@ class Run:
         """
         if not LEDGER.expected or LEDGER.fallback:
             return self._over_all(self._accumulate(window, wrong))
-        before = self._random_state()
+        before = chance.state(self.device)
         try:
             loss = self._accumulate(window, wrong)
         except Exception as error:
             if not compile_utils.is_compile_error(error):
                 raise
             self._give_up_compiling(error)
-            self._load_random_state(before)
+            chance.restore(before, self.device)
             loss = self._accumulate(window, wrong)
         return self._over_all(loss)
 
@@ -332,33 +341,11 @@ class Run:
             self.stopping = self.wishes.asked()
         return self.stopping
 
-    # Random numbers.
-
-    def _seed(self) -> int:
-        seed = self.config.steps.seed
-        if seed is None:
-            seed = random.SystemRandom().randint(0, 2**31 - 1)
-            if self.accelerator.num_processes > 1:  # all processes must agree on the order of the data
-                box = [seed]
-                torch.distributed.broadcast_object_list(box)
-                seed = box[0]
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        return seed
-
     def _reseed(self, number: int) -> None:
         """The noise of a batch depends on the seed, the step and the batch's number in it, and on nothing before."""
         text = f"{self.seed} {self.clock.step} {number}"
-        self.generator.manual_seed(_as_seed(text))
-        self.encoding.manual_seed(_as_seed(f"{text} {self.rank}"))
-
-    def _random_state(self) -> tuple[Any, ...]:
-        return random.getstate(), torch.get_rng_state()
-
-    def _load_random_state(self, state: tuple[Any, ...]) -> None:
-        random.setstate(state[0])
-        torch.set_rng_state(state[1])
+        self.generator.manual_seed(as_seed(text))
+        self.encoding.manual_seed(as_seed(f"{text} {self.rank}"))
 
     # The diary.
 
@@ -385,10 +372,6 @@ def _accelerator_facts(device: torch.device, processes: int) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         facts |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / 2**30, 1)}
     return facts
-
-
-def _as_seed(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
 def _clock(seconds: float) -> str:

@@ -1,7 +1,6 @@
 """Everything a run needs to go on as if it had never stopped."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError
+from library.train import chance
 
 VERSION = 1
 AVERAGE = "ema.safetensors"
@@ -23,7 +23,7 @@ def save(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> Pa
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
     run.accelerator.wait_for_everyone()
-    torch.save(_randomness(run), unfinished / f"random_states_{run.accelerator.process_index}.bin")
+    torch.save(chance.state(run.device), unfinished / f"random_states_{run.accelerator.process_index}.bin")
     if run.main:
         save_file({n: t.contiguous() for n, t in learner.snapshot().items()}, unfinished / WEIGHTS)
         torch.save(updates.bare.state_dict(), unfinished / OPTIMIZER)
@@ -62,7 +62,7 @@ def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> No
         run.warn(f"resume: {why}")
     randomness = folder / f"random_states_{run.accelerator.process_index}.bin"
     if randomness.is_file():
-        _restore(run, _read(randomness, "cpu"))
+        chance.restore(_read(randomness, "cpu"), run.device)
     else:
         run.warn(f"resume: {folder} was written by fewer processes; this one starts with fresh random numbers.")
 
@@ -93,23 +93,6 @@ def read_progress(folder: Path) -> dict[str, Any]:
         f"resume: {folder} was not written by this trainer, and cannot be resumed exactly; "
         "start from its weights instead (network_weights for a LoRA)"
     )
-
-
-def _randomness(run: Any) -> dict[str, Any]:
-    version, numbers, gauss = random.getstate()
-    return {
-        "python": [version, list(numbers), gauss],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None,
-    }
-
-
-def _restore(run: Any, state: dict[str, Any]) -> None:
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and run.device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], run.device)
 
 
 def _read(path: Path, device: Any) -> Any:

@@ -10,6 +10,7 @@ from library.train.checkpoints import Keeper
 from library.train.preview import Previews
 from library.train.run import Run
 from library.train.updates import Updates
+from library.train.validation import Validation
 
 
 def tell(config: Any, remarks: Sequence[str] = ()) -> Path:
@@ -38,6 +39,7 @@ def tell(config: Any, remarks: Sequence[str] = ()) -> Path:
         run.distribute(parts, learner)
         learner.train()
         keeper = Keeper(run, family, learner, updates, batches, images)
+        validation = Validation(images, family, parts, learner, run)
         keeper.resume()
         previews.at_first()
 
@@ -46,7 +48,8 @@ def tell(config: Any, remarks: Sequence[str] = ()) -> Path:
             norms = updates.apply(wrong)
             run.log(wrong, norms, updates.rates())
 
-            # Once in a while: look at it, keep it.
+            # Once in a while: measure it, look at it, keep it.
+            validation.when_due()
             previews.when_due()
             keeper.when_due()
 

@@ -31,6 +31,16 @@ class Trackers:
         if self._wandb:
             self._wandb.log(numbers, step=line["step"])
 
+    def validated(self, when: str, number: int, loss: float, divergence: float) -> None:
+        """Write the loss on held back images, at the end of a "step" or an "epoch" of this number."""
+        numbers = {f"loss/validation/{when}_average": loss, f"loss/validation/{when}_divergence": divergence}
+        if self._board:
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, number)
+        if self._wandb:
+            step = self._last["step"] if self._last else None
+            self._wandb.log(numbers | ({"epoch": number} if when == "epoch" else {}), step=step)
+
     def image(self, name: str, picture: Any, step: int) -> None:
         """Write one sample image."""
         if self._wandb:

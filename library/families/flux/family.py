@@ -46,6 +46,7 @@ class Flux:
         "guidance_scale": 3.5,
     }
     sample_multiple = 16
+    validation_timesteps = (0.2, 0.4, 0.6, 0.8)
     scale = 0.3611  # latents are (VAE sample - shift) * scale
     shift = 0.1159
 

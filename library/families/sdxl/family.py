@@ -115,6 +115,13 @@ class Sdxl:
         """Raw latents -> one training step, see Diffusion.noised."""
         return self.objective.noised(latents, generator, timesteps)
 
+    @property
+    def validation_timesteps(self) -> list[int]:
+        """Four timesteps between min_timestep and max_timestep: 200, 400, 600, 800."""
+        noise = self.config.noise
+        low, high = noise.min_timestep or 0, 1000 if noise.max_timestep is None else noise.max_timestep
+        return [low + (high - low) * i // 5 for i in range(1, 5)]
+
     def predict(self, denoiser: nn.Module, noised: Noised, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
         """The denoiser's answer, float32 [B, 4, h, w]. `sizes` [B, 6]: original h w, crop top left, target h w."""
         dtype = compute_dtype(denoiser, noised.latents.device.type)

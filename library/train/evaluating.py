@@ -1,0 +1,30 @@
+"""Networks used as they will be used, in the middle of learning: for sample images and for validation."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from library.compile_ledger import LEDGER
+from library.train import optim
+
+
+@contextlib.contextmanager
+def as_for_use(networks: Iterable[torch.nn.Module], run: Any) -> Iterator[None]:
+    """Networks in evaluation mode and without compiled blocks, nothing learns; afterwards all is as before.
+
+    A compiled block would need other graphs here, and compiling them would cost more than running eagerly.
+    """
+    # One by one: adapters are in training mode inside of a denoiser that is not.
+    modes = [(module, module.training) for network in networks for module in network.modules()]
+    for module, _ in modes:
+        module.training = False
+    torch.compiler.set_stance("force_eager")
+    try:
+        with torch.no_grad(), run.autocast(), optim.averaged(run.optimizer):
+            yield
+    finally:
+        torch.compiler.set_stance("force_eager" if LEDGER.fallback else "default")
+        for module, mode in modes:
+            module.training = mode
