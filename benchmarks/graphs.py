@@ -123,6 +123,7 @@ def measure(family, way, backend):
         compile_fallback=False,
         compile_blocks=None,
         compile_compare_steps=0,
+        compile_activation_budget=1.0,
     )
     if way == "wrapped":
         wrap(model, kind.regions, backend)
@@ -131,7 +132,7 @@ def measure(family, way, backend):
         config = SimpleNamespace(
             compile=options,
             precision=SimpleNamespace(fp8_base=False, fp8_base_unet=False, fp8_denoiser=False),
-            memory=SimpleNamespace(checkpointing=False, cpu_offload_checkpointing=False, blocks_to_swap=None),
+            memory=SimpleNamespace(checkpointing=False, blocks_to_swap=None),
             adapters=True,
         )
         memory.prepare(model, kind, config, torch.device("cpu"), num_shapes=len(BUCKETS))

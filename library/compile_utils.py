@@ -9,9 +9,10 @@ import argparse
 import functools
 import logging
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +118,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     if wrong := list(problems(args, device, disable_linear)):
         raise ConfigError("\n".join(wrong))
     compile_cache.use(getattr(args, "compile_cache_dir", None), device)
-    _settings(args, device)
+    _SETTINGS.want(_settings(args, device))
     LEDGER.listen()
     options = torch_compile_options(args)
     blocks = [block for group in target_blocks for block in group]
@@ -240,24 +241,55 @@ def _no_inductor(device: torch.device) -> str:
     return "Triton was not found; install it (Windows: pip install triton-windows), or switch compile off"
 
 
-def _settings(args: Any, device: torch.device) -> None:
+class _Settings(threading.local):
+    """PyTorch's switches for compiling, as block-wise compilation needs them.
+
+    Since torch 2.12 a value that is set holds in its own thread only, and backward passes run in others
+    (pytorch#186537). So every block asks for `hold` when it is called, which costs nothing where it has been done.
+    """
+
+    wanted: ClassVar[list[tuple[Any, str, Any]]] = []  # (config module, name, value), the same for all threads
+    held: list[tuple[Any, str, Any]] | None = None
+
+    def want(self, wanted: list[tuple[Any, str, Any]]) -> None:
+        """From now on these, in every thread in which a block is compiled."""
+        type(self).wanted = wanted
+        self.hold()
+
+    def hold(self) -> None:
+        """Set them in this thread."""
+        if self.held is not self.wanted:
+            for module, name, value in self.wanted:
+                setattr(module, name, value)
+            self.held = self.wanted
+
+
+_SETTINGS = _Settings()
+
+
+def _settings(args: Any, device: torch.device) -> list[tuple[Any, str, Any]]:
     """Global switches that block-wise compilation needs."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
     import torch.fx.experimental._config as shapes
 
-    # DDP's own splitting would cut a block into several graphs; each block's backward already overlaps communication.
-    torch._dynamo.config.optimize_ddp = False
-    # Text and image lengths that happen to be equal must not be taken for the same size.
-    shapes.use_duck_shape = False
+    wanted = [
+        # DDP's splitting would cut a block into several graphs; each block's backward overlaps communication anyway.
+        (torch._dynamo.config, "optimize_ddp", False),
+        # Text and image lengths that happen to be equal must not be taken for the same size.
+        (shapes, "use_duck_shape", False),
+        # Convolutions in channels-last order also for varying sizes: otherwise inductor makes the sizes of images
+        # constants in the backward of a convolution, and every bucket costs a recompilation.
+        (inductor, "force_layout_optimization", True),
+        (functorch, "activation_memory_budget", getattr(args, "compile_activation_budget", 1.0)),
+    ]
     if args.compile_cache_size_limit and _version() < (2, 13):
-        torch._dynamo.config.recompile_limit = int(args.compile_cache_size_limit)
-    import torch._inductor.config as inductor
-
-    # Convolutions in channels-last order also for varying sizes: otherwise inductor makes the sizes of images constants
-    # in the backward of a convolution, and every bucket costs a recompilation.
-    inductor.force_layout_optimization = True
+        wanted.append((torch._dynamo.config, "recompile_limit", int(args.compile_cache_size_limit)))
     if device.type == "cuda":
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
-        setattr(inductor, "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random", True)
+        safe = "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random"
+        wanted.append((inductor, safe, True))
+    return wanted
 
 
 def _shape(block: nn.Module) -> Shape:
@@ -289,6 +321,7 @@ def _with_door(
             for position, dimension in dynamic:
                 if position < len(given) and isinstance(given[position], Tensor):
                     torch._dynamo.maybe_mark_dynamic(given[position], dimension)
+            _SETTINGS.hold()
             with LEDGER.inside(kind):
                 return super().__call__(*given, **kwargs)
 

@@ -29,7 +29,8 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     swap = swapping.Swap(swapping.choose(denoiser, _to_swap(family, config)), device)  # 2. what waits on the host
     swap.place(denoiser)
     if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
-        checkpointing.wrap(blocks, offload=config.memory.cpu_offload_checkpointing)
+        memory = config.memory
+        checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, memory.checkpoint_keep_attention)
     why = _compile(denoiser, blocks, family, config, num_shapes)  # 4. in place: names in state_dict stay
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     return why

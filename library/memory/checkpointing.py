@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from library.memory.blocks import under_its_name
 
 
-def wrap(blocks: Iterable[Sequence[nn.Module]], offload: bool = False) -> None:
-    """Make every block recompute in backward.
+def wrap(blocks: Iterable[Sequence[nn.Module]], offload: bool = False, keep_attention: bool = False) -> None:
+    """Make every block recompute in backward, except for the outputs of attention if those are to be kept.
 
     Checkpointing sits inside the block's forward, so that a compiled block holds one graph for forward and recompute.
     With `offload` the kept inputs wait in host memory instead; the copies have to stay out of the compiled graph, so
@@ -20,16 +20,26 @@ def wrap(blocks: Iterable[Sequence[nn.Module]], offload: bool = False) -> None:
     """
     for group in blocks:
         for block in group:
-            block.__class__ = (_offloaded if offload else _checkpointed)(type(block))
+            block.__class__ = _offloaded(type(block)) if offload else _checkpointed(type(block), keep_attention)
+
+
+def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Attention costs the most time for the least memory: its output is as small as the block's input."""
+    keep = "_scaled_dot_product" in str(op)
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @functools.cache
-def _checkpointed(cls: type[nn.Module]) -> type[nn.Module]:
+def _checkpointed(cls: type[nn.Module], keep_attention: bool = False) -> type[nn.Module]:
+    how: dict[str, Any] = {"use_reentrant": False}
+    if keep_attention:
+        how["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+
     class Checkpointed(cls):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().forward(*args, **kwargs)
-            return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+            return checkpoint(super().forward, *args, **how, **kwargs)
 
     return under_its_name(Checkpointed, cls)
 

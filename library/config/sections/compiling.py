@@ -62,6 +62,15 @@ class Compile:
         label="Blocks",
         advanced=True,
     )
+    compile_activation_budget: float = opt(
+        1.0,
+        "The share of activations to keep for the backward pass, 0 to 1; the rest is computed again. Saves memory "
+        "without gradient checkpointing.",
+        label="Activation budget",
+        min=0.0,
+        max=1.0,
+        advanced=True,
+    )
     compile_compare_steps: int = opt(
         0,
         "Do this many steps without compiling first, so that the log can tell what compiling saves. 5 will do.",
@@ -74,13 +83,34 @@ class Compile:
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def check(self, run: Any) -> Iterator[str]:
-        """Names of blocks, and a comparison that has something to time."""
+        """Names of blocks, a budget that holds, and a comparison that has something to time."""
         try:
             self.ranges()
         except ConfigError as e:
             yield str(e)
         if self.compile_compare_steps == 1:
             yield "compile_compare_steps = 1 times nothing: the first step only warms up; use 5, or 0 for no comparison"
+
+        if self.compile and self.compile_activation_budget < 1:
+            yield from self._against_the_budget(run)
+
+    def notes(self, run: Any) -> Iterator[str]:
+        """What does nothing without compiling."""
+        if not self.compile and self.compile_activation_budget < 1:
+            yield "compile_activation_budget has no effect here: add compile, or use gradient_checkpointing"
+
+    def _against_the_budget(self, run: Any) -> Iterator[str]:
+        if run.memory.checkpointing:
+            yield (
+                "compile_activation_budget cannot be used with gradient_checkpointing, its offloading or "
+                "blocks_to_swap, which all keep no activations of a block: choose one"
+            )
+        if self.compile_backend not in ("inductor", "aot_eager"):
+            yield f"compile_activation_budget needs compile_backend = inductor; {self.compile_backend} keeps everything"
+        # PyTorch may then draw another mask for the backward pass than for the forward one (pytorch#190717).
+        network = getattr(run, "network", None)
+        if network and (network.network_dropout or any("dropout=" in arg for arg in network.network_args or ())):
+            yield "compile_activation_budget cannot be used with dropout: set one of them to its default"
 
     def ranges(self) -> dict[str, Chosen]:
         """Classes of blocks -> which of them to compile, counted from 0. Empty where all are.

@@ -57,6 +57,11 @@ class Memory:
     cpu_offload_checkpointing: bool = opt(
         False, "Gradient checkpointing that keeps its checkpoints in host memory.", label="Offload checkpoints"
     )
+    checkpoint_keep_attention: bool = opt(
+        False,
+        "Gradient checkpointing that keeps the outputs of attention. Costs a little memory, saves much of the time.",
+        label="Keep attention",
+    )
     blocks_to_swap: int | None = opt(
         None, "Keep this many blocks of the model in host memory. Saves GPU memory, costs some speed.", min=0
     )
@@ -86,11 +91,15 @@ class Memory:
         """Opposite wishes, and two ways of using the same road to host memory."""
         if self.blocks_to_swap and self.cpu_offload_checkpointing:
             yield "blocks_to_swap and cpu_offload_checkpointing exclude each other: choose one"
+        if self.checkpoint_keep_attention and self.cpu_offload_checkpointing:
+            yield "checkpoint_keep_attention and cpu_offload_checkpointing exclude each other: choose one"
         if self.lowram and self.highvram:
             yield "lowram and highvram want opposite things: choose one"
 
     def notes(self, run: Any) -> Iterator[str]:
-        """The attention that is really used."""
+        """The attention that is really used, and what needs checkpointing."""
+        if self.checkpoint_keep_attention and not self.checkpointing:
+            yield "checkpoint_keep_attention has no effect here: add gradient_checkpointing"
         if self.xformers:
             yield "xformers is not used: PyTorch's own attention (SDPA) is as fast and needs no package"
 

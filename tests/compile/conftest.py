@@ -1,0 +1,95 @@
+"""The demo's tiny models, made fit and fast as a training does it, and asked about a few sizes of image."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from library import families, learners, memory
+from library.compile_ledger import LEDGER
+from library.config.schema import build, read_toml
+from library.memory import precision
+
+SIZES = ((8, 8), (8, 16), (16, 8))  # of the latents; as many buckets
+
+
+@dataclass
+class Model:
+    """A tiny model of a family with what learns in it."""
+
+    config: Any
+    family: Any
+    parts: Any
+    learner: Any
+    text: dict[str, torch.Tensor]
+
+    def loss(self, size: tuple[int, int]) -> torch.Tensor:
+        """How wrong the model is about one noised batch, always the same for a size."""
+        generator = torch.Generator().manual_seed(size[0])
+        channels = 4 if self.family.name == "sdxl" else 16
+        torch.manual_seed(size[1])
+        noised = self.family.noised(torch.randn(2, channels, *size, generator=generator), generator)
+        sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).repeat(2, 1)
+        mixed = self.config.precision.mixed_precision != "no"
+        with torch.autocast("cpu", precision.compute_type(self.config)) if mixed else contextlib.nullcontext():
+            predicted = self.family.predict(self.parts.denoiser, noised, self.text, sizes)
+        return (predicted - noised.target).square().mean()
+
+    def gradients(self, sizes: tuple[tuple[int, int], ...] = SIZES) -> tuple[torch.Tensor, torch.Tensor]:
+        """Losses of some sizes, and the gradients of all of them together."""
+        losses = []
+        for size in sizes:
+            loss = self.loss(size)
+            loss.backward()
+            losses.append(loss.detach())
+        got = [p.grad.flatten().float() for p in self.learner.parameters() if p.grad is not None]
+        return torch.stack(losses), torch.cat(got)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Model files of both families."""
+    from library.demo import files
+
+    return files.prepare(tmp_path_factory.mktemp("tiny"), ("flux", "sdxl"))
+
+
+@pytest.fixture
+def forget() -> Any:
+    """Nothing compiled before is known, and nothing stays."""
+    torch._dynamo.reset()
+    LEDGER.clear()
+    LEDGER._listening = False  # reset() forgets the callback
+    yield
+    torch._dynamo.reset()
+    LEDGER.clear()
+
+
+@pytest.fixture
+def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
+    """A function: script and options -> a model that is ready to train; compiled by aot_eager if `compile` is on."""
+
+    def make(script: str, **values: Any) -> Model:
+        short = {"t5xxl_max_token_length": 32} if script.startswith("flux") else {}
+        plain = {"compile": False, "compile_backend": "aot_eager", "gradient_checkpointing": False, **short}
+        given = {"output_dir": str(tmp_path), "cache_latents": True, "mixed_precision": "no", "full_bf16": False}
+        config = build(
+            families.config_class(script), read_toml(tiny.configs[script]) | plain | given | values, notes=[]
+        )
+        family = families.of(config)
+        parts = family.load(precision.storage_type(config))
+        with torch.no_grad():
+            text = {name: part.clone() for name, part in family.text(parts, ["zorb toy", "plix, red"]).items()}
+        torch.manual_seed(0)
+        learner = learners.attach(parts, family, config)
+        for parameter in learner.parameters():
+            if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
+                parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02
+        assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), len(SIZES))
+        learner.train()
+        return Model(config, family, parts, learner, text)
+
+    return make

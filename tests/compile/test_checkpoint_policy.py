@@ -1,0 +1,124 @@
+"""What is kept for the backward pass: less memory, the same gradients, and no promise that cannot be held."""
+
+import threading
+
+import pytest
+import torch
+
+from library import families
+from library.config.schema import ConfigError, build
+
+LORA = ("flux_train_network", "sdxl_train_network")
+QUICK = {"compile": True, "compile_fullgraph": True}
+ONLY = {"flux_train_network": {}, "sdxl_train_network": {"compile_blocks": "transformer:all"}}  # ResNets take long
+SIZES = ((8, 8), (8, 16))
+
+
+def kept(model):
+    """Bytes that the forward pass of one step keeps, weights aside."""
+    weights = {p.data_ptr() for p in model.parts.denoiser.parameters()}
+    sizes = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = model.loss((16, 16))
+    loss.backward()
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("script", LORA)
+def test_attention_is_kept_at_a_small_price_and_gradients_stay(made, script):
+    losses, expected = made(script).gradients(SIZES)
+    eager = made(script, gradient_checkpointing=True, checkpoint_keep_attention=True)
+    torch.testing.assert_close(eager.gradients(SIZES)[1], expected)
+
+    sizes = {}
+    for name, how in {
+        "all": {},
+        "attention": {"gradient_checkpointing": True, "checkpoint_keep_attention": True},
+        "inputs": {"gradient_checkpointing": True},
+    }.items():
+        torch._dynamo.reset()
+        model = made(script, **QUICK, **ONLY[script], **how)
+        found = model.gradients(SIZES)
+        torch.testing.assert_close(found[0], losses)
+        torch.testing.assert_close(found[1], expected)
+        sizes[name] = kept(model)
+    assert sizes["inputs"] < sizes["attention"] < sizes["all"]
+
+
+@pytest.mark.parametrize(
+    ("script", "budgets"), [("flux_train_network", (1.0, 0.5, 0.0)), ("sdxl_train_network", (1.0, 0.25))]
+)
+def test_a_budget_keeps_its_share_and_gradients_stay(made, script, budgets):
+    losses, expected = made(script).gradients(SIZES)
+    sizes = []
+    for budget in budgets:
+        torch._dynamo.reset()
+        model = made(script, **QUICK, **ONLY[script], compile_activation_budget=budget)
+        found = model.gradients(SIZES)
+        torch.testing.assert_close(found[0], losses)
+        torch.testing.assert_close(found[1], expected)
+        sizes.append(kept(model))
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
+
+
+def test_every_thread_compiles_with_the_same_settings(made):
+    """A value that is set holds in its own thread only since torch 2.12; backward passes run in others."""
+    import torch._functorch.config as functorch
+
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append((functorch.activation_memory_budget, torch._dynamo.config.optimize_ddp))
+        return graph.forward
+
+    model = made("flux_train_network", compile=True, compile_activation_budget=0.25)
+    for block in model.parts.denoiser.double_blocks:
+        block.compile(backend=backend)
+
+    def elsewhere():
+        assert functorch.activation_memory_budget == 1.0  # PyTorch's own, in a thread that knows nothing yet
+        model.loss((8, 8))
+
+    failed = []
+    threading.excepthook, before = lambda told: failed.append(told.exc_value), threading.excepthook
+    try:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    finally:
+        threading.excepthook = before
+    assert not failed and seen and set(seen) == {(0.25, False)}
+
+
+@pytest.mark.parametrize("script", LORA)
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"network_dropout": 0.1}, "dropout"),
+        ({"network_args": ("rank_dropout=0.1",)}, "dropout"),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing"),
+        ({"blocks_to_swap": 2}, "blocks_to_swap"),
+        ({"compile_backend": "eager"}, "compile_backend"),
+    ],
+)
+def test_a_budget_that_cannot_hold_is_refused(script, values, words):
+    with pytest.raises(ConfigError, match=f"compile_activation_budget .*{words}") as refused:
+        build(families.config_class(script), {"compile": True, "compile_activation_budget": 0.5} | values)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_what_has_no_effect_is_said():
+    notes = []
+    build(
+        families.config_class("flux_train"),
+        {"compile_activation_budget": 0.5, "checkpoint_keep_attention": True},
+        notes=notes,
+    )
+    assert [note.split()[0] for note in notes] == ["checkpoint_keep_attention", "compile_activation_budget"]
