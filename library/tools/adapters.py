@@ -1,0 +1,304 @@
+"""LoRA files in memory: modules with their two matrices, whatever the names in the file are."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from library.config.schema import ConfigError
+from library.families.flux.keys import SWAPPED
+from library.tools import names, storage
+from library.tools.names import ALPHA, DOWN, UP, Module
+from library.tools.storage import Metadata
+
+MLP = 4  # FLUX.1's MLP is so many times as wide as its stream
+FOLDED = "kohya_folded_alpha"  # metadata: the alphas of a file whose format has none
+OTHER_KINDS = {
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+    "hada_": "LoHa",
+    "lokr_": "LoKr",
+    "lora_mid": "LoCon with CP decomposition",
+    "oft_": "OFT",
+    ".diff": "full differences",
+}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One module's change of its weight: alpha / rank * up @ down. Tensors are as the file has them."""
+
+    down: Tensor  # [rank, in] or [rank, in, k, k]
+    up: Tensor  # [out, rank] or [out, rank, 1, 1]
+    alpha: Tensor | None = None  # none means alpha = rank
+
+    @property
+    def rank(self) -> int:
+        """Rows of `down`."""
+        return self.down.shape[0]
+
+    @property
+    def strength(self) -> float:
+        """What the product is multiplied by."""
+        return 1.0 if self.alpha is None else float(self.alpha) / self.rank
+
+    @property
+    def is_large_conv(self) -> bool:
+        """A convolution with a real kernel; 1x1 ones count as linear layers."""
+        return self.down.ndim == 4 and self.down.shape[2:] != (1, 1)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """(up [out, rank] with the strength in it, down [rank, in * k * k]) in float32."""
+        return self.up.float().flatten(1) * self.strength, self.down.float().flatten(1)
+
+    def product(self) -> Tensor:
+        """The change of the weight, float32 [out, in * k * k]."""
+        up, down = self.factors()
+        return up @ down
+
+    def like(self, up: Tensor, down: Tensor, alpha: float | None = None) -> "Adapter":
+        """An adapter of this kind of layer from matrices [out, r] and [r, in * k * k]."""
+        rank = down.shape[0]
+        up = up.reshape(up.shape[0], rank, *(1 for _ in self.up.shape[2:]))
+        value = torch.tensor(float(rank) if alpha is None else alpha)
+        return Adapter(down.reshape(rank, *self.down.shape[1:]).contiguous(), up.contiguous(), value)
+
+    def to(self, dtype: torch.dtype | None) -> "Adapter":
+        """The same in another type, alpha as well; None changes nothing."""
+        if dtype is None:
+            return self
+        tensors = [None if t is None else storage.cast("the LoRA", t, dtype) for t in (self.down, self.up, self.alpha)]
+        return Adapter(*tensors)
+
+
+@dataclass
+class Lora:
+    """A whole file."""
+
+    family: str
+    adapters: dict[Module, Adapter]
+    metadata: Metadata = field(default_factory=dict)
+    style: str = "kohya"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest type of its matrices."""
+        kinds = {adapter.up.dtype for adapter in self.adapters.values()}
+        return max(kinds, key=lambda kind: (kind.itemsize, str(kind)), default=torch.float32)
+
+
+def read(path: str | Path, family: str | None = None) -> Lora:
+    """A plain LoRA of SDXL or FLUX.1 in any of the formats. Raises ConfigError for anything else."""
+    stored, metadata = storage.opened(path), storage.metadata_of(path)
+    try:
+        found = grouped(stored)
+        family = family or names.family_of(found, metadata)
+        style = style_of(found)
+        if style == "diffusers":
+            found = _with_alphas(found, metadata)
+        adapters = assembled(found, family)
+        recorded = json.loads(metadata.pop(FOLDED, "{}"))
+    except (ConfigError, ValueError) as e:
+        raise ConfigError(f"{path}: {e}") from e
+    if recorded:
+        adapters = {module: _unfolded(module, adapter, recorded) for module, adapter in adapters.items()}
+    return Lora(family, adapters, metadata, style)
+
+
+def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """{module's name: {"down", "up", "alpha"}}. ConfigError for keys of other kinds, and for halves of adapters."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for key in tensors:
+        parts = names.split(key)
+        if parts is None:
+            kind = next((kind for mark, kind in OTHER_KINDS.items() if mark in key), "no LoRA")
+            raise ConfigError(f"{key} belongs to {kind}, not to a plain LoRA, and only those are handled")
+        found.setdefault(parts[0], {})[parts[1]] = tensors[key]
+    for name, parts in found.items():
+        if missing := {DOWN, UP} - parts.keys():
+            raise ConfigError(f"{name} lacks its {min(missing)} matrix: the file is damaged or was edited")
+        if parts[DOWN].ndim < 2 or parts[UP].ndim < 2 or parts[DOWN].shape[0] != parts[UP].shape[1]:
+            shapes = f"{list(parts[UP].shape)} and {list(parts[DOWN].shape)}"
+            raise ConfigError(f"{name} has matrices {shapes}, which do not fit together")
+    if not found:
+        raise ConfigError("there is no LoRA in this file")
+    return found
+
+
+def style_of(found: Iterable[str]) -> str:
+    """Which format the names of modules are in."""
+    first = min(found)
+    if first.startswith("lora_"):
+        return "kohya"
+    return "comfy" if first.startswith(("diffusion_model.", "text_encoders.")) else "diffusers"
+
+
+def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, Adapter]:
+    """Adapters by module; pieces of FLUX's fused layers are put together exactly."""
+    adapters: dict[Module, Adapter] = {}
+    apart: dict[Module, list[Adapter | None]] = {}
+    for name, parts in found.items():
+        part, path = names.parsed(name, family)
+        adapter, (path, i, count) = Adapter(parts[DOWN], parts[UP], parts.get(ALPHA)), (path, 0, 1)
+        if family == "flux" and part == "denoiser":
+            was, (path, i, count) = path, names.whole(path)
+            if path == SWAPPED and was != path:
+                adapter = swapped(adapter)
+        if count > 1:
+            apart.setdefault(Module(part, path), [None] * count)[i] = adapter
+        else:
+            adapters[Module(part, path)] = adapter
+    return adapters | {module: joined(parts) for module, parts in apart.items()}
+
+
+def swapped(adapter: Adapter) -> Adapter:
+    """FLUX's last modulation: diffusers keeps the halves of its rows the other way round."""
+    return Adapter(adapter.down, torch.cat(adapter.up.chunk(2)[::-1]), adapter.alpha)
+
+
+def joined(parts: list[Adapter | None]) -> Adapter:
+    """Adapters of query, key, value (and MLP) as one of the fused layer: the same product.
+
+    With one `down` for all it is kept; otherwise `down` is stacked and `up` block-diagonal, and the rank is the sum.
+    """
+    present = [part for part in parts if part is not None]
+    first, width = present[0], present[0].down.shape[1]
+    rows = [width * (MLP if i == 3 else 1) if p is None else p.up.shape[0] for i, p in enumerate(parts)]
+    same = all(torch.equal(p.down, first.down) and p.strength == first.strength for p in present)
+    if same and len(present) == len(parts):
+        return Adapter(first.down, torch.cat([p.up for p in present]), first.alpha)
+    # One strength has to do for all; where they differ they go into the matrices.
+    differ = len({p.strength for p in present}) > 1
+    ups = [p.factors()[0] if differ else p.up for p in present]
+    up = torch.zeros(sum(rows), sum(p.rank for p in present), dtype=max((u.dtype for u in ups), key=_width))
+    column, row, given = 0, 0, iter(ups)
+    for part, size in zip(parts, rows, strict=True):
+        if part is not None:
+            up[row : row + size, column : column + part.rank] = next(given)
+            column += part.rank
+        row += size
+    alpha = None if differ or first.alpha is None else torch.tensor(first.strength * up.shape[1])
+    return Adapter(torch.cat([p.down for p in present]), up, alpha)
+
+
+def _width(dtype: torch.dtype) -> int:
+    return dtype.itemsize
+
+
+def taken_apart(adapter: Adapter, count: int) -> list[Adapter | None]:
+    """The other way: the pieces of a fused layer's adapter, with the strength of the whole; None for one that has none.
+
+    A block-diagonal `up` gives each piece its own ranks; otherwise all share `down`.
+    """
+    width = adapter.down.shape[1]
+    sizes = [width, width, width, adapter.up.shape[0] - 3 * width][:count]
+    if sum(sizes) != adapter.up.shape[0] or min(sizes) <= 0:
+        raise ConfigError(f"a fused layer of {adapter.up.shape[0]} rows and {width} columns is none of FLUX.1")
+    blocks = adapter.up.split(sizes)
+    ranks = _ranks([block.ne(0).any(0) for block in blocks])
+    if ranks is None:
+        alpha = adapter.alpha
+        return [Adapter(adapter.down, block, alpha) for block in blocks]
+    out: list[Adapter | None] = []
+    at = 0
+    for block, rank in zip(blocks, ranks, strict=True):
+        up, down = block[:, at : at + rank].contiguous(), adapter.down[at : at + rank]
+        alpha = None if adapter.alpha is None else torch.tensor(adapter.strength * rank)
+        out.append(Adapter(down, up, alpha) if rank else None)
+        at += rank
+    return out
+
+
+def _ranks(used: list[Tensor]) -> list[int] | None:
+    """How many columns each row block has for itself, from which columns it uses; None when they share some."""
+    table = torch.stack(used)  # [blocks, rank]
+    count, rank = table.shape
+    if rank % count == 0:
+        equal = torch.block_diag(*(torch.ones(1, rank // count) for _ in range(count))).bool()
+        if not (table & ~equal).any():
+            return [rank // count] * count
+    owners = table.int().argmax(0)
+    if bool((table.sum(0) != 1).any()) or bool((owners.diff() < 0).any()):
+        return None
+    return [int((owners == i).sum()) for i in range(count)]
+
+
+# ---- writing
+
+
+def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
+    """The file's tensors in a format, and what its metadata must say in addition."""
+    out: dict[str, Tensor] = {}
+    endings, extra = names.WRITTEN[style], {}
+    for module, adapter in sorted(lora.adapters.items()):
+        written = _folded(adapter) if style == "diffusers" else adapter
+        for name, piece in _spelled(lora.family, module, written, style):
+            out[name + endings[DOWN]] = piece.down.clone()  # pieces may share one
+            out[name + endings[UP]] = piece.up
+            if ALPHA in endings:
+                rank = torch.tensor(float(piece.rank))
+                out[name + endings[ALPHA]] = rank if piece.alpha is None else piece.alpha
+    if style == "diffusers":
+        extra[FOLDED] = _record(lora)
+    return {name: tensor.contiguous() for name, tensor in out.items()}, extra
+
+
+def _spelled(family: str, module: Module, adapter: Adapter, style: str) -> list[tuple[str, Adapter]]:
+    if style != "diffusers" or family != "flux" or module.part != "denoiser":
+        return [(names.spelled(module, family, style), adapter)]
+    made_of, prefix = names.pieces(module), names.PREFIXES[family][style]["denoiser"]
+    if module.path == SWAPPED:
+        adapter = swapped(adapter)
+    parts = taken_apart(adapter, len(made_of)) if len(made_of) > 1 else [adapter]
+    return [(prefix + name, part) for name, part in zip(made_of, parts, strict=True) if part is not None]
+
+
+def _folded(adapter: Adapter) -> Adapter:
+    """The strength inside `up`: exact where its type can hold that, else in float32."""
+    if adapter.strength == 1.0:
+        return Adapter(adapter.down, adapter.up)
+    exact = adapter.up.double() * adapter.strength
+    fits = torch.equal(exact.to(adapter.up.dtype).double(), exact)
+    return Adapter(adapter.down, exact.to(adapter.up.dtype if fits else torch.float32))
+
+
+def _record(lora: Lora) -> str:
+    """The alphas for the way back: the most common one as "*", others by name."""
+    codes = {dtype: code for code, dtype in storage.CODES.items()}
+    each = {
+        module.kohya: None if a.alpha is None else [a.alpha.item(), codes[a.alpha.dtype], codes[a.up.dtype]]
+        for module, a in lora.adapters.items()
+    }
+    common = Counter(json.dumps(value) for value in each.values()).most_common(1)[0][0]
+    others = {name: value for name, value in each.items() if json.dumps(value) != common}
+    return json.dumps({"*": json.loads(common), **others})
+
+
+def _unfolded(module: Module, adapter: Adapter, recorded: Mapping[str, Any]) -> Adapter:
+    about = recorded.get(module.kohya, recorded.get("*"))
+    if about is None:
+        return adapter
+    value, code, up_code = about
+    alpha = torch.tensor(value).to(storage.CODES[code])
+    strength = float(alpha) / adapter.rank
+    if not strength:
+        return adapter
+    return Adapter(adapter.down, (adapter.up.double() / strength).to(storage.CODES[up_code]), alpha)
+
+
+def _with_alphas(found: dict[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> dict[str, dict[str, Tensor]]:
+    """diffusers keeps alphas in the metadata: one per part, and patterns of names for those that differ."""
+    facts: dict[str, Any] = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+    for name, parts in found.items():
+        part, _, path = name.partition(".")
+        if ALPHA in parts or f"{part}.lora_alpha" not in facts:
+            continue
+        patterns = facts.get(f"{part}.alpha_pattern") or {}
+        matching = (v for k, v in patterns.items() if path == k.lstrip("^") or path.endswith(f".{k.lstrip('^')}"))
+        parts[ALPHA] = torch.tensor(float(next(matching, facts[f"{part}.lora_alpha"])))
+    return found

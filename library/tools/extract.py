@@ -1,0 +1,137 @@
+"""A LoRA from the difference of two checkpoints."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library.config.schema import ConfigError
+from library.tools import storage, writing
+from library.tools.adapters import Adapter, Lora
+from library.tools.models import Model
+from library.tools.names import Module
+from library.tools.storage import Report, silent
+
+OVERSAMPLED = 16  # further directions that the quick decomposition looks at
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How much of the difference is kept."""
+
+    rank: int = 16
+    conv_rank: int | None = None  # also SDXL's residual blocks, 3x3 convolutions with this rank
+    clamp: float = 0.99  # values beyond this quantile are cut to it; 1 leaves all
+    min_diff: float = 0.01  # text encoders that differ nowhere by more are left out
+    iterations: int = 4  # of the quick decomposition; 0 for the exact one, which takes hours for FLUX.1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "conv_rank"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is {value}: it must be at least 1")
+        if not 0.5 < self.clamp <= 1:
+            raise ConfigError(f"clamp is {self.clamp:g}: it is a quantile, above 0.5 and at most 1")
+        if self.min_diff < 0 or self.iterations < 0:
+            raise ConfigError("min_diff and iterations cannot be negative")
+
+
+@dataclass
+class Extracted:
+    """What came of it."""
+
+    path: Path
+    modules: int
+    same: int  # modules that do not differ at all, which are left out
+    left_out: tuple[str, ...]  # text encoders that hardly differ
+
+
+def extract(
+    tuned: str | Path,
+    base: str | Path,
+    out: str | Path,
+    *,
+    choices: Choices | None = None,
+    dtype: str | None = None,
+    report: Report = silent,
+) -> Extracted:
+    """Write the LoRA that comes nearest to `tuned` minus `base`, module by module, alpha = rank.
+
+    Differences are made in float32; only one module is in memory at a time. Matrices much larger than the rank are
+    decomposed by random projection with `iterations` power steps. Raises ConfigError when the two do not fit.
+    """
+    choices, out = choices or Choices(), storage.fresh(out, tuned, base)
+    new, old, kind = Model(tuned), Model(base), storage.dtype_of(dtype)
+    if new.family != old.family:
+        raise ConfigError(f"{tuned} and {base} are models of different families")
+    modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
+    left_out = tuple(sorted(_alike(new, old, modules, choices.min_diff, report)))
+    modules = [module for module in modules if module.part not in left_out]
+    made, same = {}, 0
+    for i, module in enumerate(modules):
+        report("extracting", i, len(modules))
+        change = difference(new, old, module)
+        if not bool(change.any()):
+            same += 1
+            continue
+        made[module] = nearest(change, choices).to(kind)
+    if not made:
+        raise ConfigError(f"{tuned} and {base} do not differ in any layer that a LoRA can change")
+    metadata = writing.described(new.family, f"extracted from {Path(tuned).name} minus {Path(base).name}")
+    writing.save(writing.sized(Lora(new.family, made, metadata)), out, report=report)
+    return Extracted(out, len(made), same, left_out)
+
+
+def difference(new: Model, old: Model, module: Module) -> Tensor:
+    """The change of one weight in float32, in its own shape. ConfigError when sizes differ or it holds no numbers."""
+    sides = []
+    for model in (new, old):
+        place = model.place(module)
+        if place is None or model.size(module) != new.size(module):
+            raise ConfigError(f"{module.kohya} has another size in {old.path} than in {new.path}: are they one family?")
+        sides.append(place.of(model.tensor(place.key)).float())
+    change = sides[0] - sides[1]
+    if not writing.is_finite(change):
+        raise ConfigError(f"{module.kohya} holds NaN or infinity in {new.path} or {old.path}: one of them is damaged")
+    return change
+
+
+def nearest(change: Tensor, choices: Choices) -> Adapter:
+    """The adapter of limited rank that comes nearest to a change, clamped as the choices say."""
+    large = change.ndim == 4 and change.shape[2:] != (1, 1)
+    matrix = change.flatten(1).to(choices.device)
+    rank = min((choices.conv_rank or choices.rank) if large else choices.rank, *matrix.shape)
+    u, s, v = _decomposed(matrix, rank, choices.iterations)
+    up, down = (u[:, :rank] * s[:rank]).cpu(), v[:rank].cpu()
+    if choices.clamp < 1:
+        values = torch.cat([up.flatten(), down.flatten()])
+        place = 1 + round(choices.clamp * (len(values) - 1))
+        limit = float(values.kthvalue(place).values)
+        up, down = up.clamp(-limit, limit), down.clamp(-limit, limit)
+    up = up.reshape(len(up), rank, *(1 for _ in change.shape[2:]))
+    return Adapter(down.reshape(rank, *change.shape[1:]).contiguous(), up.contiguous(), torch.tensor(float(rank)))
+
+
+def _decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    looked_at = 2 * rank + OVERSAMPLED
+    if not iterations or 2 * looked_at > min(matrix.shape):
+        return torch.linalg.svd(matrix, full_matrices=False)
+    devices = [matrix.device] if matrix.device.type != "cpu" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)  # the same difference gives the same LoRA
+        u, s, v = torch.svd_lowrank(matrix, q=looked_at, niter=iterations)
+    return u, s, v.T
+
+
+def _alike(new: Model, old: Model, modules: list[Module], least: float, report: Report) -> set[str]:
+    """Text encoders of which no value differs by more than `least`."""
+    parts = {module.part for module in modules} - {"denoiser"}
+    for part in sorted(parts):
+        own = [module for module in modules if module.part == part]
+        for i, module in enumerate(own):
+            report("comparing text encoders", i, len(own))
+            if float(difference(new, old, module).abs().max()) > least:
+                parts = parts - {part}
+                break
+    return parts

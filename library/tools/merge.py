@@ -1,0 +1,170 @@
+"""LoRAs merged into a checkpoint, or several into one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library.config.schema import ConfigError
+from library.tools import adapters, storage, writing
+from library.tools.adapters import Adapter, Lora
+from library.tools.models import Model, Place, delta_shape
+from library.tools.names import Module
+from library.tools.storage import Planned, Report, silent
+
+Weighted = Sequence[tuple[str | Path, float]]  # LoRA files and their weights
+
+
+@dataclass
+class Merged:
+    """What came of it."""
+
+    path: Path
+    modules: int  # that were added to weights
+    left_out: list[str] = field(default_factory=list)  # of text encoders that this file does not hold
+
+
+def merge(
+    base: str | Path, loras: Weighted, out: str | Path, *, dtype: str | None = None, report: Report = silent
+) -> Merged:
+    """Add LoRAs, each with its weight, to the weights of an SDXL single file or a FLUX.1 transformer.
+
+    Each sum is made in float32 and rounded once, to `dtype` ("float", "fp16", "bf16", "fp8") or to what the tensor is
+    stored in. The file is read and written tensor by tensor. Raises ConfigError when a LoRA is of another family, or
+    has modules that the model has not or in other sizes.
+    """
+    out, model, kind = storage.fresh(out, base, *(path for path, _ in loras)), Model(base), storage.dtype_of(dtype)
+    given = _read(loras, report)
+    wanted: dict[str, list[tuple[Place, Adapter, float]]] = {}
+    left_out: list[str] = []
+    for (path, _), (lora, weight) in zip(loras, given, strict=True):
+        if lora.family != model.family:
+            raise ConfigError(f"{path} is a LoRA of {_name(lora)}, and {base} is of another family")
+        for module, adapter in lora.adapters.items():
+            place = _fitting(model, module, adapter, path)
+            if place is None:
+                left_out.append(module.kohya)
+            else:
+                wanted.setdefault(place.key, []).append((place, adapter, weight))
+    if not wanted:
+        raise ConfigError(f"no module of the LoRA is in {base}, which holds no text encoders: nothing to merge")
+    tensors = {key: model.planned(key, kind) for key in model.shapes}
+    for key, changes in wanted.items():
+        about = tensors[key]
+        tensors[key] = Planned(about.dtype, about.shape, partial(_sum, model, key, changes))
+    storage.Plan(tensors, _metadata(base, loras, out)).write(out, report)
+    return Merged(out, sum(len(changes) for changes in wanted.values()), sorted(set(left_out)))
+
+
+def join(
+    loras: Weighted,
+    out: str | Path,
+    *,
+    rank: int | None = None,
+    conv_rank: int | None = None,
+    dtype: str | None = None,
+    report: Report = silent,
+) -> Merged:
+    """Make one LoRA of several.
+
+    Without `rank` the matrices are put together: the sum is exact, and ranks add up. With `rank` (and `conv_rank` for
+    convolutions, the same when not given) each sum is cut to its largest singular values. Raises ConfigError when the
+    LoRAs are of different families or sizes.
+    """
+    out = storage.fresh(out, *(path for path, _ in loras))
+    for name, value in (("rank", rank), ("conv_rank", conv_rank)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}: it must be at least 1")
+    given = _read(loras, report)
+    family = given[0][0].family
+    for (path, _), (lora, _) in zip(loras, given, strict=True):
+        if lora.family != family:
+            raise ConfigError(f"{path} is a LoRA of {_name(lora)}, and {loras[0][0]} is of another family")
+    modules = sorted({module for lora, _ in given for module in lora.adapters})
+    kind = max((lora.dtype for lora, _ in given), key=lambda kind: (kind.itemsize, str(kind)))
+    made: dict[Module, Adapter] = {}
+    for i, module in enumerate(modules):
+        report("merging", i, len(modules))
+        parts = [(lora.adapters[module], weight) for lora, weight in given if module in lora.adapters]
+        limit = (conv_rank or rank) if parts[0][0].is_large_conv else rank
+        made[module] = _joined(module, parts, limit).to(storage.dtype_of(dtype) or kind)
+    how = f"cut to rank {rank}" if rank else "exact sum"
+    comment = f"merged ({how}): {_listed(loras)}"
+    metadata = writing.described(family, comment, [lora for lora, _ in given])
+    metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
+    writing.save(writing.sized(Lora(family, made, metadata)), out, report=report)
+    return Merged(out, len(made))
+
+
+def _read(loras: Weighted, report: Report) -> list[tuple[Lora, float]]:
+    if not loras:
+        raise ConfigError("no LoRA was given: name at least one file")
+    given = []
+    for i, (path, weight) in enumerate(loras):
+        report("reading", i, len(loras))
+        given.append((adapters.read(path), float(weight)))
+    return given
+
+
+def _fitting(model: Model, module: Module, adapter: Adapter, path: str | Path) -> Place | None:
+    """Where an adapter goes; None when it is of a text encoder that this file does not hold."""
+    shape, rows, columns = model.size(module), adapter.up.shape[0], adapter.down[0].numel()
+    if shape is None:
+        if module.part != "denoiser" and not any(model.size(m) for m in model.modules(False) if m.part == module.part):
+            return None
+        raise ConfigError(f"{path} has the module {module.kohya}, which {model.path} has not: is it for another model?")
+    if (rows, columns) != (shape[0], torch.Size(shape[1:]).numel()):
+        raise ConfigError(
+            f"{path}: {module.kohya} is for a layer of {rows} x {columns}, and that of {model.path} is {list(shape)}"
+        )
+    return model.place(module)
+
+
+def _sum(model: Model, key: str, changes: list[tuple[Place, Adapter, float]]) -> Tensor:
+    tensor = model.tensor(key).to(torch.float32, copy=True)
+    for place, adapter, weight in changes:
+        rows = place.of(tensor)  # a view
+        change = adapter.product()
+        if not delta_shape(tuple(rows.shape), change):
+            raise ConfigError(f"{key} has another size than the LoRA expects")
+        rows += weight * change.reshape(rows.shape)
+    if not writing.is_finite(tensor):
+        raise ConfigError(
+            f"{key} becomes NaN or infinite: the model or a LoRA is damaged, or a weight is far too large"
+        )
+    return tensor
+
+
+def _joined(module: Module, parts: list[tuple[Adapter, float]], rank: int | None) -> Adapter:
+    first = parts[0][0]
+    sizes = {(a.up.shape[0], *a.down.shape[1:]) for a, _ in parts}
+    if len(sizes) > 1:
+        raise ConfigError(f"the LoRAs have {module.kohya} in different sizes: they are for different models")
+    up = torch.cat([a.factors()[0] * weight for a, weight in parts], dim=1)
+    down = torch.cat([a.factors()[1] for a, _ in parts])
+    if rank is None:
+        return first.like(up, down)
+    u, s, v = writing.cut(up, down)
+    return first.like(u[:, :rank] * s[:rank], v[:rank])
+
+
+def _metadata(base: str | Path, loras: Weighted, out: Path) -> storage.Metadata:
+    """That of the checkpoint, where it is known to be true still."""
+    metadata = storage.metadata_of(base) or {"modelspec.sai_model_spec": "1.0.1"}
+    for key in ("modelspec.hash_sha256", "modelspec.thumbnail", "sshs_model_hash", "sshs_legacy_hash"):
+        metadata.pop(key, None)
+    date = datetime.now().replace(microsecond=0).isoformat()
+    merged = f"{Path(base).name}, {_listed(loras)}"
+    return metadata | {"modelspec.title": out.stem, "modelspec.date": date, "modelspec.merged_from": merged}
+
+
+def _listed(loras: Weighted) -> str:
+    return ", ".join(f"{Path(path).name} x {weight:g}" for path, weight in loras)
+
+
+def _name(lora: Lora) -> str:
+    return {"sdxl": "SDXL", "flux": "FLUX.1"}[lora.family]

@@ -1,0 +1,199 @@
+"""Files of the tools: read tensor by tensor, written tensor by tensor, never over something that is there."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library.config.schema import ConfigError
+from library.families import weights
+from library.files import need_space, write_atomic
+
+Report = Callable[[str, int, int], None]
+Metadata = dict[str, str]
+
+# What `dtype` may be, by the names of save_precision.
+DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+CODES = {
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I16": torch.int16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A report that nobody reads."""
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """A precision's name -> its type; None stays None, which means: as stored. ConfigError for others."""
+    if name is None or name in DTYPES:
+        return DTYPES[name] if name else None
+    raise ConfigError(f"dtype is {name!r}: use one of {', '.join(DTYPES)}, or leave it out to keep what is stored")
+
+
+def checked(path: str | Path) -> Path:
+    """The path of a file that may be read. Raises ConfigError for what is absent, or may hold code."""
+    path = Path(path)
+    if path.suffix.lower() in weights.PICKLED:
+        raise ConfigError(f"{path} may hold code and is not opened: convert it to .safetensors first")
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file")
+    return path
+
+
+def opened(path: str | Path) -> weights.Weights:
+    """A checkpoint (a file, a shard of several, a folder) whose tensors are read when asked for."""
+    found = weights.read(checked(path))
+    for file in found.paths:
+        checked(file)
+    return found
+
+
+def entries(path: str | Path) -> dict[str, dict]:
+    """The headers of all files of a checkpoint: dtype and shape by name."""
+    out: dict[str, dict] = {}
+    for file in weights.files(checked(path)):
+        out |= weights.entries(checked(file))
+    return out
+
+
+def metadata_of(path: str | Path) -> Metadata:
+    """What a file says about itself; nothing for a checkpoint of several files."""
+    path = checked(path)
+    if path.is_dir():
+        return {}
+    weights.entries(path)  # its errors are the ones a person understands
+    return {str(key): str(value) for key, value in raw_header(path).get("__metadata__", {}).items()}
+
+
+def raw_header(path: Path) -> dict:
+    """The header of a .safetensors file, metadata included."""
+    with path.open("rb") as file:
+        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+
+
+def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a .safetensors file: the header's length and the header, padded to a multiple of 8."""
+    table = {"__metadata__": dict(metadata), **table} if metadata else dict(table)
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def fresh(out: str | Path, *sources: str | Path) -> Path:
+    """The path of a file that may be written: .safetensors, and nothing is there yet. ConfigError otherwise."""
+    out = Path(out)
+    if out.suffix.lower() != ".safetensors":
+        raise ConfigError(f"{out}: the result is a .safetensors file; give it a name that ends so")
+    if any(Path(source).exists() and out.exists() and out.samefile(source) for source in sources):
+        raise ConfigError(f"{out} is one of the files to read: choose another name for the result")
+    if out.exists():
+        raise ConfigError(f"{out} exists already and is not overwritten: choose another name")
+    return out
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor that a file will hold, and how to make it when its turn comes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def planned(tensors: Mapping[str, Tensor]) -> dict[str, Planned]:
+    """A plan of tensors that are in memory."""
+
+    def kept(tensor: Tensor) -> Planned:
+        return Planned(tensor.dtype, tuple(tensor.shape), lambda: tensor)
+
+    return {name: kept(tensor) for name, tensor in tensors.items()}
+
+
+def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in the type it is stored in. ConfigError when that type cannot hold its numbers."""
+    stored = tensor.detach().to("cpu", dtype).contiguous()
+    if dtype == tensor.dtype or not dtype.is_floating_point:
+        return stored
+    # float8_e4m3fn has no infinity: numbers that are too large become its largest one without a word.
+    largest = tensor.float().abs().max() if tensor.numel() else torch.tensor(0.0)
+    if torch.isfinite(largest) and largest > torch.finfo(dtype).max:
+        raise ConfigError(f"{str(dtype).removeprefix('torch.')} cannot hold the numbers of {name}: use bf16 or float")
+    return stored
+
+
+class Plan:
+    """A file before a byte of it is written. Wide types come first, so that all are aligned."""
+
+    def __init__(self, tensors: Mapping[str, Planned], metadata: Mapping[str, str]) -> None:
+        self.tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+        self.metadata = dict(metadata)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(about.size for about in self.tensors.values())
+
+    def header(self) -> bytes:
+        """The file's beginning."""
+        codes = {dtype: code for code, dtype in CODES.items()}
+        table, at = {}, 0
+        for name, about in self.tensors.items():
+            offsets = [at, at + about.size]
+            table[name] = {"dtype": codes[about.dtype], "shape": list(about.shape), "data_offsets": offsets}
+            at = offsets[1]
+        return header_bytes(table, self.metadata)
+
+    def data(self, report: Report = silent) -> Iterator[memoryview]:
+        """The tensors' bytes, each made when it is asked for."""
+        for i, (name, about) in enumerate(self.tensors.items()):
+            report("writing", i, len(self.tensors))
+            stored = cast(name, about.make(), about.dtype).reshape(about.shape)
+            yield stored.reshape(-1).view(torch.uint8).numpy().data
+        report("writing", len(self.tensors), len(self.tensors))
+
+    def hashes(self) -> Metadata:
+        """The keys by which other tools know a LoRA: SHA-256 of the data, and 2022's hash of 64 KiB at 1 MiB."""
+        whole, legacy, at = hashlib.sha256(), hashlib.sha256(), 0
+        for i, chunk in enumerate(self._all()):
+            whole.update(chunk if i else b"")
+            legacy.update(chunk[max(0, 0x100000 - at) : max(0, 0x110000 - at)])
+            at += len(chunk)
+        return {"sshs_model_hash": whole.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
+
+    def _all(self) -> Iterator[bytes | memoryview]:
+        yield self.header()
+        yield from self.data()
+
+    def write(self, out: Path, report: Report = silent) -> Path:
+        """Write the file at `out`, which must be new, and check its header. Nothing is left when something fails."""
+        need_space(out, self.size)
+
+        def fill(place: Path) -> None:
+            with place.open("xb") as file:
+                file.write(self.header())
+                for chunk in self.data(report):
+                    file.write(chunk)
+            if weights.header(place).keys() != self.tensors.keys():
+                raise OSError(f"{place} was written, but cannot be read back")
+
+        return write_atomic(fresh(out), fill)

@@ -1,0 +1,79 @@
+"""LoRA files that the tools write: what they say about themselves, and how large their modules are."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from library.config.schema import ConfigError
+from library.tools import adapters, storage
+from library.tools.adapters import Lora
+from library.tools.storage import Metadata, Report, silent
+
+# What a LoRA must say so that others know what it is for: kohya's names, and Stability AI's.
+HOMES = {
+    "sdxl": {
+        "ss_base_model_version": "sdxl_base_v1-0",
+        "ss_network_module": "networks.lora",
+        "modelspec.architecture": "stable-diffusion-xl-v1-base/lora",
+        "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
+    },
+    "flux": {
+        "ss_base_model_version": "flux1",
+        "ss_network_module": "networks.lora_flux",
+        "modelspec.architecture": "flux-1-dev/lora",
+        "modelspec.implementation": "https://github.com/black-forest-labs/flux",
+    },
+}
+INHERITED = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type")
+
+
+def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None = None, report: Report = silent) -> Path:
+    """Write a LoRA in a format (its own when none is given), with its hashes, as `out`, which must be new.
+
+    Raises ConfigError when a tensor holds no numbers (NaN, infinity), or `dtype` cannot hold them.
+    """
+    kind = storage.dtype_of(dtype)
+    cast = Lora(lora.family, {m: a.to(kind) for m, a in lora.adapters.items()}, lora.metadata, lora.style)
+    tensors, extra = adapters.tensors_of(cast, style or lora.style)
+    if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
+        raise ConfigError(f"{out} is not written: {broken[0]} holds NaN or infinity ({len(broken)} tensors do)")
+    metadata = {key: value for key, value in lora.metadata.items() if not key.startswith("sshs_")} | extra
+    metadata.setdefault("modelspec.title", Path(out).stem)
+    plan = storage.Plan(storage.planned(tensors), metadata)
+    plan.metadata |= plan.hashes()
+    return plan.write(Path(out), report)
+
+
+def described(family: str, comment: str, sources: Sequence[Lora] = ()) -> Metadata:
+    """The metadata of a LoRA that is made of others, or from models."""
+    out = {"ss_v2": "False", **HOMES[family]}
+    for lora in reversed(sources):
+        out |= {key: lora.metadata[key] for key in INHERITED if key in lora.metadata}
+    date = datetime.now().replace(microsecond=0).isoformat()
+    return out | {"ss_training_comment": comment, "modelspec.sai_model_spec": "1.0.1", "modelspec.date": date}
+
+
+def sized(lora: Lora) -> Lora:
+    """The same LoRA, with its rank and alpha in the metadata; "Dynamic" where modules differ."""
+    for key, values in (
+        ("ss_network_dim", {a.rank for a in lora.adapters.values()}),
+        ("ss_network_alpha", {a.rank if a.alpha is None else float(a.alpha) for a in lora.adapters.values()}),
+    ):
+        lora.metadata[key] = f"{values.pop():g}" if len(values) == 1 else "Dynamic"
+    return lora
+
+
+def cut(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U [out, r], S [r], V [r, in] of a product of thin matrices, without ever forming it; r is at most the rank."""
+    q_up, r_up = torch.linalg.qr(up)
+    q_down, r_down = torch.linalg.qr(down.T)
+    u, s, v = torch.linalg.svd(r_up @ r_down.T, full_matrices=False)
+    return q_up @ u, s, v @ q_down.T
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers only."""
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all())

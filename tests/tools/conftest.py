@@ -1,0 +1,92 @@
+"""Tiny models with LoRAs that were attached by the trainer itself, and what the models answer with them."""
+
+import pytest
+import torch
+
+from library import families, learners
+from library.config.schema import build
+from library.families.flux import tiny as flux_tiny
+from library.families.flux.options import FluxLora
+from library.families.sdxl import tiny as sdxl_tiny
+from library.families.sdxl.options import SdxlLora
+
+
+def loaded(base, **values):
+    """(config, family, parts) of an SDXL file or of FLUX's files."""
+    values = {"learning_rate": 1e-3, **values}
+    if isinstance(base, dict):
+        given = {name: str(base[name]) for name in ("clip_l", "t5xxl", "ae")}
+        config = build(FluxLora, {"pretrained_model_name_or_path": str(base["flux"]), **given, **values}, notes=[])
+    else:
+        config = build(SdxlLora, {"pretrained_model_name_or_path": str(base), **values}, notes=[])
+    family = families.of(config)
+    return config, family, family.load(torch.float32)
+
+
+def trained(base, seed=0, size=0.05, **values):
+    """(learner, parts) of a model with adapters of random numbers."""
+    config, family, parts = loaded(base, **values)
+    learner = learners.attach(parts, family, config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.normal_(std=size, generator=generator)
+    return learner, parts
+
+
+def asked(base, parts):
+    """What the denoiser and the first text encoder answer."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        if isinstance(base, dict):
+            model = parts.denoiser
+            img, txt = torch.randn(1, 16, 64), torch.randn(1, 5, 64)
+            ids = torch.zeros(16, 3), torch.zeros(5, 3)
+            ones = torch.full((1,), 0.5)
+            return model(img, ids[0], txt, ids[1], ones, torch.randn(1, 64), torch.ones(1)), torch.zeros(1)
+        unet = parts.denoiser
+        conditions = {"text_embeds": torch.randn(1, 128), "time_ids": torch.ones(1, 6)}
+        latents, text = torch.randn(1, 4, 16, 16), torch.randn(1, 7, unet.config.cross_attention_dim)
+        answer = unet(latents, torch.tensor([500.0]), text, added_cond_kwargs=conditions).sample
+        tokens = torch.arange(7)[None]
+        return answer, parts.encoders["clip_g"](tokens).last_hidden_state
+
+
+@pytest.fixture(scope="session")
+def sdxl(tmp_path_factory):
+    return sdxl_tiny.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def flux(tmp_path_factory):
+    return flux_tiny.write(tmp_path_factory.mktemp("flux"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def bases(sdxl, flux):
+    return {"sdxl": sdxl, "flux": flux}
+
+
+def file_of(base):
+    return base["flux"] if isinstance(base, dict) else base
+
+
+def saved(learner, path, metadata=None, dtype=None):
+    from safetensors.torch import save_file
+
+    save_file(learner.state_dict(dtype), path, metadata or {})
+    return path
+
+
+@pytest.fixture(scope="session")
+def lora_files(bases, tmp_path_factory):
+    """Per family two LoRA files (ranks 3 and 4, strengths not 1), and answers with the first attached."""
+    folder, out = tmp_path_factory.mktemp("loras"), {}
+    for name, base in bases.items():
+        args = ["conv_dim=2", "conv_alpha=1"] if name == "sdxl" else []
+        learner, parts = trained(base, network_dim=3, network_alpha=2.0, network_args=args)
+        first = saved(learner, folder / f"{name}-a.safetensors", {"ss_training_comment": "hello"})
+        other, _ = trained(base, seed=1, network_dim=4, network_alpha=4.0, network_args=args)
+        second = saved(other, folder / f"{name}-b.safetensors")
+        out[name] = (first, second, asked(base, parts))
+    return out

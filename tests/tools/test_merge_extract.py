@@ -1,0 +1,281 @@
+"""Merging, extracting and resizing, against exact products and against the model with the LoRA attached."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from library.config.schema import ConfigError
+from library.families.flux import tiny as flux_tiny
+from library.learners.lora import Unmatched
+from library.tools import adapters, extract, merge, resize, storage
+from library.tools.models import Model
+from tests.tools.conftest import asked, file_of, loaded
+
+FAMILIES = ("sdxl", "flux")
+
+
+def products(path):
+    return {module.kohya: adapter.product() for module, adapter in adapters.read(path).adapters.items()}
+
+
+def metadata(path):
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_merged_model_answers_as_the_model_with_the_lora_attached(name, bases, lora_files):
+    base, (first, _, expected) = bases[name], lora_files[name]
+    steps, out = [], file_of(base).with_name("merged.safetensors")  # its tokenizers are there
+    done = merge.merge(file_of(base), [(first, 1.0)], out, report=lambda *s: steps.append(s))
+    merged = {**base, "flux": done.path} if name == "flux" else done.path
+    plain = asked(base, loaded(base)[2])
+    for got, wanted, before in zip(asked(base, loaded(merged)[2]), expected, plain, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+        assert not wanted.any() or not torch.allclose(before, wanted, atol=1e-2)
+    assert steps[-1][1] == steps[-1][2] >= 100
+    kept = load_file(file_of(base))
+    assert load_file(done.path).keys() == kept.keys()
+    assert done.left_out == [] or (name == "flux" and all("_te1_" in left for left in done.left_out))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_difference_of_a_merged_model_is_the_product(name, bases, lora_files, tmp_path):
+    base, (first, _, _) = file_of(bases[name]), lora_files[name]
+    done = merge.merge(base, [(first, 0.5)], tmp_path / "m.safetensors")
+    new, old = Model(done.path), Model(base)
+    for module, adapter in adapters.read(first).adapters.items():
+        if old.size(module) is not None:
+            got = extract.difference(new, old, module).flatten(1)
+            torch.testing.assert_close(got, 0.5 * adapter.product(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_extracting_recovers_what_was_merged(name, bases, lora_files, tmp_path):
+    base, (first, _, _) = file_of(bases[name]), lora_files[name]
+    tuned = merge.merge(base, [(first, 1.0)], tmp_path / "m.safetensors").path
+    choices = extract.Choices(rank=4, conv_rank=4 if name == "sdxl" else None, clamp=1, min_diff=0, iterations=6)
+    done = extract.extract(tuned, base, tmp_path / "x.safetensors", choices=choices)
+    given, got = products(first), products(done.path)
+    assert got.keys() == {n for n in given if name == "sdxl" or "_te1_" not in n}
+    for module, product in got.items():
+        torch.testing.assert_close(product, given[module], rtol=1e-3, atol=2e-4)
+    about = metadata(done.path)
+    assert about["ss_network_dim"] == "4" and "x.safetensors" not in about["ss_training_comment"]
+    assert about["ss_base_model_version"] == {"sdxl": "sdxl_base_v1-0", "flux": "flux1"}[name]
+
+
+def test_the_quick_decomposition_is_as_good_as_the_exact_one():
+    torch.manual_seed(0)
+    change = torch.randn(200, 6) @ torch.randn(6, 150) + 1e-3 * torch.randn(200, 150)
+    choices = [extract.Choices(rank=6, clamp=1, iterations=n) for n in (4, 0)]
+    errors = [(change - extract.nearest(change, choice).product()).norm() for choice in choices]
+    assert errors[0] < 1.01 * errors[1]
+    assert torch.equal(extract.nearest(change, choices[0]).up, extract.nearest(change, choices[0]).up)
+
+
+def test_clamping_cuts_to_the_quantile():
+    torch.manual_seed(0)
+    change = torch.randn(30, 20)
+    free, clamped = (extract.nearest(change, extract.Choices(rank=8, clamp=c, iterations=0)) for c in (1, 0.9))
+    limit = float(torch.quantile(torch.cat([free.up.flatten(), free.down.flatten()]), 0.9))
+    assert float(clamped.up.max()) == pytest.approx(limit, rel=0.05)
+    assert float(clamped.down.abs().max()) <= float(clamped.up.max()) + 1e-6
+
+
+def test_text_encoders_that_hardly_differ_are_left_out(bases, lora_files, tmp_path):
+    base, (first, _, _) = bases["sdxl"], lora_files["sdxl"]
+    tuned = merge.merge(base, [(first, 1e-3)], tmp_path / "m.safetensors").path
+    done = extract.extract(tuned, base, tmp_path / "x.safetensors", choices=extract.Choices(rank=3))
+    assert done.left_out == ("clip_g", "clip_l")
+    assert not any("_te" in name for name in products(done.path))
+    with pytest.raises(ConfigError, match="do not differ"):
+        extract.extract(base, base, tmp_path / "none.safetensors")
+    assert not (tmp_path / "none.safetensors").exists()
+
+
+def test_an_fp8_base_is_summed_in_float32_and_rounded_once(bases, lora_files, tmp_path):
+    first = lora_files["flux"][0]
+    base = flux_tiny.write_fp8(bases["flux"]["flux"], tmp_path / "fp8.safetensors", prefix="model.diffusion_model.")
+    key = "double_blocks.0.img_attn.qkv.weight"
+    stored = load_file(base)["model.diffusion_model." + key]
+    change = products(first)["lora_unet_double_blocks_0_img_attn_qkv"]
+    for dtype, kind in ((None, torch.float8_e4m3fn), ("bf16", torch.bfloat16), ("fp8", torch.float8_e4m3fn)):
+        path = merge.merge(base, [(first, 1.0)], tmp_path / f"to-{dtype}.safetensors", dtype=dtype).path
+        got = load_file(path)["model.diffusion_model." + key]
+        assert got.dtype == kind
+        assert torch.equal(got.float(), (stored.float() + change).to(kind).float())
+
+
+def test_a_diffusers_transformer_becomes_a_single_file(bases, lora_files, tmp_path):
+    first = lora_files["flux"][0]
+    folder = flux_tiny.write_diffusers(bases["flux"]["flux"], tmp_path / "d")
+    one = merge.merge(folder, [(first, 1.0)], tmp_path / "one.safetensors").path
+    two = merge.merge(bases["flux"]["flux"], [(first, 1.0)], tmp_path / "two.safetensors").path
+    one, two = load_file(one), load_file(two)
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_several_become_one_exactly_or_cut(name, lora_files, tmp_path):
+    first, second, _ = lora_files[name]
+    loras = [(first, 0.7), (second, -0.3)]
+    a, b = products(first), products(second)
+    exact = products(merge.join(loras, tmp_path / "exact.safetensors").path)
+    full = products(merge.join(loras, tmp_path / "full.safetensors", rank=7, conv_rank=4).path)
+    small = adapters.read(merge.join(loras, tmp_path / "small.safetensors", rank=2).path)
+    for module in a.keys() | b.keys():
+        wanted = 0.7 * a[module] - 0.3 * b[module]
+        torch.testing.assert_close(exact[module], wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(full[module], wanted, rtol=1e-4, atol=1e-5)
+    for module, adapter in small.adapters.items():
+        u, s, v = torch.linalg.svd(0.7 * a[module.kohya] - 0.3 * b[module.kohya], full_matrices=False)
+        torch.testing.assert_close(adapter.product(), u[:, :2] * s[:2] @ v[:2], rtol=1e-3, atol=1e-4)
+        assert adapter.rank == 2 and adapter.strength == 1
+    assert metadata(tmp_path / "small.safetensors")["ss_network_dim"] == "2"
+    assert metadata(tmp_path / "exact.safetensors")["modelspec.merged_from"] == f"{first.name}, {second.name}"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_joined_lora_is_what_the_trainer_reads(name, bases, lora_files, tmp_path):
+    from library.learners.lora import file_of as tensors_of
+    from library.learners.lora import merge as into
+
+    first, second, _ = lora_files[name]
+    joined = merge.join([(first, 1.0), (second, 1.0)], tmp_path / "j.safetensors").path
+    answers = []
+    for files in ([joined], [first, second]):
+        _, family, parts = loaded(bases[name])
+        assert [into(parts, family, tensors_of(path)) for path in files] == [Unmatched()] * len(files)
+        answers.append(asked(bases[name], parts)[0])
+    torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
+
+
+def spectrum(path, values):
+    """A LoRA whose one module has these singular values, at strength 1/2."""
+    torch.manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(20, len(values))).Q for _ in range(2))
+    name = "lora_unet_input_blocks_4_1_proj_in"
+    tensors = {"lora_up.weight": u * torch.tensor(values), "lora_down.weight": v.T, "alpha": torch.tensor(2.0)}
+    save_file({f"{name}.{k}": t.contiguous() for k, t in tensors.items()}, path, {"ss_training_comment": "mine"})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("method", "parameter", "rank"),
+    [
+        ("fixed", None, 4),
+        ("sv_ratio", 3.0, 2),  # 8 / 3 = 2.67: 8 and 4 are above it
+        ("sv_ratio", 5.0, 3),
+        ("sv_cumulative", 0.75, 2),  # 12 / 15 = 0.8
+        ("sv_cumulative", 0.9, 3),  # 14 / 15 = 0.93
+        ("sv_fro", 0.9, 2),  # sqrt(80 / 85) = 0.97
+        ("sv_fro", 0.98, 3),  # sqrt(84 / 85) = 0.994
+    ],
+)
+def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
+    source = spectrum(tmp_path / "a.safetensors", [8.0, 4.0, 2.0, 1.0])
+    choices = resize.Choices(rank=4, method=method, parameter=parameter)
+    done = resize.resize(source, tmp_path / "b.safetensors", choices=choices)
+    (adapter,) = adapters.read(done.path).adapters.values()
+    assert adapter.rank == rank and adapter.strength == 0.5 and float(adapter.alpha) == rank / 2
+    kept = torch.tensor([8.0, 4.0, 2.0, 1.0])[:rank] / 2
+    torch.testing.assert_close(torch.linalg.svdvals(adapter.product())[:rank], kept)
+    assert done.kept == pytest.approx(float(kept.norm()) / (85**0.5 / 2), rel=1e-5)
+    about = metadata(done.path)
+    assert about["ss_training_comment"].endswith("; mine")
+    assert about["ss_network_dim"] == ("4" if method == "fixed" else "Dynamic")
+    assert ("resized from 4 to 4" if method == "fixed" else method) in about["ss_training_comment"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_resizing_to_the_full_rank_changes_nothing(name, lora_files, tmp_path):
+    first = lora_files[name][0]
+    done = resize.resize(first, tmp_path / "r.safetensors", choices=resize.Choices(rank=64))
+    before, after = products(first), products(done.path)
+    for module, product in before.items():
+        torch.testing.assert_close(after[module], product, rtol=1e-4, atol=1e-5)
+    assert done.kept == pytest.approx(1, abs=1e-5) and all(a == b for a, b in done.ranks.values())
+
+
+def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
+    choices = resize.Choices(rank=2, conv_rank=1)
+    done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=choices)
+    ranks = {adapter.is_large_conv: adapter.rank for adapter in adapters.read(done.path).adapters.values()}
+    assert ranks == {True: 1, False: 2}
+    assert metadata(done.path)["ss_training_comment"] == "dimension is resized from 3 to 2 (conv: 1); hello"
+
+
+def test_hashes_are_those_of_the_trainer(lora_files, tmp_path):
+    from library.train.tensorfile import Layout
+
+    done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.Choices(rank=2))
+    about = metadata(done.path)
+    bare = {key: value for key, value in about.items() if not key.startswith("sshs_")}
+    layout = Layout(load_file(done.path), lambda _, tensor: tensor.dtype)
+    assert about["sshs_model_hash"] == layout.hashes(bare)[0]
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(bases, lora_files, tmp_path):
+    first, base = lora_files["sdxl"][0], bases["sdxl"]
+    there = tmp_path / "there.safetensors"
+    there.write_bytes(b"mine")
+    small = resize.Choices(rank=1)
+    for attempt in (
+        lambda: merge.merge(base, [(first, 1)], there),
+        lambda: merge.join([(first, 1)], there),
+        lambda: resize.resize(first, there, choices=small),
+        lambda: extract.extract(base, base, there),
+    ):
+        with pytest.raises(ConfigError, match="exists already and is not overwritten"):
+            attempt()
+    assert there.read_bytes() == b"mine"
+    with pytest.raises(ConfigError, match="one of the files to read"):
+        resize.resize(first, first, choices=small)
+    with pytest.raises(ConfigError, match="cannot hold the numbers"):
+        merge.merge(base, [(first, 1e8)], tmp_path / "big.safetensors", dtype="fp16")
+    assert [p.name for p in tmp_path.iterdir()] == ["there.safetensors"]
+
+
+def test_mistakes_are_one_sentence(bases, lora_files, tmp_path):
+    sdxl, flux, out = lora_files["sdxl"][0], lora_files["flux"][0], tmp_path / "o.safetensors"
+    pickled = tmp_path / "a.ckpt"
+    torch.save({"a": torch.ones(1)}, pickled)
+    small = load_file(sdxl)
+    small = {k: t[:, :8] if k.endswith("_proj_in.lora_down.weight") else t for k, t in small.items()}
+    save_file({k: t.contiguous() for k, t in small.items()}, tmp_path / "small.safetensors")
+    cases = [
+        (lambda: merge.merge(bases["sdxl"], [(flux, 1)], out), "LoRA of FLUX.1"),
+        (lambda: merge.merge(flux, [(flux, 1)], out), "is a LoRA file"),
+        (lambda: merge.merge(pickled, [(sdxl, 1)], out), "may hold code"),
+        (lambda: merge.merge(bases["sdxl"], [(pickled, 1)], out), "may hold code"),
+        (lambda: merge.merge(bases["sdxl"], [(tmp_path / "small.safetensors", 1)], out), "is for a layer of"),
+        (lambda: merge.merge(bases["sdxl"], [], out), "name at least one"),
+        (lambda: merge.merge(bases["sdxl"], [(sdxl, 1)], out, dtype="fp4"), "use one of"),
+        (lambda: merge.merge(bases["sdxl"], [(sdxl, 1)], tmp_path / "o.ckpt"), "ends so"),
+        (lambda: merge.join([(sdxl, 1), (flux, 1)], out), "another family"),
+        (lambda: merge.join([(sdxl, 1)], out, rank=0), "at least 1"),
+        (lambda: resize.Choices(rank=0), "at least 1"),
+        (lambda: resize.Choices(rank=1, method="sv_ratio"), "needs its parameter"),
+        (lambda: resize.Choices(rank=1, method="sv_fro", parameter=2), "share to keep"),
+        (lambda: resize.Choices(rank=1, method="best"), "use one of"),
+        (lambda: extract.Choices(clamp=0), "quantile"),
+    ]
+    for attempt, match in cases:
+        with pytest.raises(ConfigError, match=match) as wrong:
+            attempt()
+        assert "\n" not in str(wrong.value)
+    assert not out.exists()
+
+
+def test_a_merged_file_says_what_it_is_made_of(bases, lora_files, tmp_path):
+    base, first = bases["sdxl"], lora_files["sdxl"][0]
+    done = merge.merge(base, [(first, 0.5)], tmp_path / "mix.safetensors", dtype="fp16")
+    about = storage.metadata_of(done.path)
+    assert about["modelspec.title"] == "mix"
+    assert about["modelspec.merged_from"] == f"{base.name}, {first.name} x 0.5"
+    assert {t.dtype for t in load_file(done.path).values()} == {torch.float16}
+    assert json.dumps(about)
