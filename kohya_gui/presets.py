@@ -15,9 +15,15 @@ PRESETS = Path(__file__).resolve().parents[1] / "presets"
 OWN_KINDS, OWN_SECTIONS, OWN_NAMES = ("file", "folder", "secret"), ("metadata", "hub", "log"), ("output_name",)
 
 
+PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
+
+
 @dataclass(frozen=True)
 class Preset:
-    """A file in presets/: its family is its folder, and its name begins with lora or finetune."""
+    """A file in presets/: its family is its folder, and its name begins with lora or finetune.
+
+    Profiles are presets, too: they fit every family, and leave alone what has nothing to do with compiling.
+    """
 
     path: Path
     sentence: str  # its first line, which says what it is for
@@ -38,21 +44,36 @@ class Preset:
         return self.path.stem.startswith("lora")
 
     @property
+    def is_profile(self) -> bool:
+        """Whether it only says how to compile."""
+        return self.family == PROFILES
+
+    @property
     def title(self) -> str:
         """The beginning of its sentence."""
         return self.sentence.partition(":")[0]
 
 
 def presets(adapters: bool) -> list[Preset]:
-    """The presets for adapters, or for whole models."""
-    found = (Preset(path, _first_line(path)) for path in sorted(PRESETS.glob("*/*.toml")))
-    return [preset for preset in found if preset.adapters == adapters]
+    """The presets for adapters, or for whole models, and then the profiles."""
+    found = [Preset(path, _first_line(path)) for path in sorted(PRESETS.glob("*/*.toml"))]
+    fitting = [preset for preset in found if preset.adapters == adapters and not preset.is_profile]
+    return fitting + [preset for preset in found if preset.is_profile]
 
 
 def apply(preset: Preset, config: type, now: Mapping[str, Any]) -> Any:
-    """A preset on top of the defaults, with the paths and names that are filled in `now` kept."""
+    """A preset on top of the defaults, with the paths and names that are filled in `now` kept.
+
+    A profile keeps more: all but the options of compiling, and those that any profile sets.
+    """
     known = options(config)
-    kept = {name: value for name, value in now.items() if name in known and _is_own(known[name])}
+    if preset.is_profile:
+        theirs = {name for path in preset.path.parent.glob("*.toml") for name in read_toml(path)}
+        kept = {
+            name: now[name] for name in known.keys() & now if name not in theirs and not _is_of_compiling(known[name])
+        }
+    else:
+        kept = {name: value for name, value in now.items() if name in known and _is_own(known[name])}
     return build(config, {**kept, **read_toml(preset.path)}, preset.path.name, notes=[])
 
 
@@ -96,6 +117,10 @@ def suggestion(config: Any) -> str:
     if not config.save.output_dir:
         raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")
     return os.path.join(config.save.output_dir, f"{config.save.output_name or config.script}.toml")
+
+
+def _is_of_compiling(option: Option) -> bool:
+    return option.section == "compile" and option.kind != "folder"
 
 
 def _is_own(option: Option) -> bool:

@@ -174,8 +174,11 @@ class Training:
         preset = next((p for p in presets.presets(self.tab.adapters) if p.id == chosen), None)
         if preset is None:
             return {self.message: ""}
-        config = presets.apply(preset, self.tab.configs[preset.family], self.form.hear(sent).values)
-        said = f"{preset.sentence} Paths and names are kept, all else is as in the preset."
+        given = self.form.hear(sent)
+        family = given.family if preset.is_profile else preset.family
+        config = presets.apply(preset, self.tab.configs[family], given.values)
+        kept = "All else is kept." if preset.is_profile else "Paths and names are kept, all else is as in the preset."
+        said = f"{preset.sentence} {kept}"
         return {self.message: messages.good(said), self.values: self.form.fill(config)}
 
     def _filled(self, path: Path, sent: str) -> Said:
