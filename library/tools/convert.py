@@ -1,0 +1,32 @@
+"""A LoRA under other names: kohya's, diffusers' (PEFT), or those of ComfyUI's own model tree."""
+
+from pathlib import Path
+
+from library.config.schema import ConfigError
+from library.tools import adapters, storage, writing
+from library.tools.names import FORMATS
+from library.tools.storage import Report, silent
+
+
+def convert(
+    lora: str | Path,
+    out: str | Path,
+    *,
+    to: str,
+    dtype: str | None = None,
+    report: Report = silent,
+) -> Path:
+    """Write a LoRA in the format `to` ("kohya", "diffusers", "comfy"), from whichever it is in.
+
+    The products stay the same, and so do the tensors where the format allows. diffusers has no alphas: there the
+    strength goes into `lora_B` and is noted in the metadata for the way back. FLUX.1's fused layers, apart in
+    diffusers, are split and joined exactly; pieces of a file that was trained in diffusers become one adapter whose
+    rank is their sum.
+    """
+    if to not in FORMATS:
+        raise ConfigError(f"to is {to!r}: use one of {', '.join(FORMATS)}")
+    out = storage.fresh(out, lora)
+    report("reading", 0, 1)
+    found = adapters.read(lora)
+    found.metadata.pop("lora_adapter_metadata", None)
+    return writing.save(found, out, style=to, dtype=dtype, report=report)

@@ -1,0 +1,194 @@
+"""Names in files: round trips are exact, and diffusers loads what is written for it."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from library.config.schema import ConfigError
+from library.families.flux import tiny as flux_tiny
+from library.tools import adapters, names
+from library.tools.convert import convert
+from tests.tools.conftest import asked, file_of, loaded, saved, trained
+
+FAMILIES = ("sdxl", "flux")
+
+
+def same(one, two):
+    one, two = load_file(one), load_file(two)
+    assert one.keys() == two.keys()
+    return all(torch.equal(one[key], two[key]) and one[key].dtype == two[key].dtype for key in one)
+
+
+@pytest.mark.parametrize("through", ["comfy", "diffusers"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [1, 2.0, 4.0])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_there_and_back_is_the_same_to_the_bit(name, alpha, dtype, through, bases, tmp_path):
+    args = ["conv_dim=4", "conv_alpha=2"] if name == "sdxl" else ["train_t5xxl=True", "in_dims=[4,4,4,4,4]"]
+    learner, _ = trained(bases[name], network_dim=4, network_alpha=alpha, network_args=args)
+    file = saved(learner, tmp_path / "a.safetensors", {"ss_network_dim": "4"}, dtype)
+    there = convert(file, tmp_path / "there.safetensors", to=through)
+    assert not load_file(there).keys() & load_file(file).keys()
+    back = convert(there, tmp_path / "back.safetensors", to="kohya")
+    assert same(file, back)
+    about = adapters.read(back).metadata
+    assert about["ss_network_dim"] == "4" and adapters.FOLDED not in about
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.5])
+def test_an_odd_strength_comes_back_from_half_precision_exactly(alpha, bases, tmp_path):
+    learner, _ = trained(bases["flux"], network_dim=3, network_alpha=alpha)
+    file = saved(learner, tmp_path / "a.safetensors", dtype=torch.bfloat16)
+    there = convert(file, tmp_path / "there.safetensors", to="diffusers")
+    assert {t.dtype for t in load_file(there).values()} == {torch.bfloat16, torch.float32}
+    assert same(file, convert(there, tmp_path / "back.safetensors", to="kohya"))
+
+
+def test_split_adapters_of_fused_layers_stay_apart(bases, tmp_path):
+    options = {"network_dim": 4, "network_alpha": 2.0, "network_train_unet_only": True}
+    learner, _ = trained(bases["flux"], **options, network_args=["split_qkv=True"])
+    file = saved(learner, tmp_path / "a.safetensors")
+    there = convert(file, tmp_path / "there.safetensors", to="diffusers")
+    stored = load_file(there)
+    for module, rank in (("transformer_blocks.0.attn.to_q", 4), ("single_transformer_blocks.1.proj_mlp", 4)):
+        assert stored[f"transformer.{module}.lora_A.weight"].shape[0] == rank
+    assert same(file, convert(there, tmp_path / "back.safetensors", to="kohya"))
+
+
+def test_pieces_of_other_ranks_and_missing_ones_are_joined_exactly(tmp_path):
+    torch.manual_seed(0)
+    pieces = {"attn.to_q": (2, 8), "attn.to_v": (3, 8), "attn.add_q_proj": (1, 8)}
+    stored, width = {}, 8
+    for name, (rank, rows) in pieces.items():
+        stored[f"transformer.transformer_blocks.0.{name}.lora_A.weight"] = torch.randn(rank, width)
+        stored[f"transformer.transformer_blocks.0.{name}.lora_B.weight"] = torch.randn(rows, rank)
+    stored["transformer.single_transformer_blocks.0.attn.to_k.lora_A.weight"] = torch.randn(2, width)
+    stored["transformer.single_transformer_blocks.0.attn.to_k.lora_B.weight"] = torch.randn(width, 2)
+    save_file(stored, tmp_path / "d.safetensors")
+    kohya = convert(tmp_path / "d.safetensors", tmp_path / "k.safetensors", to="kohya")
+    found = {module.kohya: adapter for module, adapter in adapters.read(kohya).adapters.items()}
+    qkv = found["lora_unet_double_blocks_0_img_attn_qkv"]
+    assert (qkv.rank, qkv.up.shape[0], qkv.strength) == (5, 24, 1)
+    for i, piece in enumerate(("q", "k", "v")):
+        base = f"transformer.transformer_blocks.0.attn.to_{piece}"
+        if f"{base}.lora_A.weight" in stored:
+            wanted = stored[f"{base}.lora_B.weight"] @ stored[f"{base}.lora_A.weight"]
+        else:
+            wanted = torch.zeros(8, 8)
+        torch.testing.assert_close(qkv.product().chunk(3)[i], wanted)
+    assert found["lora_unet_single_blocks_0_linear1"].up.shape == (7 * width, 2)
+    assert same(tmp_path / "d.safetensors", convert(kohya, tmp_path / "back.safetensors", to="diffusers"))
+
+
+def test_alphas_in_the_metadata_of_diffusers_count(tmp_path):
+    base = "unet.down_blocks.1.attentions.0"
+    stored = {f"{base}.{m}.lora_{x}.weight": torch.ones(4, 4) for m in ("proj_in", "proj_out") for x in "AB"}
+    about = {"unet.r": 4, "unet.lora_alpha": 2, "unet.alpha_pattern": {"down_blocks.1.attentions.0.proj_out": 8}}
+    save_file(stored, tmp_path / "d.safetensors", {"lora_adapter_metadata": json.dumps(about)})
+    found = {m.kohya: a for m, a in adapters.read(tmp_path / "d.safetensors").adapters.items()}
+    assert found["lora_unet_input_blocks_4_1_proj_in"].strength == 0.5
+    assert found["lora_unet_input_blocks_4_1_proj_out"].strength == 2
+    convert(tmp_path / "d.safetensors", tmp_path / "again.safetensors", to="diffusers")
+    up = load_file(tmp_path / "again.safetensors")[f"{base}.proj_out.lora_B.weight"]
+    assert torch.equal(up, torch.full((4, 4), 2.0))
+    assert "lora_adapter_metadata" not in adapters.read(tmp_path / "again.safetensors").metadata
+
+
+@pytest.mark.parametrize("style", ["diffusers", "kohya"])
+def test_diffusers_draws_the_same_with_a_converted_sdxl_file(style, bases, lora_files, tmp_path):
+    from diffusers import StableDiffusionXLPipeline
+
+    base, (first, _, expected) = bases["sdxl"], lora_files["sdxl"]
+    there = convert(first, tmp_path / "there.safetensors", to="diffusers")
+    file = there if style == "diffusers" else convert(there, tmp_path / "k.safetensors", to="kohya")
+    parts = loaded(base)[2]
+    unet, clip_g = parts.denoiser, parts.encoders["clip_g"]
+    state, alphas = StableDiffusionXLPipeline.lora_state_dict(load_file(file), unet_config=unet.config)
+    StableDiffusionXLPipeline.load_lora_into_unet(state, alphas, unet)
+    if style == "diffusers":
+        StableDiffusionXLPipeline.load_lora_into_text_encoder(state, alphas, clip_g, prefix="text_encoder_2")
+        torch.testing.assert_close(asked(base, parts)[1], expected[1], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(asked(base, parts)[0], expected[0], rtol=1e-3, atol=1e-4)
+
+
+def test_diffusers_draws_the_same_with_a_converted_flux_file(bases, lora_files, tmp_path):
+    from diffusers import FluxPipeline, FluxTransformer2DModel
+
+    base, (first, _, _) = bases["flux"], lora_files["flux"]
+    file = convert(first, tmp_path / "there.safetensors", to="diffusers")
+    folder = flux_tiny.write_diffusers(base["flux"], tmp_path / "model")
+    model = FluxTransformer2DModel.from_pretrained(folder)
+    state, alphas = FluxPipeline.lora_state_dict(load_file(file), return_alphas=True)
+    FluxPipeline.load_lora_into_transformer(state, alphas, model)
+    layers = dict(model.named_modules())
+    checked = 0
+    for module, adapter in adapters.read(first).adapters.items():
+        if module.part == "denoiser":
+            made_of = names.pieces(module)
+            deltas = [layers[name].get_delta_weight("default_0") for name in made_of]
+            torch.testing.assert_close(torch.cat(deltas), adapter.product(), rtol=1e-4, atol=1e-5)
+            checked += len(made_of)
+    assert checked == 2 * 14 + 4 * 6
+
+
+def test_names_of_comfy_are_those_of_its_model_tree(lora_files, tmp_path):
+    flux = load_file(convert(lora_files["flux"][0], tmp_path / "f.safetensors", to="comfy"))
+    assert "diffusion_model.double_blocks.0.img_attn.qkv.lora_down.weight" in flux
+    assert "text_encoders.clip_l.transformer.text_model.encoder.layers.0.mlp.fc1.alpha" in flux
+    sdxl = load_file(convert(lora_files["sdxl"][0], tmp_path / "s.safetensors", to="comfy"))
+    assert "diffusion_model.input_blocks.4.1.transformer_blocks.0.attn1.to_out.0.lora_up.weight" in sdxl
+    assert "text_encoders.clip_g.transformer.text_model.encoder.layers.1.self_attn.q_proj.lora_up.weight" in sdxl
+
+
+@pytest.mark.parametrize("title", ["SDXL networks.lora default", "SDXL extra modules", "FLUX.1 networks.lora_flux"])
+def test_every_name_of_sd_scripts_is_understood(title):
+    from tests.learners.test_files import golden
+
+    family = "flux" if "FLUX" in title else "sdxl"
+    rows = golden(title)
+    assert len(rows) > 60
+    for name in rows:
+        module = names.Module(*names.parsed(name, family))
+        assert module.kohya == name
+        for style in names.FORMATS:
+            if style == "diffusers" and family == "flux" and module.part == "denoiser":
+                wholes = [names.whole(piece)[0] for piece in names.pieces(module)]
+                assert set(wholes) == {module.path}
+            else:
+                assert names.parsed(names.spelled(module, family, style), family) == (module.part, module.path)
+
+
+def test_other_spellings_are_read(tmp_path):
+    old = {
+        "lora_unet_down_blocks_1_attentions_0_proj_in": "lora_unet_input_blocks_4_1_proj_in",
+        "base_model.model.down_blocks.1.attentions.0.proj_in": "lora_unet_input_blocks_4_1_proj_in",
+        "down_blocks.1.attentions.0.proj_in": "lora_unet_input_blocks_4_1_proj_in",
+        "lora_te_text_model_encoder_layers_0_mlp_fc1": "lora_te1_text_model_encoder_layers_0_mlp_fc1",
+    }
+    for name, wanted in old.items():
+        assert names.Module(*names.parsed(name, "sdxl")).kohya == wanted
+    part, path = names.parsed("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
+    assert (part, names.whole(path)) == ("denoiser", ("single_blocks.3.linear1", 3, 4))
+
+
+def test_what_is_no_plain_lora_is_refused(bases, lora_files, tmp_path):
+    name = "lora_unet_input_blocks_4_1_proj_in"
+    plain = {f"{name}.lora_down.weight": torch.ones(2, 4), f"{name}.lora_up.weight": torch.ones(4, 2)}
+    cases = [
+        ({**plain, f"{name}.dora_scale": torch.ones(4)}, "DoRA"),
+        ({f"{name}.hada_w1_a": torch.ones(4, 2)}, "LoHa"),
+        ({f"{name}.lora_down.weight": torch.ones(2, 4)}, "lacks its up matrix"),
+        ({**plain, f"{name}.lora_up.weight": torch.ones(4, 3)}, "do not fit together"),
+        ({k.replace("input_blocks_4_1_proj_in", "layers_0_attention_qkv"): t for k, t in plain.items()}, "only those"),
+    ]
+    for i, (tensors, match) in enumerate(cases):
+        save_file(tensors, tmp_path / f"{i}.safetensors")
+        with pytest.raises(ConfigError, match=match):
+            convert(tmp_path / f"{i}.safetensors", tmp_path / "o.safetensors", to="comfy")
+    with pytest.raises(ConfigError, match="use one of"):
+        convert(lora_files["sdxl"][0], tmp_path / "o.safetensors", to="peft")
+    with pytest.raises(ConfigError, match="no plain LoRA|no LoRA"):
+        convert(file_of(bases["sdxl"]), tmp_path / "o.safetensors", to="kohya")
+    assert not (tmp_path / "o.safetensors").exists()
