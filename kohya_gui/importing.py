@@ -1,11 +1,12 @@
 """`kohya import` and `kohya diff`: settings of other trainers as ours, and what differs between two files."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from library.config import foreign
-from library.config.schema import ConfigError, missing, to_toml
+from library.config.schema import ConfigError, missing, read_text, to_toml
 from library.families import RUNS, config_class
 from library.files import write_atomic
 
@@ -28,8 +29,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("file", type=Path, help="the file with the settings")
     parser.add_argument("-o", "--output", type=Path, help="where to write; a file that exists is never written over")
     parser.add_argument("--script", choices=list(RUNS), default="", help="what it is for; else the file tells")
+    parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
+    parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
     asked = parser.parse_args(argv)
+    if asked.base and not asked.to:
+        parser.error("--base goes with --to kohya_ss")
     made = foreign.load(asked.file, configs(), asked.script)
+    if asked.to:
+        return _export(made, asked.base, asked.output)
     if asked.output:
         made = _write(made, asked.output, asked.file)
     else:
@@ -72,6 +79,28 @@ def _toml(made: foreign.Imported, source: Path) -> str:
     config = made.config
     comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
     return to_toml(config, f"{comment}\nimported from {source.name} ({made.trainer})")
+
+
+def _export(made: foreign.Imported, base: Path | None, path: Path | None) -> int:
+    """Write or print the JSON of kohya_ss's page, and say what has no place there."""
+    prompts = made.config.sample.sample_prompts
+    text = made.texts.get("sample_prompts") or (read_text(prompts) if prompts and Path(prompts).is_file() else "")
+    fields, lost = foreign.export(made.config, configs(), foreign.parse(base) if base else None, text)
+    written = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+    if path is None:
+        print(written, end="")
+    elif path.exists():
+        raise ConfigError(f"{path} exists already; choose another name")
+    else:
+        write_atomic(path, written)
+    shown = sys.stdout if path else sys.stderr
+    for line in [*lost, *(f"to fix: {problem}" for problem in made.problems)]:
+        print(f"note: {line}", file=shown)
+    if path:
+        print(
+            f"wrote {path} ({len(fields)} keys): load it in the {foreign.tab_title(fields)} tab of kohya_ss", file=shown
+        )
+    return DONE
 
 
 def _write(made: foreign.Imported, path: Path, source: Path) -> foreign.Imported:

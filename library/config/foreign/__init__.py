@@ -1,7 +1,9 @@
 """Settings of other trainers, read into a config of ours with an account of every key, and written back."""
 
 from library.config.foreign.compare import differences
-from library.config.foreign.files import load, read
+from library.config.foreign.files import load, parse, read
+from library.config.foreign.kohya_export import export
+from library.config.foreign.kohya_ss import tab_title
 from library.config.foreign.ledger import Configs, Fate, Imported
 
-__all__ = ["Configs", "Fate", "Imported", "differences", "load", "read"]
+__all__ = ["Configs", "Fate", "Imported", "differences", "export", "load", "parse", "read", "tab_title"]

@@ -30,6 +30,11 @@ def tab_of(found: Mapping[str, Any]) -> str:
     return "finetune" if {"image_folder", "train_dir"} & found.keys() else "dreambooth"
 
 
+def tab_title(found: Mapping[str, Any]) -> str:
+    """What the page calls that tab."""
+    return TITLES[tab_of(found)]
+
+
 def script_of(found: Mapping[str, Any]) -> str:
     """The script that a file is for. Raises ConfigError for models that are not trained here."""
     lora = tab_of(found) == "lora"
@@ -331,13 +336,7 @@ def _additional(ledger: Ledger) -> None:
     if not isinstance(text, str):
         ledger.empty("additional_parameters")
         return
-    found: dict[str, list[str]] = {}
-    for token in split(text):
-        if token.startswith("--"):
-            name, given, value = token[2:].partition("=")
-            found[name] = [value] if given else []
-        elif found:
-            found[next(reversed(found))].append(token)
+    found = flags(text)
     if "torch_compile" in found:
         found.pop("torch_compile")
         backend = ledger.get("dynamo_backend")
@@ -353,3 +352,15 @@ def _additional(ledger: Ledger) -> None:
         # Each flag has a line of its own, so that one that means nothing here is named.
         ledger.source = {**ledger.source, f"additional_parameters --{name}": value}
         ledger.rename(f"additional_parameters --{name}", name, value)
+
+
+def flags(text: str) -> dict[str, list[str]]:
+    """Cut `--seed 5 --network_args a=1 b=2` into flags, each with what follows it."""
+    found: dict[str, list[str]] = {}
+    for token in split(text):
+        if token.startswith("--"):
+            name, given, value = token[2:].partition("=")
+            found[name] = [value] if given else []
+        elif found:
+            found[next(reversed(found))].append(token)
+    return found
