@@ -1,0 +1,179 @@
+"""What every family owes the trainer, held through trainings of its tiny model. A new family is picked up here."""
+
+import json
+
+import pytest
+import torch
+
+from library import families, learners
+from tests.training import LORAS, SCRIPTS, config_of, train
+
+FAMILIES = sorted({script.split("_")[0] for script in SCRIPTS})
+SIZE = torch.tensor([[64.0, 128.0, 0.0, 0.0, 64.0, 128.0]])
+
+
+def trained(demo, data, script, folder, **values):
+    return train(config_of(demo, script, train_data_dir=data, output_dir=folder, **values))
+
+
+def loaded(config):
+    """The family, and its networks without what learns."""
+    family = families.of(config)
+    return family, family.load(torch.float32)
+
+
+def assert_equal(one, other):
+    """Two files hold the same tensors, bit for bit."""
+    assert one.keys() == other.keys()
+    assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
+
+
+def answer(family, parts):
+    """What the denoiser says about one noised batch and one caption, always the same."""
+    generator = torch.Generator().manual_seed(3)
+    channels = family.latents(parts, torch.zeros(1, 3, 64, 128)).shape[1]
+    noised = family.noised(torch.randn(1, channels, 8, 16, generator=generator), generator)
+    with torch.no_grad():
+        return family.predict(parts.denoiser, noised, family.text(parts, ["zorb toy, red"]), SIZE)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pictures_and_captions_become_what_the_denoiser_reads(demo, name):
+    family, parts = loaded(config_of(demo, f"{name}_train_network"))
+    assert family.name == name
+    latents = family.latents(parts, torch.rand(2, 3, 64, 128) * 2 - 1, torch.Generator().manual_seed(0))
+    assert latents.dtype == torch.float32
+    assert latents.shape[0] == 2 and latents.shape[2:] == (8, 16)
+    text = family.text(parts, ["zorb toy", "plix house, blue sea"])
+    assert set(text) == set(family.text_cache.keys)
+    assert all(len(tensor) == 2 for tensor in text.values())
+    for encoder in parts.encoders:  # one at a time they say the same, so that some can be cached and others learn
+        alone = family.text(parts, ["zorb toy", "plix house, blue sea"], (encoder,))
+        assert all(torch.equal(tensor, text[key]) for key, tensor in alone.items())
+    noised = family.noised(latents, torch.Generator().manual_seed(0))
+    assert noised.latents.shape == noised.target.shape == latents.shape
+    assert noised.timesteps.shape == noised.weight.shape == (2,)
+    again = family.noised(latents, torch.Generator().manual_seed(0))
+    assert torch.equal(noised.latents, again.latents) and torch.equal(noised.timesteps, again.timesteps)
+    predicted = family.predict(parts.denoiser, noised, text, SIZE.repeat(2, 1))
+    assert predicted.shape == latents.shape and predicted.dtype == torch.float32
+    assert predicted.isfinite().all() and predicted.std() > 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_loss_falls_in_20_steps(demo, squares, tmp_path, script):
+    """Measured against a run that hardly learns: with one seed both meet the very same noise in every step."""
+    steps = {"max_train_steps": 20, "learning_rate": 2e-2 if script in LORAS else 1e-3}
+    learnt = trained(demo, squares, script, tmp_path / "a", **steps).losses
+    idle = trained(demo, squares, script, tmp_path / "b", **steps | {"learning_rate": 1e-12}).losses
+    assert len(learnt) == len(idle) == 20
+    assert learnt[0] == idle[0]
+
+    assert sum(learnt[-5:]) < 0.97 * sum(idle[-5:])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(demo, squares, tmp_path, script):
+    one, same, other = (
+        trained(demo, squares, script, tmp_path / str(i), seed=seed, max_train_steps=3)
+        for i, seed in enumerate((7, 7, 8))
+    )
+    assert one.losses == same.losses
+    assert_equal(one.tensors(), same.tensors())
+    assert set(one.losses).isdisjoint(other.losses)
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script):
+    made = trained(demo, squares, script, tmp_path, save_state_on_train_end=True, learning_rate=1e-2)
+    names = {"output_dir": tmp_path, "train_data_dir": squares}
+    base = answer(*loaded(config_of(demo, script, **names)))
+
+    config = config_of(demo, script, network_weights=made.file, **names)
+    family, parts = loaded(config)
+    learners.attach(parts, family, config).train(False)
+    from_file = answer(family, parts)
+
+    from safetensors.torch import load_file
+
+    config = config_of(demo, script, **names)
+    family, parts = loaded(config)
+    learner = learners.attach(parts, family, config)
+    learner.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
+    learner.train(False)
+    assert torch.equal(answer(family, parts), from_file)
+    assert (from_file - base).abs().max() > 1e-3 * base.std()
+
+
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if script not in LORAS])
+def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script):
+    made = trained(demo, squares, script, tmp_path, save_state_on_train_end=True)
+    option = "pretrained_model_name_or_path"
+    names = {"output_dir": tmp_path / "x", "train_data_dir": squares}
+    start = config_of(demo, script, **names)
+    base = answer(*loaded(start))
+    tokenizers = demo.models[start.family][start.family].parent
+    for folder in tokenizers.glob("tokenizer*"):  # they are found beside the model
+        if not (tmp_path / folder.name).exists():
+            (tmp_path / folder.name).symlink_to(folder)
+    from_file = answer(*loaded(config_of(demo, script, **{option: made.file}, **names)))
+
+    from safetensors.torch import load_file
+
+    family, parts = loaded(start)
+    learner = learners.attach(parts, family, start)
+    learner.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
+    assert torch.equal(answer(family, parts), from_file)
+    assert (from_file - base).abs().max() > 1e-3 * base.std()
+
+
+def same_end(one, other, start):
+    """Both runs have the same losses after step `start`, the same averages, rates, and the same file."""
+    for name in ("loss", "avr_loss", "lr", "grad_norm"):
+        expected = {step: value for step, value in one.numbers(name).items() if step > start}
+        assert other.numbers(name) == expected
+    assert_equal(one.tensors(), other.tensors())
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_resuming_after_step_5_equals_10_straight_steps(demo, shapes, tmp_path, script):
+    """Three sizes, so that epochs of 4 batches end within; a schedule, so that it has to go on where it was."""
+    steps = {"max_train_steps": 10, "resolution": "96", "lr_scheduler": "cosine", "lr_warmup_steps": 2}
+    straight = trained(
+        demo, shapes, script, tmp_path / "a", output_name="m", save_every_n_steps=5, save_state=True, **steps
+    )
+    state = tmp_path / "a" / "m-step00000005-state"
+    resumed = trained(demo, shapes, script, tmp_path / "b", resume=state, **steps)
+    same_end(straight, resumed, 5)
+
+
+RANDOM = {
+    "network_train_unet_only": False,
+    "cache_latents": False,
+    "cache_text_encoder_outputs": False,
+    "network_dropout": 0.3,
+    "network_args": ("rank_dropout=0.1", "module_dropout=0.1"),
+    "shuffle_caption": True,
+    "caption_tag_dropout_rate": 0.3,
+    "caption_dropout_rate": 0.2,
+    "flip_aug": True,
+    "random_crop": True,
+    "color_aug": True,
+    "gradient_accumulation_steps": 2,
+    "text_encoder_lr": (1e-3,),
+}
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_resuming_twice_with_everything_random_equals_a_straight_run(demo, shapes, tmp_path, script):
+    steps = {"max_train_steps": 7, "resolution": "96", "save_state": True, "output_name": "m", **RANDOM}
+    straight = trained(demo, shapes, script, tmp_path / "a", save_every_n_steps=2, **steps)
+    first = trained(
+        demo, shapes, script, tmp_path / "b", resume=tmp_path / "a" / "m-step00000002-state",
+        save_every_n_steps=5, **steps,
+    )  # fmt: skip
+    same_end(straight, first, 2)
+    second = trained(demo, shapes, script, tmp_path / "c", resume=tmp_path / "b" / "m-step00000005-state", **steps)
+    same_end(straight, second, 5)
+    progress = json.loads((tmp_path / "c" / "m-state" / "train_state.json").read_text())
+    assert progress["current_step"] == 7

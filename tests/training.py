@@ -1,0 +1,153 @@
+"""Whole trainings for tests: the demo's tiny models, pictures of known sizes, and what a run left behind."""
+
+import contextlib
+import hashlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from library import families
+from library.config.schema import build, read_toml
+from library.runs import reader
+from tests.source import ROOT
+
+SCRIPTS = list(families.RUNS)
+LORAS = [script for script in SCRIPTS if script.endswith("_network")]
+SQUARES = ((64, 64),) * 4
+SHAPES = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64, 128), (64, 128))  # three buckets, one with a rest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training left: its file, the folder of its run, and what that folder says."""
+
+    file: Path
+    folder: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return reader.at(self.folder).facts
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in reader.events(self.folder)[0] if event["kind"] == kind]
+
+    def numbers(self, name: str = "loss") -> dict[int, float]:
+        """A number of every step, by step."""
+        return {event["step"]: event[name] for event in self.events("step")}
+
+    @property
+    def losses(self) -> list[float]:
+        return list(self.numbers().values())
+
+    def tensors(self) -> dict[str, Any]:
+        from safetensors.torch import load_file
+
+        return load_file(self.file)
+
+
+def pictures(folder: Path, sizes: Iterable[tuple[int, int]] = SQUARES, repeats: int = 2, seed: int = 0) -> Path:
+    """Soft random pictures with captions, as a data set of one concept; returns what train_data_dir means."""
+    chance = np.random.default_rng(seed)
+    place = folder / f"{repeats}_zorb toy"
+    place.mkdir(parents=True, exist_ok=True)
+    for number, size in enumerate(sizes):
+        coarse = Image.fromarray(chance.integers(0, 255, (4, 4, 3), dtype=np.uint8))
+        coarse.resize(size, Image.Resampling.BICUBIC).save(place / f"{number}.png")
+        words = chance.choice(["red", "night", "sea", "smile", "cat", "soft light"], 3, replace=False)
+        (place / f"{number}.txt").write_text(", ".join(["zorb toy", *words]), encoding="utf-8")
+    return folder
+
+
+def config_of(demo: Any, script: str, **values: Any) -> Any:
+    """The demo's config of a script with other values; eager, and as exact as it can be where nothing else is said."""
+    quick = {"compile": False, "resolution": "64", "max_train_steps": 4, "save_precision": "float", "logging_dir": None}
+    if script.startswith("flux"):
+        quick["t5xxl_max_token_length"] = 32
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    return build(families.config_class(script), read_toml(demo.configs[script]) | quick | given, notes=[])
+
+
+def train(config: Any) -> Outcome:
+    """Train in this process, as if it were the first time."""
+    from library.train import train as train_it
+
+    fresh()
+    before = runs_in(config.save.output_dir)
+    file = train_it(config)
+    return Outcome(file, (runs_in(config.save.output_dir) - before).pop())
+
+
+def fresh() -> None:
+    """Let accelerate forget the training before; all else begins anew by itself."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+
+
+def runs_in(output: Any) -> set[Path]:
+    return set((Path(output) / "runs").glob("*"))
+
+
+def command(arguments: list[str], **how: Any) -> subprocess.CompletedProcess:
+    """Run a command as a user would, and wait for it."""
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, **how)
+
+
+def script(name: str, *flags: Any, **how: Any) -> subprocess.CompletedProcess:
+    """Run sd-scripts/<name>.py with flags."""
+    return command([sys.executable, str(ROOT / "sd-scripts" / f"{name}.py"), *map(str, flags)], **how)
+
+
+def listing(folder: Path) -> Mapping[str, str]:
+    """Every file and folder below a folder, with the hash of its content."""
+    if not folder.exists():
+        return {}
+    return {
+        path.relative_to(folder).as_posix(): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@contextlib.contextmanager
+def untouched(*folders: Path):
+    """Nothing in these folders may change meanwhile."""
+    before = [listing(folder) for folder in folders]
+    yield
+    assert [listing(folder) for folder in folders] == before
+
+
+def wait_for(what: Any, seconds: float = 120) -> Any:
+    """Wait until `what()` is true; the answer is its value."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: Any) -> Any:
+    """Tiny models of both families and a TOML per script."""
+    from library.demo import files
+
+    return files.prepare(tmp_path_factory.mktemp("demo") / "demo", ("flux", "sdxl"))
+
+
+@pytest.fixture(scope="session")
+def squares(tmp_path_factory: Any) -> Path:
+    """Four pictures of one size, twice each."""
+    return pictures(tmp_path_factory.mktemp("squares"))
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory: Any) -> Path:
+    """Seven pictures in three sizes."""
+    return pictures(tmp_path_factory.mktemp("shapes"), SHAPES, repeats=1)
