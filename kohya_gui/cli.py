@@ -151,6 +151,13 @@ def diff(argv: list[str]) -> int:
     return compare(argv)
 
 
+def tools(argv: list[str]) -> int:
+    """Work on finished LoRA files."""
+    from library.tools.shell import main as work
+
+    return work(argv)
+
+
 def later(what: str) -> Callable[[list[str]], int]:
     """A command whose name is taken, and whose work is still to come."""
 
@@ -166,6 +173,7 @@ COMMANDS = {
     "check": Command("look for mistakes in a config, without training", check),
     "demo": Command("make a tiny model and pictures, and train a LoRA on them", demo),
     "doctor": Command("look at this machine and say what it can do", doctor),
+    "tools": Command("merge, extract, resize, convert and check LoRA files", tools),
     "import": Command("turn the settings of another trainer into a config", import_),
     "diff": Command("say what differs between two files of settings", diff),
     "bench": Command("(later) measure what compiling gains on this machine", later("measuring this machine")),

@@ -35,6 +35,10 @@ class Choices:
             raise ConfigError(f"clamp is {self.clamp:g}: it is a quantile, above 0.5 and at most 1")
         if self.min_diff < 0 or self.iterations < 0:
             raise ConfigError("min_diff and iterations cannot be negative")
+        if not self.device.startswith(("cpu", "cuda")):
+            raise ConfigError(f"device is {self.device!r}: use cpu or cuda")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError("device is cuda, but PyTorch finds no NVIDIA GPU here: use cpu")
 
 
 @dataclass

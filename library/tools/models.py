@@ -49,9 +49,9 @@ class Model:
         self.family = self._family(shapes)
         self.made_of: dict[str, tuple[str, ...]] = {name: (name,) for name in shapes}
         self.prefix = ""
+        if problem := flux_source.stored_oddly(self.path, self.entries):
+            raise ConfigError(problem)
         if self.family == "flux":
-            if problem := flux_source.stored_oddly(self.path, self.entries):
-                raise ConfigError(problem)
             self.made_of, self.prefix = _flux_names(self.path, shapes)
         self.shapes = {
             name: (sum(shapes[part][0] for part in parts), *shapes[parts[0]][1:])

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,30 +58,38 @@ def checked(path: str | Path) -> Path:
 
 def opened(path: str | Path) -> weights.Weights:
     """A checkpoint (a file, a shard of several, a folder) whose tensors are read when asked for."""
-    found = weights.read(checked(path))
-    for file in found.paths:
-        checked(file)
-    return found
+    from safetensors import SafetensorError
+
+    entries(path)
+    try:
+        return weights.read(path)
+    except SafetensorError as e:
+        raise ConfigError(f"{path} is a damaged safetensors file: {e}") from e
 
 
-def entries(path: str | Path) -> dict[str, dict]:
-    """The headers of all files of a checkpoint: dtype and shape by name."""
-    out: dict[str, dict] = {}
+def entries(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The headers of all files of a checkpoint: dtype and shape by name. ConfigError for what is none."""
+    out: dict[str, dict[str, Any]] = {}
     for file in weights.files(checked(path)):
-        out |= weights.entries(checked(file))
+        try:
+            found = weights.entries(checked(file))
+            out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in found.items()}
+        except (AttributeError, IndexError, KeyError, TypeError) as e:  # a header of JSON that is something else
+            raise ConfigError(f"{file} is a damaged safetensors file: get it again") from e
     return out
 
 
 def metadata_of(path: str | Path) -> Metadata:
-    """What a file says about itself; nothing for a checkpoint of several files."""
+    """What a file says about itself; nothing for a folder of several files."""
     path = checked(path)
     if path.is_dir():
         return {}
-    weights.entries(path)  # its errors are the ones a person understands
-    return {str(key): str(value) for key, value in raw_header(path).get("__metadata__", {}).items()}
+    entries(path)
+    about = raw_header(path).get("__metadata__")
+    return {str(key): str(value) for key, value in about.items()} if isinstance(about, dict) else {}
 
 
-def raw_header(path: Path) -> dict:
+def raw_header(path: Path) -> dict[str, Any]:
     """The header of a .safetensors file, metadata included."""
     with path.open("rb") as file:
         return json.loads(file.read(int.from_bytes(file.read(8), "little")))

@@ -1,0 +1,245 @@
+"""`kohya tools NAME`: the tools in a shell. Nothing heavy is loaded before the arguments are understood."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError
+
+DONE, FAILED, MISUSED = 0, 1, 2
+DTYPES = ("float", "fp16", "bf16")
+
+
+def main(argv: list[str]) -> int:
+    """Run one tool; 0 when it worked (verify: when the file is in order), 1 when not. Raises ConfigError."""
+    parser = _parser()
+    if not argv:
+        parser.print_help()
+        return MISUSED
+    asked = parser.parse_args(argv)
+    return asked.run(asked)
+
+
+def progress() -> Callable[[str, int, int], None]:
+    """A report that writes one line to the terminal again and again, and into a file only whole steps."""
+    last = [""]
+
+    def report(what: str, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{what} {done} / {total}   ", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif what != last[0]:
+            print(f"{what} ({total})", file=sys.stderr, flush=True)
+            last[0] = what
+
+    return report
+
+
+# ---- the tools
+
+
+def merge(asked: argparse.Namespace) -> int:
+    """LoRAs into a checkpoint, or into one LoRA."""
+    from library.tools import merge as tool
+
+    loras = [_weighted(text) for text in asked.loras]
+    if asked.base:
+        if asked.rank or asked.conv_rank:
+            raise ConfigError("rank and conv_rank are for merging LoRAs into one: leave them out with --base")
+        done = tool.merge(asked.base, loras, asked.out, dtype=asked.dtype, report=progress())
+        print(f"{done.path}: {done.modules} changes were added to the weights")
+        if done.left_out:
+            print(f"note: {len(done.left_out)} modules of text encoders were left out, {asked.base} holds none")
+        return DONE
+    if asked.dtype == "fp8":
+        raise ConfigError("fp8 is for checkpoints: use float, fp16 or bf16 for a LoRA")
+    done = tool.join(loras, asked.out, rank=asked.rank, conv_rank=asked.conv_rank, dtype=asked.dtype, report=progress())
+    print(f"{done.path}: one LoRA of {len(loras)}, with {done.modules} modules")
+    return DONE
+
+
+def extract(asked: argparse.Namespace) -> int:
+    """A LoRA from the difference of two checkpoints."""
+    from library.tools import extract as tool
+
+    choices = tool.Choices(**{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.Choices)})
+    done = tool.extract(asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=progress())
+    print(f"{done.path}: {done.modules} modules; {done.same} do not differ and were left out")
+    for part in done.left_out:
+        print(f"note: {part} differs by no more than {choices.min_diff:g} and was left out")
+    return DONE
+
+
+def resize(asked: argparse.Namespace) -> int:
+    """A LoRA with smaller ranks."""
+    from library.tools import resize as tool
+
+    choices = tool.Choices(asked.rank, asked.conv_rank, asked.method, asked.parameter)
+    done = tool.resize(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=progress())
+    for name, (before, after) in done.ranks.items() if asked.verbose else ():
+        print(f"  {name}: {before} -> {after}")
+    ranks = sorted(after for _, after in done.ranks.values())
+    print(f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept:.1%} of its norm")
+    return DONE
+
+
+def convert(asked: argparse.Namespace) -> int:
+    """A LoRA under other names."""
+    from library.tools.convert import convert as tool
+
+    print(f"{tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=progress())}: {asked.to} names")
+    return DONE
+
+
+def verify(asked: argparse.Namespace) -> int:
+    """Is this LoRA in order?"""
+    from library.tools.verify import verify as tool
+
+    found = tool(asked.lora, asked.base)
+    if asked.json:
+        print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1))
+        return DONE if found.ok else FAILED
+    for row in found.modules if asked.verbose else ():
+        mark = "  dead" if row.dead else ""
+        print(
+            f"  {row.module}: rank {row.rank}, alpha {row.alpha:g}, norm {row.norm:.4g}, up to {row.largest:.4g}{mark}"
+        )
+    if found.modules:
+        ranks = sorted({row.rank for row in found.modules})
+        norms = sorted(row.norm for row in found.modules)
+        print(f"{len(found.modules)} modules, {found.family or 'unknown family'}, {found.style} names, ranks {ranks}")
+        print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, middle {norms[len(norms) // 2]:.4g}")
+    for text in found.warnings:
+        print(f"warning: {text}")
+    for text in found.problems:
+        print(f"error: {text}", file=sys.stderr)
+    if found.ok:
+        against = f", and fits {asked.base}" if asked.base else ""
+        print(f"{asked.lora} is in order{against}")
+    return DONE if found.ok else FAILED
+
+
+def metadata(asked: argparse.Namespace) -> int:
+    """Show what a file says about itself, or change it."""
+    from library.tools import metadata as tool
+
+    values = dict(_pair(text) for text in asked.set)
+    if not values and not asked.remove:
+        found = tool.show(asked.file)
+        print(json.dumps(found, indent=1, ensure_ascii=False) if asked.json else _listed(found))
+        return DONE
+    if asked.in_place and not asked.yes:
+        raise ConfigError(f"this would change {asked.file} itself: add --yes if that is meant, or give --out")
+    written = tool.edit(
+        asked.file, asked.out, values=values, remove=asked.remove, in_place=asked.in_place, report=progress()
+    )
+    print(f"{written}: metadata written, tensors unchanged")
+    return DONE
+
+
+# ---- their arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "kohya tools", description="Tools for LoRA files of SDXL and FLUX.1. Nothing that exists is ever overwritten."
+    )
+    tools = parser.add_subparsers(metavar="NAME", required=True)
+
+    def tool(run: Callable[[argparse.Namespace], int], about: str) -> Any:
+        one = tools.add_parser(run.__name__, help=about, description=about)
+        one.set_defaults(run=run)
+        return one
+
+    _merge(tool(merge, "merge LoRAs into a checkpoint (--base), or several into one"))
+    _extract(tool(extract, "make a LoRA from a tuned checkpoint minus its base"))
+    _resize(tool(resize, "cut a LoRA to smaller ranks"))
+    one = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
+    one.add_argument("lora", type=Path)
+    one.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"))
+    _output(one)
+    one = tool(verify, "look for mistakes in a LoRA; the exit code is 1 when there are some")
+    one.add_argument("lora", type=Path)
+    one.add_argument("--base", type=Path, help="a checkpoint that must have every module in the right size")
+    one.add_argument("--json", action="store_true", help="everything as JSON")
+    one.add_argument("--verbose", action="store_true", help="a line for every module")
+    _metadata(tool(metadata, "show or change what a file says about itself"))
+    return parser
+
+
+def _output(one: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None) -> None:
+    one.add_argument("--out", type=Path, required=True, help="the new .safetensors file")
+    text = f"how numbers are stored ({default or 'as in the input'} when not given)"
+    one.add_argument("--dtype", choices=dtypes, default=default, help=text)
+
+
+def _merge(one: argparse.ArgumentParser) -> None:
+    one.add_argument("loras", nargs="+", metavar="LORA[=WEIGHT]", help="files with their weights (1 when not given)")
+    one.add_argument("--base", type=Path, help="an SDXL single file or a FLUX.1 transformer to merge into")
+    one.add_argument("--rank", type=int, help="cut the sum to this rank; without it the sum is exact and ranks add up")
+    one.add_argument("--conv_rank", type=int, help="the same for convolutions")
+    _output(one, (*DTYPES, "fp8"))
+
+
+def _extract(one: argparse.ArgumentParser) -> None:
+    one.add_argument("tuned", type=Path)
+    one.add_argument("base", type=Path)
+    one.add_argument("--rank", type=int, default=16, help="rank of every module (%(default)s)")
+    one.add_argument("--conv_rank", type=int, help="take SDXL's residual blocks as well, 3x3 with this rank")
+    one.add_argument(
+        "--clamp", type=float, default=0.99, help="quantile to which values are cut; 1: none (%(default)s)"
+    )
+    text = "text encoders that differ nowhere by more are left out (%(default)s)"
+    one.add_argument("--min_diff", type=float, default=0.01, help=text)
+    text = "power steps of the quick decomposition; 0: the exact, slow one (%(default)s)"
+    one.add_argument("--iterations", type=int, default=4, help=text)
+    one.add_argument("--device", default="cpu", help="where to compute: cpu or cuda (%(default)s)")
+    _output(one, default="fp16")
+
+
+def _resize(one: argparse.ArgumentParser) -> None:
+    one.add_argument("lora", type=Path)
+    one.add_argument("--rank", type=int, required=True, help="the largest rank")
+    one.add_argument("--conv_rank", type=int, help="the same for convolutions (--rank when not given)")
+    one.add_argument("--method", default="fixed", choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"))
+    text = "of the dynamic methods: sv_ratio above 1, the others a share to keep"
+    one.add_argument("--parameter", type=float, help=text)
+    one.add_argument("--verbose", action="store_true", help="a line for every module")
+    _output(one)
+
+
+def _metadata(one: argparse.ArgumentParser) -> None:
+    one.add_argument("file", type=Path)
+    one.add_argument("--json", action="store_true", help="show as JSON")
+    one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="ss_* and modelspec.* keys")
+    one.add_argument("--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin so: ss_*")
+    one.add_argument("--out", type=Path, help="the new file")
+    one.add_argument("--in_place", action="store_true", help="change the file itself; needs --yes")
+    one.add_argument("--yes", action="store_true")
+
+
+def _weighted(text: str) -> tuple[str, float]:
+    """ "a.safetensors=0.8" -> its two parts; a name with = in it and no number behind is only a name."""
+    name, found, weight = text.rpartition("=")
+    try:
+        return (name, float(weight)) if found else (text, 1.0)
+    except ValueError:
+        return text, 1.0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found:
+        raise ConfigError(f"--set takes KEY=VALUE, got {text}")
+    return key, value
+
+
+def _listed(found: dict[str, str]) -> str:
+    if not found:
+        return "no metadata"
+    return "\n".join(
+        f"{key}: {value if len(value) < 200 else value[:200] + ' ...'}" for key, value in sorted(found.items())
+    )

@@ -1,0 +1,179 @@
+"""Is this LoRA in order? Shapes, numbers, strength, and whether a model has all its modules."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from library.config.schema import ConfigError
+from library.tools import adapters, names, storage
+from library.tools.adapters import Adapter
+from library.tools.models import Model
+from library.tools.names import ALPHA, DOWN, UP, Module
+from library.tools.storage import Report, silent
+
+SHOWN = 5  # of a kind, in a sentence
+MEDIAN_FACTOR = 100.0  # a module whose change is so many times the usual one is worth a look
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module."""
+
+    module: str
+    rank: int
+    alpha: float
+    strength: float  # alpha / rank
+    norm: float  # Frobenius, of the change of the weight
+    largest: float  # of the values in both matrices
+    dead: bool  # changes nothing
+
+
+@dataclass
+class Findings:
+    """What was found; in order when there are no problems."""
+
+    path: str
+    family: str = ""
+    style: str = ""
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    modules: list[Row] = field(default_factory=list)
+    checked_against: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify(lora: str | Path, base: str | Path | None = None, *, report: Report = silent) -> Findings:
+    """Look at a LoRA file, and with `base` whether that model has each module in the right size (headers only).
+
+    What is wrong with the LoRA is in the answer. Raises ConfigError for a base model that cannot be read.
+    """
+    model = Model(base) if base is not None else None
+    found = Findings(str(lora), checked_against=str(base or ""))
+    try:
+        stored, metadata = storage.opened(lora), storage.metadata_of(lora)
+        groups, unknown = _groups(stored)
+    except ConfigError as e:
+        found.problems.append(str(e))
+        return found
+    if unknown:
+        found.problems.append(f"{_some(unknown)}: no part of a plain LoRA, so most programs leave it out")
+    if not groups:
+        found.problems.append("there is no LoRA in this file")
+        return found
+    found.style = adapters.style_of(groups)
+    for i, (name, parts) in enumerate(sorted(groups.items())):
+        report("looking at modules", i, len(groups))
+        _look(found, name, parts)
+    _overall(found)
+    try:
+        found.family = names.family_of(groups, metadata)
+        modules = adapters.assembled({name: parts for name, parts in groups.items() if _whole(parts)}, found.family)
+    except ConfigError as e:
+        found.problems.append(str(e))
+        return found
+    if model is not None:
+        _compare(found, modules, model)
+    return found
+
+
+def _groups(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+    groups: dict[str, dict[str, Tensor]] = {}
+    unknown = []
+    for key in stored:
+        parts = names.split(key)
+        if parts is None:
+            unknown.append(key)
+        else:
+            groups.setdefault(parts[0], {})[parts[1]] = stored[key]
+    return groups, unknown
+
+
+def _whole(parts: dict[str, Tensor]) -> bool:
+    if not {DOWN, UP} <= parts.keys():
+        return False
+    up, down = parts[UP], parts[DOWN]
+    return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0]
+
+
+def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> None:
+    """One module by itself."""
+    for missing in sorted({DOWN, UP} - parts.keys()):
+        found.problems.append(f"{name} has no {missing} matrix")
+    if not {DOWN, UP} <= parts.keys():
+        return
+    up, down = parts[UP], parts[DOWN]
+    if not _whole(parts):
+        found.problems.append(f"{name} has matrices {list(up.shape)} and {list(down.shape)}, which do not fit together")
+        return
+    broken = [part for part, tensor in parts.items() if not bool(torch.isfinite(tensor.float()).all())]
+    if broken:
+        found.problems.append(f"{name} holds NaN or infinity ({', '.join(broken)})")
+        return
+    adapter = Adapter(down, up, parts.get(ALPHA))
+    alpha = float(parts[ALPHA]) if ALPHA in parts else float(adapter.rank)
+    if alpha <= 0:
+        found.problems.append(f"{name} has alpha {alpha:g}: it must be above 0, or the module does nothing")
+    left, right = adapter.factors()
+    # ||U D||^2 = sum((U^T U) * (D D^T)): small matrices instead of one as large as the layer.
+    norm = float(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
+    largest = max(float(up.float().abs().max()), float(down.float().abs().max()))
+    dead = not (bool(up.any()) and bool(down.any()) and norm > 0)
+    found.modules.append(Row(name, adapter.rank, alpha, adapter.strength, norm, largest, dead))
+    if adapter.rank > min(left.shape[0], right.shape[1]):
+        found.warnings.append(f"{name} has rank {adapter.rank}, more than its layer can use: resize it")
+
+
+def _overall(found: Findings) -> None:
+    dead = [row.module for row in found.modules if row.dead]
+    if dead and len(dead) == len(found.modules):
+        found.problems.append("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
+    elif dead:
+        found.warnings.append(f"{len(dead)} modules change nothing: {_some(dead)}")
+    norms = sorted(row.norm for row in found.modules if not row.dead)
+    if norms:
+        usual = norms[len(norms) // 2]
+        wild = [row.module for row in found.modules if row.norm > MEDIAN_FACTOR * usual]
+        if wild:
+            found.warnings.append(f"{len(wild)} modules change their layer over 100 times the usual: {_some(wild)}")
+    strong = [row.module for row in found.modules if row.strength > 1]
+    if strong:
+        found.warnings.append(f"{len(strong)} modules have an alpha above their rank: {_some(strong)}")
+
+
+def _compare(found: Findings, modules: dict[Module, Adapter], model: Model) -> None:
+    """Every module against the model's header."""
+    if model.family != found.family:
+        found.problems.append(f"the LoRA is for {found.family}, and {model.path} is a model of {model.family}")
+        return
+    absent, wrong, elsewhere = [], [], Counter()
+    present = {part for part in ("denoiser", "clip_l", "clip_g") if _has(model, part)}
+    for module, adapter in modules.items():
+        shape = model.size(module)
+        if shape is None and module.part not in present:
+            elsewhere[module.part] += 1
+        elif shape is None:
+            absent.append(module.kohya)
+        elif (adapter.up.shape[0], adapter.down[0].numel()) != (shape[0], torch.Size(shape[1:]).numel()):
+            wrong.append(f"{module.kohya} ({adapter.up.shape[0]} x {adapter.down[0].numel()} for {list(shape)})")
+    if absent:
+        found.problems.append(f"{len(absent)} modules are not in {model.path}: {_some(absent)}")
+    if wrong:
+        found.problems.append(f"{len(wrong)} modules do not fit {model.path}: {_some(wrong)}")
+    for part, count in elsewhere.items():
+        found.warnings.append(f"{count} modules of {part} could not be compared: {model.path} holds no such encoder")
+
+
+def _has(model: Model, part: str) -> bool:
+    return any(module.part == part for module in model.modules(False))
+
+
+def _some(listed: list[str]) -> str:
+    return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")

@@ -1,0 +1,216 @@
+"""Checking files, their metadata, and the commands."""
+
+import hashlib
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from kohya_gui import cli
+from library.config.schema import ConfigError
+from library.tools import metadata
+from library.tools.verify import verify
+from tests import source
+from tests.tools.conftest import file_of
+
+FAMILIES = ("sdxl", "flux")
+NAME = "lora_unet_input_blocks_4_1_proj_in"
+
+
+def changed(file, path, **tensors):
+    """A copy of a LoRA with some tensors replaced (None: taken out), by the first key that ends so."""
+    stored = load_file(file)
+    for ending, tensor in tensors.items():
+        key = next(key for key in stored if key.endswith(ending.replace("__", ".")))
+        stored.pop(key)
+        if tensor is not None:
+            stored[key] = tensor(key) if callable(tensor) else tensor
+    save_file(stored, path)
+    return path
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_good_file_is_in_order(name, bases, lora_files):
+    found = verify(lora_files[name][0], file_of(bases[name]))
+    assert found.ok and (found.family, found.style) == (name, "kohya")
+    stored = load_file(lora_files[name][0])
+    assert len(found.modules) == sum(key.endswith(".alpha") for key in stored)
+    row = found.modules[0]
+    up, down = (stored[f"{row.module}.lora_{side}.weight"].flatten(1) for side in ("up", "down"))
+    wanted = float((up @ down).norm()) * row.alpha / row.rank
+    assert row.norm == pytest.approx(wanted, rel=1e-4) and not row.dead
+    about_text = any("clip_l could not be compared" in text for text in found.warnings)
+    assert about_text == (name == "flux")
+
+
+def test_each_mistake_is_found(bases, lora_files, tmp_path):
+    file, base = lora_files["sdxl"][0], bases["sdxl"]
+    cases = [
+        ({f"{NAME}__lora_up__weight": torch.full((64, 3), float("nan"))}, "NaN or infinity"),
+        ({f"{NAME}__lora_up__weight": None}, "has no up matrix"),
+        ({f"{NAME}__lora_up__weight": torch.ones(64, 5)}, "which do not fit together"),
+        ({f"{NAME}__lora_up__weight": torch.ones(48, 3)}, "do not fit"),
+        ({f"{NAME}__alpha": torch.tensor(0.0)}, "has alpha 0"),
+    ]
+    for i, (tensors, match) in enumerate(cases):
+        found = verify(changed(file, tmp_path / f"{i}.safetensors", **tensors), base)
+        assert not found.ok and len(found.problems) == 1 and match in found.problems[0], found.problems
+    dead = verify(changed(file, tmp_path / "dead.safetensors", **{f"{NAME}__lora_up__weight": torch.zeros(64, 3)}))
+    assert dead.ok and "1 modules change nothing" in dead.warnings[0] and sum(row.dead for row in dead.modules) == 1
+
+
+def test_files_that_are_something_else(bases, lora_files, tmp_path):
+    file, base = lora_files["sdxl"][0], bases["sdxl"]
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(file.read_bytes()[:-100])
+    pickled = tmp_path / "a.pt"
+    torch.save({}, pickled)
+    zero = {key: torch.zeros_like(t) if "lora_up" in key else t for key, t in load_file(file).items()}
+    save_file(zero, tmp_path / "zero.safetensors")
+    extra = {**load_file(file), f"{NAME}.dora_scale": torch.ones(1)}
+    save_file(extra, tmp_path / "extra.safetensors")
+    names = {key.replace("input_blocks_4_1", "input_blocks_4_7"): t for key, t in load_file(file).items()}
+    save_file(names, tmp_path / "names.safetensors")
+    for name, header in (
+        ("list", b"[1, 2]"),
+        ("text", b'{"a": "b"}'),
+        ("off", b'{"a": {"dtype": "F32", "shape": [9]}}'),
+    ):
+        (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    overlap = b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}'
+    (tmp_path / "overlap.safetensors").write_bytes(struct.pack("<Q", len(overlap)) + overlap + b"1234")
+    cases = [
+        *((tmp_path / f"{name}.safetensors", None, "safetensors file") for name in ("list", "text", "off", "overlap")),
+        (cut, None, "was cut short"),
+        (pickled, None, "may hold code"),
+        (tmp_path / "none.safetensors", None, "no such file"),
+        (tmp_path / "zero.safetensors", None, "every module is dead"),
+        (tmp_path / "extra.safetensors", None, "no part of a plain LoRA"),
+        (tmp_path / "names.safetensors", base, "are not in"),
+        (lora_files["flux"][0], base, "is a model of sdxl"),
+        (base, None, "no LoRA in this file"),
+    ]
+    for path, model, match in cases:
+        found = verify(path, model)
+        assert not found.ok and any(match in text for text in found.problems), (path, found.problems)
+    with pytest.raises(ConfigError, match="is a LoRA file"):
+        verify(file, file)
+
+
+# ---- metadata
+
+
+def data_hash(path):
+    raw = path.read_bytes()
+    return hashlib.sha256(raw[8 + struct.unpack("<Q", raw[:8])[0] :]).hexdigest()
+
+
+def test_metadata_changes_and_tensors_do_not(lora_files, tmp_path):
+    file = lora_files["sdxl"][0]
+    values = {"modelspec.title": "Zorb ü", "ss_training_comment": "line\none"}
+    new = metadata.edit(file, tmp_path / "new.safetensors", values=values)
+    assert metadata.show(new) == values and metadata.show(file) == {"ss_training_comment": "hello"}
+    assert data_hash(new) == data_hash(file)
+    with safe_open(new, framework="pt") as opened:
+        assert opened.metadata() == values
+    one, two = load_file(file), load_file(new)
+    assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    metadata.edit(new, in_place=True, remove=["ss_*"])
+    assert metadata.show(new) == {"modelspec.title": "Zorb ü"} and data_hash(new) == data_hash(file)
+    metadata.edit(new, in_place=True, remove=["modelspec.title"])
+    assert metadata.show(new) == {} and load_file(new).keys() == one.keys()
+    assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
+
+
+def test_metadata_mistakes(lora_files, tmp_path):
+    file, new = lora_files["sdxl"][0], tmp_path / "new.safetensors"
+    before = file.read_bytes()
+    for options, match in (
+        ({"values": {"ss_a": "1"}}, "name of a new file"),
+        ({"out": new, "in_place": True}, "not both"),
+        ({"out": file, "values": {"ss_a": "1"}}, "one of the files to read"),
+        ({"out": new, "values": {"title": "x"}}, "no key of metadata|not a key"),
+        ({"out": new, "remove": ["ss_nothing"]}, "nothing to remove"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            metadata.edit(file, **options)
+    assert file.read_bytes() == before and not new.exists()
+
+
+# ---- the commands
+
+
+def run(capsys, *arguments):
+    code = cli.main(["tools", *map(str, arguments)])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_the_whole_way_in_a_shell(bases, lora_files, tmp_path, capsys):
+    base, (first, second, _) = bases["sdxl"], lora_files["sdxl"]
+    tuned, one = tmp_path / "tuned.safetensors", tmp_path / "one.safetensors"
+    steps = [
+        ("merge", f"{first}=0.5", second, "--base", base, "--out", tuned),
+        ("extract", tuned, base, "--rank", 8, "--conv_rank", 4, "--clamp", 1, "--out", one, "--dtype", "float"),
+        ("resize", one, "--rank", 4, "--method", "sv_fro", "--parameter", 0.9, "--out", tmp_path / "r.safetensors"),
+        ("merge", first, second, "--rank", 2, "--out", tmp_path / "sum.safetensors"),
+        ("convert", one, "--to", "diffusers", "--out", tmp_path / "d.safetensors"),
+        ("metadata", one, "--set", "modelspec.title=a=b", "--out", tmp_path / "t.safetensors"),
+        ("metadata", one, "--remove", "ss_*", "--in_place", "--yes"),
+        ("verify", one, "--base", base, "--verbose"),
+    ]
+    for step in steps:
+        code, out, err = run(capsys, *step)
+        assert code == 0 and out, (step, err)
+    assert metadata.show(tmp_path / "t.safetensors")["modelspec.title"] == "a=b"
+    assert f"fits {base}" in out
+
+
+def test_verify_as_json_and_its_exit_code(lora_files, tmp_path, capsys):
+    file = lora_files["sdxl"][0]
+    code, out, _ = run(capsys, "verify", file, "--json")
+    assert code == 0 and json.loads(out)["ok"] and json.loads(out)["modules"][0]["rank"] in (2, 3)
+    bad = changed(file, tmp_path / "bad.safetensors", **{f"{NAME}__alpha": torch.tensor(-1.0)})
+    code, out, err = run(capsys, "verify", bad)
+    assert code == 1 and f"error: {NAME} has alpha -1" in err and "in order" not in out
+    code, out, _ = run(capsys, "verify", bad, "--json")
+    assert code == 1 and not json.loads(out)["ok"]
+    code, out, _ = run(capsys, "metadata", file, "--json")
+    assert code == 0 and json.loads(out) == {"ss_training_comment": "hello"}
+
+
+def test_mistakes_in_a_shell(lora_files, tmp_path, capsys):
+    file, out = lora_files["sdxl"][0], tmp_path / "o.safetensors"
+    for arguments, match in (
+        (("merge", file, "--out", file), "one of the files to read"),
+        (("merge", file, "--out", out, "--dtype", "fp8"), "fp8 is for checkpoints"),
+        (("merge", file, "--base", file, "--rank", 3, "--out", out), "leave them out"),
+        (("metadata", file, "--set", "title", "--out", out), "KEY=VALUE"),
+        (("metadata", file, "--set", "ss_a=1", "--in_place"), "add --yes"),
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 1 and match in err and len(err.splitlines()) == 1, err
+    assert run(capsys)[0] == 2
+    with pytest.raises(SystemExit) as wrong:
+        cli.main(["tools", "melt"])
+    assert wrong.value.code == 2 and not out.exists()
+
+
+def test_help_loads_nothing_heavy():
+    code = """
+import sys
+from kohya_gui import cli
+for tool in ("merge", "extract", "resize", "convert", "verify", "metadata"):
+    try:
+        cli.main(["tools", tool, "--help"])
+    except SystemExit:
+        pass
+print(sorted({"torch", "gradio", "diffusers", "numpy"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=source.ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
