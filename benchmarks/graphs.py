@@ -124,6 +124,8 @@ def measure(family, way, backend):
         compile_blocks=None,
         compile_compare_steps=0,
         compile_activation_budget=1.0,
+        cuda_allow_tf32=False,
+        cuda_cudnn_benchmark=False,
     )
     if way == "wrapped":
         wrap(model, kind.regions, backend)

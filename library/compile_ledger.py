@@ -93,6 +93,7 @@ class Ledger:
         self.events: list[Compiled] = []
         self.expected: dict[str, list[Hashable]] = {}  # class of block -> the shape of each block
         self.fallback = ""  # why compiled blocks were given up, if they were
+        self.attention = ""  # the attention kernel that was put first, on a GPU
         self.savings = Savings()
         self._inside = ""
         self._owner: dict[str, str] = {}
@@ -188,6 +189,7 @@ class Ledger:
             "seconds": round(self.seconds, 2),
             "cache_hits": sum(e.cache_hits for e in good),
             "fallback": self.fallback,
+            **({"attention": self.attention} if self.attention else {}),
             **self.savings.facts(self.seconds),
         }
 

@@ -101,6 +101,15 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
         yield f"compile: {why}"
 
 
+def check_recording(args: Any, device: torch.device, num_shapes: int) -> None:
+    """CUDA graphs are recorded for one size each: raises ConfigError where `reduce-overhead` meets several."""
+    if args.compile_mode == "reduce-overhead" and device.type == "cuda" and num_shapes > 1:
+        raise ConfigError(
+            f"compile_mode: reduce-overhead needs images of one size, and this data set has {num_shapes}; "
+            "switch enable_bucket off, or use default"
+        )
+
+
 def compile_model(  # noqa: PLR0913 - the signature is a published one
     args: Any,
     model: M,
@@ -114,12 +123,15 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     `args` is anything with the six option names. `inputs` (by class name) lets blocks of a class share one graph.
     Raises ConfigError when this machine cannot compile.
     """
-    device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
+    device = _device_of(model)
     if wrong := list(problems(args, device, disable_linear)):
         raise ConfigError("\n".join(wrong))
     compile_cache.use(getattr(args, "compile_cache_dir", None), device)
     _SETTINGS.want(_settings(args, device))
     LEDGER.listen()
+    if device.type == "cuda" and args.compile_mode in ("reduce-overhead", "max-autotune"):
+        # What the step before has left in the memory of recorded graphs may be written over from here on.
+        model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     options = torch_compile_options(args)
     blocks = [block for group in target_blocks for block in group]
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
@@ -144,6 +156,10 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
 def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any]) -> None:
     for block in blocks:
         block.compile(**options)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
 
 
 def uncompile_model(model: nn.Module) -> None:
@@ -289,6 +305,8 @@ def _settings(args: Any, device: torch.device) -> list[tuple[Any, str, Any]]:
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         safe = "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random"
         wanted.append((inductor, safe, True))
+        # A recording for every size of image would fill the memory; graphs for varying sizes run without.
+        wanted.append((inductor.triton, "cudagraph_skip_dynamic_graphs", True))
     return wanted
 
 

@@ -21,8 +21,11 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     """
     import torch
 
-    from library.memory import checkpointing, precision, swapping
+    from library.compile_ledger import LEDGER
+    from library.memory import attention, checkpointing, precision, swapping
 
+    attention.switches(config.compile)
+    LEDGER.attention = attention.prefer(device)
     denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
     blocks = repeated(denoiser, family.regions)
     precision.store(blocks, config)  # 1. storage: fp8 for the frozen matrices of the blocks
@@ -31,7 +34,7 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
         memory = config.memory
         checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, memory.checkpoint_keep_attention)
-    why = _compile(denoiser, blocks, family, config, num_shapes)  # 4. in place: names in state_dict stay
+    why = _compile(denoiser, blocks, family, config, device, num_shapes)  # 4. in place: names in state_dict stay
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     return why
 
@@ -46,7 +49,14 @@ def _to_swap(family: Any, config: Any) -> dict[str, int]:
     return family.swapped(number) if number else {}
 
 
-def _compile(denoiser: nn.Module, blocks: list[list[nn.Module]], family: Any, config: Any, num_shapes: int) -> str:
+def _compile(  # noqa: PLR0913 - all that the order above decides
+    denoiser: nn.Module,
+    blocks: list[list[nn.Module]],
+    family: Any,
+    config: Any,
+    device: torch.device,
+    num_shapes: int,
+) -> str:
     if not config.compile.compile:
         return ""
     from library import compile_utils
@@ -56,6 +66,7 @@ def _compile(denoiser: nn.Module, blocks: list[list[nn.Module]], family: Any, co
     if num_shapes == 1:  # nothing varies, and static sizes give the faster kernels
         inputs = {kind: replace(given, dynamic=()) for kind, given in inputs.items()}
     try:
+        compile_utils.check_recording(config.compile, device, num_shapes)
         compile_utils.compile_model(config.compile, denoiser, blocks, log_prefix=family.name, inputs=inputs)
     except ConfigError as e:
         if not config.compile.compile_fallback:

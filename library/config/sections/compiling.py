@@ -79,6 +79,19 @@ class Compile:
         advanced=True,
     )
 
+    cuda_allow_tf32: bool = opt(
+        False,
+        "Let NVIDIA GPUs round float32 matrix products to TF32, much faster. Nothing changes with mixed precision.",
+        label="TF32",
+        advanced=True,
+    )
+    cuda_cudnn_benchmark: bool = opt(
+        False,
+        "Let cuDNN try its kernels for each size of convolution (SDXL, VAE). Pays with few image sizes.",
+        label="cuDNN benchmark",
+        advanced=True,
+    )
+
     # What compile_blocks calls the repeated blocks of a family -> their classes.
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
@@ -93,11 +106,31 @@ class Compile:
 
         if self.compile and self.compile_activation_budget < 1:
             yield from self._against_the_budget(run)
+        if self.compile and self.records_graphs:
+            yield from self._against_recording(run)
 
     def notes(self, run: Any) -> Iterator[str]:
         """What does nothing without compiling."""
         if not self.compile and self.compile_activation_budget < 1:
             yield "compile_activation_budget has no effect here: add compile, or use gradient_checkpointing"
+
+    @property
+    def records_graphs(self) -> bool:
+        """Whether CUDA graphs are recorded: kernels are played back at fixed addresses and for fixed sizes."""
+        return self.compile_mode in ("reduce-overhead", "max-autotune")
+
+    def _against_recording(self, run: Any) -> Iterator[str]:
+        instead = "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
+        if run.memory.blocks_to_swap:
+            yield (
+                f"compile_mode = {self.compile_mode} needs weights that stay where they are, and blocks_to_swap "
+                f"moves them: use {instead}"
+            )
+        if run.memory.cpu_offload_checkpointing:
+            yield (
+                f"compile_mode = {self.compile_mode} needs inputs that stay where they are, and "
+                f"cpu_offload_checkpointing moves them: use {instead}, or gradient_checkpointing"
+            )
 
     def _against_the_budget(self, run: Any) -> Iterator[str]:
         if run.memory.checkpointing:

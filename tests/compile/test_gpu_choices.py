@@ -1,0 +1,95 @@
+"""What is chosen on a GPU, by rules that can be read without one; how fast it is has to be measured there."""
+
+import pytest
+import torch
+from torch import nn
+
+from library import compile_cache, compile_utils, families
+from library.config.schema import ConfigError, build
+from library.memory import attention
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Pretend to have a GPU of some compute capability."""
+    before = torch._C._get_sdp_priority_order()
+
+    def pretend(capability, cudnn=91000):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+
+    yield pretend
+    torch._C._set_sdp_priority_order(before)
+
+
+def test_cudnn_attention_comes_first_on_hopper_and_the_others_stay_in_line(gpu):
+    gpu((9, 0))
+    before = torch._C._get_sdp_priority_order()
+    assert attention.prefer(CUDA) == "CUDNN_ATTENTION"
+    order = torch._C._get_sdp_priority_order()
+    assert order[:4] == [3, 1, 2, 0] and sorted(order) == sorted(before)
+
+
+@pytest.mark.parametrize(("capability", "cudnn"), [((8, 0), 91000), ((12, 0), 91000), ((9, 0), 8900), ((9, 0), None)])
+def test_other_gpus_and_old_versions_keep_pytorchs_order(gpu, capability, cudnn):
+    gpu(capability, cudnn)
+    before = torch._C._get_sdp_priority_order()
+    assert attention.prefer(CUDA) == attention.OWN
+    assert torch._C._get_sdp_priority_order() == before
+
+
+def test_the_cpu_has_nothing_to_choose():
+    assert attention.prefer(torch.device("cpu")) == ""
+
+
+def config(script="flux_train_network", **values):
+    return build(families.config_class(script), values)
+
+
+def test_the_switches_are_set_and_taken_back():
+    for on in (True, False):
+        attention.switches(config(cuda_allow_tf32=on, cuda_cudnn_benchmark=on).compile)
+        assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+        assert torch.backends.cudnn.benchmark is on
+
+
+@pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train_network"])
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("moving", [{"blocks_to_swap": 2}, {"cpu_offload_checkpointing": True}])
+def test_recorded_graphs_and_moving_memory_exclude_each_other(script, mode, moving):
+    with pytest.raises(ConfigError, match=f"compile_mode = {mode} .*{next(iter(moving))}") as refused:
+        config(script, compile=True, compile_mode=mode, **moving)
+    assert len(str(refused.value).splitlines()) == 1
+    config(script, compile=False, compile_mode=mode, **moving)
+    config(script, compile=True, compile_mode="max-autotune-no-cudagraphs", **moving)
+
+
+def test_recorded_graphs_need_one_size_of_image():
+    args = config(compile=True, compile_mode="reduce-overhead").compile
+    with pytest.raises(ConfigError, match="this data set has 5"):
+        compile_utils.check_recording(args, CUDA, 5)
+    compile_utils.check_recording(args, CUDA, 1)
+    compile_utils.check_recording(args, torch.device("cpu"), 5)
+    compile_utils.check_recording(config(compile=True).compile, CUDA, 5)
+
+
+@pytest.mark.parametrize(("mode", "marks"), [("reduce-overhead", 2), ("max-autotune", 2), ("default", 0)])
+def test_every_forward_begins_a_new_step_for_recorded_graphs(monkeypatch, mode, marks):
+    called = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: called.append(1))
+    monkeypatch.setattr(compile_utils, "problems", lambda *_: iter(()))
+    monkeypatch.setattr(compile_utils, "_device_of", lambda _: CUDA)
+    monkeypatch.setattr(compile_cache, "use", lambda *_: None)
+    model = nn.Identity()
+    try:
+        compile_utils.compile_model(config(compile=True, compile_mode=mode).compile, model, [])
+        assert torch._inductor.config.triton.cudagraph_skip_dynamic_graphs
+    finally:
+        cpu = torch.device("cpu")
+        compile_utils._SETTINGS.want(compile_utils._settings(config().compile, cpu))
+        torch._inductor.config.triton.cudagraph_skip_dynamic_graphs = False
+        torch._inductor.config.align_random_eager = False
+    model(1), model(2)
+    assert len(called) == marks
