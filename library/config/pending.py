@@ -15,8 +15,6 @@ PENDING: dict[str, str] = {
     "initial_step": "use resume, which goes on exactly where the state was saved",
     "resume_from_huggingface": "download the state and give its folder to resume",
     "huggingface_repo_id": "leave it out and upload the file when it is done",
-    "sdxl_train.blocks_to_swap": "swapping is for adapters, whose base stays frozen; leave it out",
-    "flux_train.blocks_to_swap": "swapping is for adapters, whose base stays frozen; leave it out",
 }
 
 

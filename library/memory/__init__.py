@@ -29,7 +29,8 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
     blocks = repeated(denoiser, family.regions)
     precision.store(blocks, config)  # 1. storage: fp8 for the frozen matrices of the blocks
-    swap = swapping.Swap(swapping.choose(denoiser, _to_swap(family, config)), device)  # 2. what waits on the host
+    to_swap = swapping.choose(denoiser, _to_swap(family, config))
+    swap = swapping.Swap(to_swap, device, _stepped_on(config))  # 2. what waits on the host
     swap.place(denoiser)
     if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
         memory = config.memory
@@ -47,6 +48,13 @@ def repeated(denoiser: nn.Module, regions: tuple[str, ...]) -> list[list[nn.Modu
 def _to_swap(family: Any, config: Any) -> dict[str, int]:
     number = config.memory.blocks_to_swap or 0
     return family.swapped(number) if number else {}
+
+
+def _stepped_on(config: Any) -> str:
+    """Where swapped blocks are stepped, if they learn: on the device only while they are there for their gradients."""
+    if config.adapters:
+        return ""
+    return "device" if config.optim.stepped_early else "host"
 
 
 def _compile(  # noqa: PLR0913 - all that the order above decides

@@ -1,9 +1,13 @@
 """Block swapping: some blocks wait in host memory and visit the device when it is their turn.
 
-Weights only ever travel to the device: the host keeps the one true copy in pinned memory, and the device has a ring of
-slots that blocks of the same shape take turns in. The next block is fetched on a side stream while the present one
-computes. All of this happens around the block's call, so that a compiled block stays one graph with its Linear layers
-in it. Blocks are checkpointed, since a weight may have left between forward and backward.
+The host keeps the one true copy of a weight in pinned memory, and the device has a ring of slots that blocks of the
+same shape take turns in. The next block is fetched on a side stream while the present one computes. All of this happens
+around the block's call, so that a compiled block stays one graph with its Linear layers in it. Blocks are checkpointed,
+since a weight may have left between forward and backward.
+
+Frozen weights only ever travel to the device. For weights that learn there are two ways. Either their gradients go to
+the host when the block has made them, and the optimizer steps there, between backward and the next forward. Or they are
+stepped on the device, within the backward pass, and go back to the host when their slot is wanted by another block.
 """
 
 import functools
@@ -33,9 +37,10 @@ def choose(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
 class Swap:
     """The swapped blocks of a denoiser, in the order in which it calls them."""
 
-    def __init__(self, blocks: Sequence[nn.Module], device: torch.device) -> None:
-        self.blocks = [_Packed(block, pin=device.type == "cuda") for block in blocks]
-        self.device = device
+    def __init__(self, blocks: Sequence[nn.Module], device: torch.device, learn: str = "") -> None:
+        """`learn` says where blocks that learn themselves are stepped: "host" or "device". Adapters stay resident."""
+        self.blocks = [_Packed(block, device.type == "cuda", bool(learn)) for block in blocks]
+        self.device, self.learn = device, learn
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._rings: dict[Any, _Ring] = {}
         for packed in self.blocks:
@@ -53,7 +58,11 @@ class Swap:
 
     def attach(self, denoiser: nn.Module) -> None:
         """Fetch each block's weights when it is called, and again when its gradient is computed."""
+        denoiser.__dict__["_swap"] = self
         kinds = {type(packed.block) for packed in self.blocks}
+        if self.learn == "host":
+            for packed in self.blocks:
+                packed.send_gradients_home()
         for index, packed in enumerate(self.blocks):
             packed.block.__dict__["_swap"] = (self, index)
         for module in denoiser.modules():
@@ -65,9 +74,31 @@ class Swap:
         self._fetch(index)
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        if self.learn == "device" and not forward:
+            self.blocks[index].changes = True
         following = index + 1 if forward else index - 1
         if 0 <= following < len(self.blocks):
             self._fetch(following)
+
+    def bring_home(self) -> None:
+        """After the backward pass: what is true is in host memory, and nothing is under way any more.
+
+        Where the optimizer steps on the host, weights and gradients are there now, as `p` and `p.grad`.
+        """
+        for ring in self._rings.values():
+            ring.write_back()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if self.learn == "host":
+            for ring in self._rings.values():
+                ring.clear()  # what is in the slots is about to grow old
+            for packed in self.blocks:
+                packed.hand_over_gradients()
+
+    def forget_gradients(self) -> None:
+        """Let the gradients go that have not been handed over."""
+        for packed in self.blocks:
+            packed.gradients.clear()
 
     def _fetch(self, index: int) -> None:
         packed = self.blocks[index]
@@ -83,18 +114,27 @@ class Swap:
             ring.fill(packed)
 
 
-class _Packed:
-    """The frozen weights of one block in one piece of host memory."""
+def of(denoiser: nn.Module) -> Swap | None:
+    """What swaps the blocks of a denoiser, if anything does and they learn: the optimizer has to know."""
+    swap = getattr(denoiser, "_swap", None)
+    return swap if swap and swap.learn and swap.blocks else None
 
-    def __init__(self, block: nn.Module, pin: bool) -> None:
-        self.block = block
-        frozen = [p for p in block.parameters() if not p.requires_grad and p.dim() >= 2]
-        self.layout = tuple((tuple(p.shape), p.dtype) for p in frozen)
+
+class _Packed:
+    """The matrices of one block in one piece of host memory: the frozen ones, or all of a block that learns itself."""
+
+    def __init__(self, block: nn.Module, pin: bool, learns: bool) -> None:
+        self.block, self.pin = block, pin
+        self.changes = False  # whether the device's copy is newer than the host's
+        self.gradients: dict[nn.Parameter, Tensor] = {}  # in host memory, of the present step
+        self._spare: dict[nn.Parameter, Tensor] = {}  # the memory of the last step's
+        moving = [p for p in block.parameters() if (learns or not p.requires_grad) and p.dim() >= 2]
+        self.layout = tuple((tuple(p.shape), p.dtype) for p in moving)
         self.parts: list[tuple[nn.Parameter, int, Tensor]] = []
-        size = sum(_padded(p.nbytes) for p in frozen)
+        size = sum(_padded(p.nbytes) for p in moving)
         self.host = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
         offset = 0
-        for p in frozen:
+        for p in moving:
             view = _view(self.host, offset, p)
             view.copy_(p.data)
             p.data = view
@@ -105,6 +145,30 @@ class _Packed:
         """Let the parameters be views of `memory` on the device, or of the host's copy."""
         for p, offset, view in self.parts:
             p.data = view if memory is None else _view(memory, offset, view)
+
+    def send_gradients_home(self) -> None:
+        """Let each gradient leave for the host as soon as it is complete."""
+        for p, _, _ in self.parts:
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self._send_home)
+
+    def _send_home(self, p: nn.Parameter) -> None:
+        gradient, p.grad = p.grad, None
+        home = self.gradients.get(p)
+        if home is None:
+            home = self._spare.pop(p, None)
+            if home is None:
+                home = torch.empty_like(gradient, device="cpu", pin_memory=self.pin)
+            self.gradients[p] = home
+        else:  # of an earlier batch of this step; added on the device, in the order of its stream
+            gradient += home.to(gradient.device, non_blocking=True)
+        home.copy_(gradient, non_blocking=True)
+
+    def hand_over_gradients(self) -> None:
+        """Put the gradients where an optimizer looks for them. Its memory is used again in the next step."""
+        for p, gradient in self.gradients.items():
+            p.grad = gradient
+        self._spare, self.gradients = self.gradients, {}
 
 
 class _Ring:
@@ -127,12 +191,31 @@ class _Ring:
     def fill(self, packed: _Packed) -> None:
         """Copy a block's weights into the slot that was used longest ago."""
         number, (owner, memory) = next(iter(self.slots.items()))
+        self._leave(owner, memory)
         if owner is not None:
             owner.point_at(None)
         memory.copy_(packed.host, non_blocking=True)
         packed.point_at(memory)
         self.slots[number] = (packed, memory)
         self.slots.move_to_end(number)
+
+    def write_back(self) -> None:
+        """Bring the host's copies up to date; the blocks stay."""
+        for owner, memory in self.slots.values():
+            self._leave(owner, memory)
+
+    def clear(self) -> None:
+        """Send all blocks home."""
+        for number, (owner, memory) in self.slots.items():
+            if owner is not None:
+                owner.point_at(None)
+            self.slots[number] = (None, memory)
+
+    @staticmethod
+    def _leave(owner: _Packed | None, memory: Tensor) -> None:
+        if owner is not None and owner.changes:
+            owner.host.copy_(memory, non_blocking=True)
+            owner.changes = False
 
 
 @functools.cache

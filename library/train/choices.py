@@ -23,7 +23,6 @@ class Maker:
     defaults: dict[str, Any] = field(default_factory=dict)  # arguments optimizer_args may change
 
 
-EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 BNB, FREE, DADAPT = "bitsandbytes", "schedulefree", "dadaptation"
 NESTEROV = {"always": {"nesterov": True}, "defaults": {"momentum": 0.9}}
 # Names are read without regard to case, as sd-scripts does.
@@ -81,11 +80,6 @@ def relative_step(config: Any) -> bool:
 def is_schedule_free(config: Any) -> bool:
     """Whether the optimizer keeps an average that must be swapped in for samples and saving."""
     return maker(config).name.endswith("ScheduleFree")
-
-
-def stepped_early(config: Any) -> str:
-    """The option that asks for steps within the backward pass, or nothing. Adapters have few gradients to save."""
-    return "" if config.adapters else next((name for name in EARLY if getattr(config.optim, name, None)), "")
 
 
 def steps_alone(config: Any) -> bool:

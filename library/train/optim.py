@@ -16,7 +16,6 @@ from library.train.choices import (
     maker,
     missing_package,
     relative_step,
-    stepped_early,
     steps_alone,
     unknown_arguments,
 )
@@ -47,7 +46,7 @@ def optimizer(learner: Any, config: Any, seed: int = 0) -> Any:
 
 def bundled(learner: Any, groups: list[dict[str, Any]], config: Any) -> Any:
     """How the weights are cut into bundles that are stepped one after the other; None: all are stepped at once."""
-    early = stepped_early(config)
+    early = config.optim.stepped_early
     if early == "fused_backward_pass":
         return bundles.one_by_one
     if early == "fused_optimizer_groups":
@@ -63,8 +62,9 @@ def bundled(learner: Any, groups: list[dict[str, Any]], config: Any) -> Any:
 def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
     cls, own = maker(config), arguments(config)
     always = dict(cls.always)
-    on_cuda = all(p.is_cuda for group in groups for p in group["params"])
-    if cls.name == "AdamW" and cls.module == "torch.optim" and on_cuda and not {"fused", "foreach"} & own.keys():
+    # Weights that are swapped are on the host at this moment, and may be stepped there; the fused kernels do both.
+    with_cuda = any(p.is_cuda for group in groups for p in group["params"])
+    if cls.name == "AdamW" and cls.module == "torch.optim" and with_cuda and not {"fused", "foreach"} & own.keys():
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
     return load(cls)(groups, lr=rate, **always, **own)
@@ -83,7 +83,7 @@ def problems(config: Any) -> Iterator[str]:
         yield from _signature_problems(cls, own, config.optim.optimizer)
     if config.optim.ema_decay and is_schedule_free(config):
         yield f"ema_decay cannot be used with {cls.name}, which averages by itself: set ema_decay = 0"
-    if (early := stepped_early(config)) and is_schedule_free(config):
+    if (early := config.optim.stepped_early) and is_schedule_free(config):
         yield f"{early} cannot be used with {cls.name}: use AdamW or Adafactor, or leave {early} out"
     yield from schedule_problems(config)
 

@@ -8,7 +8,9 @@ from typing import Any
 from library import data, families, learners
 from library.config import schema
 from library.config.schema import ConfigError
+from library.config.shell import first_process
 from library.files import free_space
+from library.runs import reader
 from library.train import optim, prompts, save, schedule, state
 
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
@@ -40,9 +42,10 @@ def findings(config: Any) -> tuple[list[str], list[str]]:
         *schedule.problems(config),
         *save.problems(config),
         *_space(config),
+        *_alone(config),
         *_samples(config),
         *_machine(config),
-        *(state.problems(Path(config.steps.resume)) if config.steps.resume else ()),
+        *_resume(config),
     ]
     for problem in others:  # what is not given at all is said once
         if problem not in found and problem.split(":")[0].lstrip("-").split(" ")[0] not in named:
@@ -59,6 +62,23 @@ def _space(config: Any) -> Iterator[str]:
         yield f"output_dir: {nearest} cannot be written to; choose another folder"
     elif (left := free_space(nearest)) < LEAST_SPACE:
         yield f"output_dir: the disk of {nearest} is full ({left >> 20} MB left); make room, or choose another folder"
+
+
+def _alone(config: Any) -> Iterator[str]:
+    """Two trainings would write over each other's files."""
+    if not config.save.output_dir or not first_process():  # the others' run is that of the first
+        return
+    for folder in (Path(config.save.output_dir) / "runs").glob("*"):
+        run = reader.at(folder)
+        mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
+        if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
+            yield f"output_name: a training that writes these files is {run.state}; stop it, or choose another name"
+
+
+def _resume(config: Any) -> Iterator[str]:
+    if config.steps.resume:  # how many steps an epoch has is known later
+        steps = None if config.steps.max_train_epochs else config.steps.max_train_steps
+        yield from state.problems(Path(config.steps.resume), steps)
 
 
 def _samples(config: Any) -> Iterator[str]:
@@ -82,5 +102,11 @@ def _machine(config: Any) -> Iterator[str]:
     on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     if on_cpu and config.precision.mixed_precision == "fp16":
         yield "mixed_precision: fp16 needs a GPU, and none was found; use bf16 or no"
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
+        yield (
+            "blocks_to_swap: on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "
+            "add these, or leave blocks_to_swap out"
+        )
     if config.compile.compile and not config.compile.compile_fallback:
         yield from compile_utils.problems(config.compile, torch.device("cpu" if on_cpu else "cuda"))

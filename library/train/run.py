@@ -20,7 +20,6 @@ from library.memory import precision
 from library.runs.record import Record
 from library.train import chance, trouble
 from library.train.chance import as_seed
-from library.train.choices import stepped_early
 from library.train.clock import Clock, windows
 from library.train.meter import Batch, Line, Meter
 from library.train.stopping import Wishes
@@ -55,6 +54,7 @@ class Run:
         self.doing = ""  # what goes on outside of the steps
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self.optimizer: Any = None  # set once there is one
+        self.forget_gradients: Callable[[], None] = lambda: None
         self._learning: list[Any] = []  # networks in the wrapping that averages their gradients
         self._batches: list[Batch] = []  # of the last step
         self._asked: Tensor | None = None  # with several processes: whether one of them wants to stop
@@ -173,7 +173,7 @@ class Run:
             parts.denoiser = self._shared(parts.denoiser, whole=True)
 
     def _shared(self, network: nn.Module, whole: bool) -> nn.Module:
-        if self.accelerator.num_processes == 1 or stepped_early(self.config):  # which averages by itself
+        if self.accelerator.num_processes == 1 or self.config.optim.stepped_early:  # which averages by itself
             return network
         options = self.config.distributed
         ids = [self.device.index] if self.device.type == "cuda" else None
@@ -192,6 +192,13 @@ class Run:
         """Make a tensor the mean of all processes', in place."""
         torch.distributed.all_reduce(tensor)
         tensor /= self.ranks
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The value of every process, in order."""
+        found = [value] * self.ranks
+        if self.ranks > 1:
+            torch.distributed.all_gather_object(found, value)
+        return found
 
     # The steps.
 
@@ -272,7 +279,7 @@ class Run:
             ) from error
         LEDGER.fallback = reason
         torch.compiler.set_stance("force_eager")
-        self.optimizer.zero_grad(set_to_none=True)
+        self.forget_gradients()
         self.warn(f"Compiling failed ({reason}); the run goes on without it.")
 
     def log(self, loss: Tensor, extra: dict[str, Tensor], rates: dict[str, float]) -> None:
@@ -316,11 +323,8 @@ class Run:
             self.stopping |= line.pop("asked", 0.0) > 0
             self._write(line)
             if trouble.no_number(line, images, self):
-                if self.ranks > 1:
-                    every: list[list[str]] = [[] for _ in range(self.ranks)]
-                    torch.distributed.all_gather_object(every, images)
-                    images = [path for own in every for path in own]
-                raise ConfigError(trouble.no_number(line, images, self))
+                every = [path for own in self.gathered(images) for path in own]
+                raise ConfigError(trouble.no_number(line, every, self))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.record and self.trackers:

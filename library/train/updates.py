@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from library.memory import swapping
 from library.train import optim, rounding
 from library.train.averaging import Average
-from library.train.choices import stepped_early
 from library.train.guard import Guard
 from library.train.schedule import schedule
 
@@ -24,7 +24,7 @@ class Updates:
         self._learner, self._parameters = learner, learner.parameters()
         self._norm_limit = config.network.scale_weight_norms if config.adapters else None
         self.bare = optim.optimizer(learner, config, run.seed)
-        self._early = bool(stepped_early(config))
+        self._early = bool(config.optim.stepped_early)
         if self._early:
             self.bare.step_early(self._limit, run.average if run.ranks > 1 else None)
         if config.precision.full_fp16:
@@ -32,31 +32,42 @@ class Updates:
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
         self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
         self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)
+        # Blocks that wait in host memory, if they learn; adapters never leave the device.
+        self._swap = None if config.adapters else swapping.of(learner.parts.denoiser)
         self.average = Average.wanted(learner, config, run)
         self._guard = Guard(self.bare, run)
         optim.train_mode(self.bare)
-        run.optimizer = self.bare
+        run.optimizer, run.forget_gradients = self.bare, self.forget
 
     def apply(self, wrong: Tensor) -> dict[str, Tensor]:
         """Clip, step, schedule, forget the gradients. Returns the norm before clipping, on the device.
 
         Where `wrong`, the loss, or the norm is no number, the weights stay as they are.
         """
+        if self._swap:
+            self._swap.bring_home()
         norms = {}
         if self._early:
             norms |= {"grad_norm": norm} if (norm := self.bare.norm()) is not None else {}
         elif self._limit:
-            norms["grad_norm"] = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
+            norm = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
+            norms["grad_norm"] = norm.to(self._run.device)
         if self._guard.passes(wrong, *norms.values()):
             self.optimizer.step()
             for _ in range(self._run.ranks):
                 self.schedule.step()
         if self._norm_limit:
             norms |= {NORMS[name]: value for name, value in self._learner.limit_norms(self._norm_limit).items()}
-        self.optimizer.zero_grad(set_to_none=True)
+        self.forget()
         if self.average:
             self.average.update(self._run.clock.step)
         return norms
+
+    def forget(self) -> None:
+        """Let all gradients go."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._swap:
+            self._swap.forget_gradients()
 
     def rates(self) -> dict[str, float]:
         """Learning rates by the group's name; of an optimizer that finds its own step, also times that."""

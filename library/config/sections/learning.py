@@ -46,6 +46,9 @@ SchedulerName = Literal[
     "adafactor",
 ]
 
+# Options by which weights are stepped within the backward pass, as soon as their gradients are there.
+EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noise:
@@ -222,6 +225,11 @@ class Optim:
     )
 
     @property
+    def stepped_early(self) -> str:
+        """The option that asks for steps within the backward pass. Adapters have few gradients to save by them."""
+        return ""
+
+    @property
     def optimizer(self) -> str:
         """The optimizer that is meant, with the old switches read."""
         old = "AdamW8bit" if self.use_8bit_adam else "Lion" if self.use_lion_optimizer else "AdamW"
@@ -259,11 +267,15 @@ class FullOptim(Optim):
         advanced=True,
     )
 
+    @property
+    def stepped_early(self) -> str:
+        """The option that asks for steps within the backward pass, or nothing."""
+        return next((name for name in EARLY if getattr(self, name, None)), "")
+
     def check(self, run: Any) -> Iterator[str]:
         """One way of stepping early, and only with gradients that are whole and unscaled."""
         yield from Optim.check(self, run)
-        ways = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
-        chosen = [name for name in ways if getattr(self, name, None)]
+        chosen = [name for name in EARLY if getattr(self, name, None)]
         if len(chosen) > 1:
             yield f"{' and '.join(chosen)} exclude each other: choose one"
         for name in chosen:
@@ -271,6 +283,8 @@ class FullOptim(Optim):
                 yield f"{name} cannot accumulate: set gradient_accumulation_steps = 1"
             if run.precision.mixed_precision == "fp16":
                 yield f"{name} cannot be used with fp16, whose gradients are scaled: set mixed_precision = bf16"
+        if self.fused_optimizer_groups and run.memory.blocks_to_swap:
+            yield "fused_optimizer_groups cannot be used with blocks_to_swap: use fused_backward_pass with Adafactor"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

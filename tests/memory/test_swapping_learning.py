@@ -1,0 +1,231 @@
+"""Blocks that learn and wait in host memory: the same gradients, the same weights, and the memory that it is for.
+
+On a CPU the slots are copies as they are on a GPU; only streams are not exercised.
+"""
+
+import weakref
+
+import pytest
+import torch
+
+from library import families, learners, memory
+from library.config.schema import ConfigError
+from library.memory import swapping
+from tests import training
+
+HALF = {"full_bf16": True, "mixed_precision": "bf16"}
+ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
+FUSED = {**ADAFACTOR, "fused_backward_pass": True}
+CPU = torch.device("cpu")
+BLOCKS = {"flux_train": 4, "sdxl_train": 17}  # the most that can be swapped of the tiny models
+
+
+class Model:
+    """A denoiser that learns, prepared as in a training."""
+
+    def __init__(self, demo, script, **values):
+        self.config = training.config_of(demo, script, gradient_checkpointing=True, **values)
+        self.family = families.of(self.config)
+        self.parts = self.family.load(torch.float32)
+        self.learner = learners.attach(self.parts, self.family, self.config)
+        self.denoiser = self.parts.denoiser
+        assert not memory.prepare(self.denoiser, self.family, self.config, CPU, 2)
+        self.swap = swapping.of(self.denoiser)
+        self.denoiser.train()
+
+    def backward(self, seed=0, sizes=((8, 8), (8, 16))):
+        """Gradients of one batch for each size of latents, added up."""
+        chance = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            text = self.family.text(self.parts, ["a red circle"])
+        for size in sizes:
+            channels = 16 if self.family.name == "flux" else 4
+            noised = self.family.noised(torch.randn(1, channels, *size, generator=chance), chance)
+            answer = self.family.predict(self.denoiser, noised, text, torch.ones(1, 6))
+            (answer - noised.target).square().mean().backward()
+        if self.swap:
+            self.swap.bring_home()
+
+    def gradients(self):
+        return {name: p.grad for name, p in self.denoiser.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def expected(demo):
+    """Gradients without swapping, eager."""
+    found = {}
+    for script in BLOCKS:
+        model = Model(demo, script)
+        assert model.swap is None
+        model.backward()
+        found[script] = model.gradients()
+    return found
+
+
+@pytest.mark.parametrize("script", BLOCKS)
+def test_gradients_are_the_same_for_every_number_of_blocks(demo, expected, script):
+    for number in range(1, BLOCKS[script] + 1):
+        model = Model(demo, script, blocks_to_swap=number)
+        model.backward()
+        found = model.gradients()
+        assert found.keys() == expected[script].keys()
+        assert all(torch.equal(found[name], expected[script][name]) for name in found), number
+    blocks = model.family.swapped(BLOCKS[script])
+    assert len(model.swap.blocks) == sum(blocks.values()), "all of them, in the end"
+
+
+@pytest.mark.parametrize(("script", "number"), [("flux_train", 1), ("flux_train", 4), ("sdxl_train", 5)])
+def test_compiled_blocks_have_the_same_gradients(demo, expected, script, number):
+    model = Model(demo, script, blocks_to_swap=number, compile=True, compile_backend="aot_eager")
+    model.backward()
+    for name, gradient in model.gradients().items():
+        torch.testing.assert_close(gradient, expected[script][name], msg=name)
+
+
+def test_a_second_step_reads_what_the_first_has_written(demo):
+    """The optimizer steps on the host, so what is in the slots has grown old."""
+
+    def losses(**values):
+        model = Model(demo, "flux_train", **values)
+        made = torch.optim.SGD(model.learner.parameters(), lr=0.1)
+        for seed in range(3):
+            model.backward(seed)
+            made.step()
+            made.zero_grad()
+        return model.learner.snapshot()
+
+    one, other = losses(), losses(blocks_to_swap=3)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_weights_are_computed_with_on_the_device_and_kept_on_the_host(demo):
+    model = Model(demo, "flux_train", blocks_to_swap=4)
+    slots = [memory for ring in model.swap._rings.values() for _, memory in ring.slots.values()]
+    assert len(slots) == 2 * swapping.SLOTS, "for double and for single blocks"
+
+    def within(p, memories):
+        return any(m.data_ptr() <= p.data_ptr() < m.data_ptr() + m.nbytes for m in memories)
+
+    seen = []
+    for packed in model.swap.blocks:
+        for module in packed.block.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(lambda m, _: seen.append(within(m.weight, slots)))
+    model.backward()
+    assert len(seen) == 2 * 2 * (2 * 10 + 4 * 3), "two batches, forward and recomputed, every layer of every block"
+    assert all(seen)
+    hosts = [packed.host for packed in model.swap.blocks]
+    assert all(within(p, hosts) for packed in model.swap.blocks for p, _, _ in packed.parts)
+    matrices = [p for p in model.denoiser.parameters() if p.dim() >= 2]
+    resident = [p for p in matrices if not within(p, hosts)]
+    assert sum(p.nbytes for p in matrices) - sum(p.nbytes for p in resident) > 0.9 * sum(h.nbytes for h in hosts)
+
+
+def test_gradients_of_swapped_blocks_do_not_stay_on_the_device(demo, monkeypatch):
+    alive, peaks = [], []
+    send = swapping._Packed.send_gradients_home
+
+    def note(p):
+        alive.append(weakref.ref(p.grad))
+        alive[:] = [gradient for gradient in alive if gradient() is not None]
+        peaks.append(len(alive))
+
+    def noted(packed):
+        for p, _, _ in packed.parts:
+            p.register_post_accumulate_grad_hook(note)
+        send(packed)
+
+    monkeypatch.setattr(swapping._Packed, "send_gradients_home", noted)
+    model = Model(demo, "flux_train", blocks_to_swap=4)
+    model.backward()
+    assert len(peaks) == 2 * sum(len(packed.parts) for packed in model.swap.blocks)
+    assert max(peaks) <= 2, "of a layer, which makes those of its weight and bias in one go"
+
+
+def test_gradients_of_a_broken_step_are_forgotten(demo, expected):
+    """As when compiling fails halfway: the step is done again."""
+    model = Model(demo, "flux_train", blocks_to_swap=4)
+    model.backward(5, sizes=((8, 8),))
+    for p in model.denoiser.parameters():
+        p.grad = None
+    assert not any(packed.gradients for packed in model.swap.blocks)
+    (model.denoiser.double_blocks[0].img_mlp[0].weight.sum()).backward()
+    assert any(packed.gradients for packed in model.swap.blocks)
+    model.swap.forget_gradients()
+    model.denoiser.zero_grad()
+    model.backward()
+    found = model.gradients()
+    assert all(torch.equal(found[name], expected["flux_train"][name]) for name in found)
+
+
+# ---- whole trainings
+
+
+@pytest.fixture
+def full(demo, squares, tmp_path):
+    def run(script, **values):
+        number = len(list(tmp_path.iterdir()))
+        given = {"train_data_dir": squares, "output_dir": tmp_path / str(number), "max_train_steps": 3, **values}
+        return training.train(training.config_of(demo, script, gradient_checkpointing=True, **given))
+
+    return run
+
+
+def same(one, other, ending=""):
+    from safetensors.torch import load_file
+
+    a, b = (load_file(outcome.file.with_stem(outcome.file.stem + ending)) for outcome in (one, other))
+    assert one.losses == other.losses
+    assert one.numbers("grad_norm") == other.numbers("grad_norm")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("script", BLOCKS)
+@pytest.mark.parametrize(
+    "values",
+    [{"gradient_accumulation_steps": 2}, FUSED, HALF, {**HALF, **FUSED}],
+    ids=["accumulated", "fused", "half", "fused half"],
+)
+def test_trainings_are_the_same(full, script, values):
+    number = 3
+    same(full(script, **values), full(script, **values, blocks_to_swap=number))
+
+
+def test_blockwise_optimizers_step_blocks_while_they_are_there(full):
+    values = {"blockwise_fused_optimizers": True, **HALF}
+    same(full("flux_train", **values), full("flux_train", **values, blocks_to_swap=4))
+
+
+def test_averages_samples_and_states_see_the_true_weights(full, tmp_path):
+    """Also in the middle of a training, when some blocks are on the device and newer there."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle --w 64 --h 64 --s 1 --d 1", encoding="utf-8")
+    more = {"sample_prompts": prompts, "sample_every_n_steps": 1, "save_every_n_steps": 2, "save_state": True}
+    values = {"max_train_steps": 4, "ema_decay": 0.8, **more}
+    for way in (FUSED, {}):
+        plain = full("flux_train", **values, **way)
+        swapped = full("flux_train", **values, **way, blocks_to_swap=4)
+        same(plain, swapped)
+        same(plain, swapped, "-ema")
+        drawn = [sorted((o.file.parent / "sample").glob("*.png")) for o in (plain, swapped)]
+        assert len(drawn[0]) == 4
+        assert [p.read_bytes() for p in drawn[0]] == [p.read_bytes() for p in drawn[1]]
+        state = swapped.file.with_name(f"{swapped.file.stem}-step00000002-state")
+        resumed = full("flux_train", **values, **way, resume=state)
+        assert resumed.losses == plain.losses[2:]
+        again = full("flux_train", **values, **way, resume=state, blocks_to_swap=2)
+        assert again.losses == plain.losses[2:]
+
+
+def test_groups_that_span_blocks_are_refused(demo):
+    with pytest.raises(ConfigError, match="fused_backward_pass"):
+        training.config_of(demo, "sdxl_train", fused_optimizer_groups=4, blocks_to_swap=3)
+
+
+def test_several_processes_need_early_steps(demo, monkeypatch):
+    from library.train import preflight
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for values, refused in (({}, True), (FUSED, False)):
+        config = training.config_of(demo, "flux_train", blocks_to_swap=3, **values)
+        assert any("blocks_to_swap" in problem for problem in preflight.problems(config)) == refused
