@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 MINIMUM_TORCH = (2, 11)
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WRAPPER = "_orig_mod."
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
 M = TypeVar("M", bound=nn.Module)
@@ -124,7 +125,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     Raises ConfigError when this machine cannot compile.
     """
     device = _device_of(model)
-    if wrong := list(problems(args, device, disable_linear)):
+    blocks = [block for group in target_blocks for block in group]
+    if wrong := [*problems(args, device, disable_linear), *_hooked(model, blocks)]:
         raise ConfigError("\n".join(wrong))
     compile_cache.use(getattr(args, "compile_cache_dir", None), device)
     _SETTINGS.want(_settings(args, device))
@@ -133,7 +135,6 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         # What the step before has left in the memory of recorded graphs may be written over from here on.
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     options = torch_compile_options(args)
-    blocks = [block for group in target_blocks for block in group]
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
     for block in blocks:
         if disable_linear:
@@ -156,6 +157,19 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
 def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any]) -> None:
     for block in blocks:
         block.compile(**options)
+
+
+def _hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[str]:
+    """Hooks inside of blocks: compiled code ignores those that come and go later, without a word, so none is allowed.
+
+    Hooks of a block itself run around its compiled code, and are welcome.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    for block in blocks:
+        for inner in block.modules():
+            if inner is not block and any(getattr(inner, kind) for kind in HOOKS):
+                name = names.get(id(inner)) or type(inner).__name__
+                yield f"compile: {name} has a hook, which compiled code would not run; remove it, or switch compile off"
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -1,0 +1,94 @@
+"""What PyTorch does silently wrong, or leaves out, in compiled code: each has a guard."""
+
+import pytest
+import torch
+from torch import nn
+
+from library import compile_utils
+from library.config.schema import ConfigError
+from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda layer, hook: layer.register_forward_hook(hook),
+        lambda layer, hook: layer.register_forward_pre_hook(hook),
+        lambda layer, hook: layer.register_full_backward_hook(hook),
+        lambda layer, hook: layer.register_full_backward_pre_hook(hook),
+    ],
+)
+def test_a_hook_inside_a_block_is_refused_by_name(forget, register):
+    model = Denoiser()
+    register(model.blocks[2].up, lambda *_: None)
+    with pytest.raises(ConfigError, match=r"blocks\.2\.up has a hook") as refused:
+        compile_utils.compile_model(options(), model, [list(model.blocks)])
+    assert len(str(refused.value).splitlines()) == 1
+    assert not any(block._compiled_call_impl for block in model.blocks)
+
+
+def test_hooks_of_the_blocks_themselves_run(forget):
+    called = []
+    model = Denoiser()
+    for block in model.blocks:
+        block.register_forward_hook(lambda *_: called.append(1))
+    compile_utils.compile_model(options(compile_fullgraph=False), model, [list(model.blocks)], inputs=INPUTS)
+    with torch.no_grad():
+        model(torch.randn(2, 6, 4), torch.randn(2, 6, 8))
+    assert len(called) == len(model.blocks)
+
+
+def test_random_masks_on_cuda_are_those_of_eager():
+    """Masks fused by inductor repeat, and differ between forward and recompute (pytorch#198333)."""
+    import torch._inductor.config as inductor
+
+    wanted = {name: value for _, name, value in compile_utils._settings(options(), torch.device("cuda"))}
+    assert wanted.get("align_random_eager") or wanted.get("fallback_random")
+    assert any(hasattr(inductor, name) for name in ("align_random_eager", "fallback_random"))
+    on_cpu = {name for _, name, _ in compile_utils._settings(options(), torch.device("cpu"))}
+    assert not on_cpu & {"align_random_eager", "fallback_random"}
+
+
+class Drops(nn.Module):
+    """A block with dropout behind a transposed copy, which is where masks went wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + nn.functional.dropout(self.up(x).transpose(1, 2).contiguous(), 0.5).transpose(1, 2)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_dropout_has_one_mask_for_forward_and_backward(forget, checkpoint):
+    from library.memory import checkpointing
+
+    torch.manual_seed(0)
+    block = Drops()
+    with torch.no_grad():
+        block.up.weight.zero_()
+        block.up.bias.fill_(1.0)
+    if checkpoint:
+        checkpointing.wrap([[block]])
+    compile_utils.compile_model(options(), block, [[block]])
+    x = torch.zeros(2, 16, 8, requires_grad=True)
+    out = block(x)
+    out.sum().backward()
+    assert 0 < (out == 0).sum() < out.numel()
+    torch.testing.assert_close(block.up.bias.grad, out.sum((0, 1)))  # what was let through counts twice, both ways
+
+
+def test_the_limit_of_graphs_is_handed_over_where_every_thread_sees_it():
+    assert compile_utils.torch_compile_options(options(compile_cache_size_limit=16))["recompile_limit"] == 16
+
+
+def test_switching_between_training_and_evaluation_costs_no_graph(forget):
+    model = Denoiser()
+    compile_utils.compile_model(options(), model, [list(model.blocks), list(model.others)], inputs=INPUTS)
+    gradients(model)
+    for mode in (False, True):
+        model.train(mode)
+        gradients(model)
+    compile_utils.LEDGER.drain()
+    assert compile_utils.LEDGER.summary()["recompiles"] == 0
