@@ -1,12 +1,13 @@
 """A file of any trainer -> a config of ours: which trainer wrote it, and who reads it."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from library.config.foreign import flat, kohya_ss
+from library.config.foreign import aitoolkit, flat, kohya_ss, musubi, onetrainer
 from library.config.foreign.ledger import Configs, Imported, Ledger, settle
 from library.config.schema import ConfigError, load_toml, read_text
 from library.config.values import meant
@@ -21,7 +22,28 @@ def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
     such file, or for a model that is not trained here.
     """
     path = Path(path)
-    return read(parse(path), configs, script or _named(path, configs))
+    found = parse(path)
+    if musubi.is_dataset(found):
+        raise ConfigError(f"{path} describes images only; name it as dataset_config in a file of settings")
+    return read(_with_data(found, path), configs, script or _named(path, configs))
+
+
+def _with_data(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The file about the images that some trainers name is read along, where it is found and is in their own words."""
+    if onetrainer.fits(found) and not found.get("concepts"):
+        key, target, suffix = "concept_file_name", "concepts", ".json"
+    elif musubi.fits(found):
+        key, target, suffix = "dataset_config", "dataset_config", ".toml"
+    else:
+        return found
+    name = str(found.get(key) or "")
+    for place in (Path(name), path.parent / name, path.parent.parent / name) if name else ():
+        if place.suffix.lower() == suffix and place.is_file():
+            with contextlib.suppress(ConfigError, ValueError):
+                data = json.loads(read_text(place)) if suffix == ".json" else load_toml(place)
+                is_known = musubi.is_dataset(data) if suffix == ".toml" else isinstance(data, list)
+                return {**found, target: data} if is_known else found
+    return found
 
 
 def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Imported:
@@ -42,8 +64,9 @@ def _named(path: Path, configs: Configs) -> str:
 
 
 def _ledger(found: Mapping[str, Any], configs: Configs, script: str) -> Ledger:
-    if kohya_ss.fits(found):
-        return kohya_ss.read(found, script)
+    for reader in (aitoolkit, onetrainer, musubi, kohya_ss):
+        if reader.fits(found):
+            return reader.read(found, script)
     return flat.read(found, configs, script)
 
 
