@@ -143,9 +143,11 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     stored = tensor.detach().to("cpu", dtype).contiguous()
     if dtype == tensor.dtype or not dtype.is_floating_point:
         return stored
+    if tensor.is_floating_point() and torch.finfo(dtype).max >= torch.finfo(tensor.dtype).max or not tensor.numel():
+        return stored
     # float8_e4m3fn has no infinity: numbers that are too large become its largest one without a word.
-    largest = tensor.float().abs().max() if tensor.numel() else torch.tensor(0.0)
-    if torch.isfinite(largest) and largest > torch.finfo(dtype).max:
+    low, high = (float(end) for end in tensor.float().aminmax())
+    if torch.isfinite(torch.tensor([low, high])).all() and max(-low, high) > torch.finfo(dtype).max:
         raise ConfigError(f"{str(dtype).removeprefix('torch.')} cannot hold the numbers of {name}: use bf16 or float")
     return stored
 
