@@ -23,9 +23,9 @@ def main(argv: list[str]) -> int:
     """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
     parser = argparse.ArgumentParser(
         "kohya import",
-        description="Turn the settings of kohya_ss or OneTrainer (JSON), sd-scripts or musubi-tuner (TOML) or ai-toolkit (YAML) "
-        "into a TOML for this trainer, "
-        "and say what became of every key. Without -o the TOML is printed, and the report goes to stderr.",
+        description="Turn the settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
+        "ai-toolkit (YAML) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
+        "printed, and the report goes to stderr.",
     )
     parser.add_argument("file", type=Path, help="the file with the settings")
     parser.add_argument("-o", "--output", type=Path, help="where to write; a file that exists is never written over")

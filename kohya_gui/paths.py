@@ -19,10 +19,11 @@ def roots(given: Sequence[str | Path] = ()) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(folder.resolve() for folder in wanted))
 
 
-def config_file(text: Any, allowed: Sequence[Path]) -> Path:
+def config_file(text: Any, allowed: Sequence[Path], endings: Sequence[str] = (".toml",)) -> Path:
     """A path from a browser -> the file it really means, with symbolic links followed, or ConfigError.
 
-    Only `.toml` below one of `allowed`, and nothing in hidden folders: those hold other programs' settings and keys.
+    Only files with one of `endings` below one of `allowed`, and nothing in hidden folders: those hold other programs'
+    settings and keys.
     """
     if not isinstance(text, str) or not text.strip():
         raise ConfigError("config file: write where it is, such as ~/kohya/cat.toml")
@@ -33,8 +34,8 @@ def config_file(text: Any, allowed: Sequence[Path]) -> Path:
         path = Path(text).expanduser().resolve()
     except (OSError, RuntimeError, ValueError):
         raise ConfigError("config file: this is not a path to a file on this computer") from None
-    if path.suffix.lower() != ".toml":
-        raise ConfigError(f"config file: {path.name or text} must end in .toml")
+    if path.suffix.lower() not in endings:
+        raise ConfigError(f"config file: {path.name or text} must end in {' or '.join(endings)}")
     below = next((path.relative_to(root) for root in allowed if path.is_relative_to(root)), None)
     if below is None:
         places = ", ".join(map(str, allowed))
@@ -46,9 +47,9 @@ def config_file(text: Any, allowed: Sequence[Path]) -> Path:
     return path
 
 
-def readable(text: Any, allowed: Sequence[Path]) -> Path:
+def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = (".toml",)) -> Path:
     """Like `config_file`, for a file that must be there and be of a config's size."""
-    path = config_file(text, allowed)
+    path = config_file(text, allowed, endings)
     if not path.is_file():
         raise ConfigError(f"config file: {path} does not exist")
     if path.stat().st_size > LARGEST:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from library.config import foreign
 from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml
+from library.families import RUNS, config_class
 from library.files import write_atomic
 
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
@@ -80,10 +82,14 @@ def apply(preset: Preset, config: type, now: Mapping[str, Any]) -> Any:
 def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str]) -> Any:
     """A config file -> a config of the family that it fits; the one on screen, `family`, is tried first.
 
-    Raises ConfigError with the problems of the family it fits best.
+    A file of another trainer is imported, and `notes` say what became of its keys; what is broken in it is told there,
+    too, so that it can be mended in the form. Raises ConfigError with the problems of the family it fits best.
     """
     try:
-        found = read_toml(path)
+        tables = foreign.parse(path)
+        if foreign.of_others(tables):
+            return _imported(path, configs, notes)
+        found = flat(tables)
     except ConfigError as error:
         raise ConfigError(str(error).replace(str(path), path.name)) from None
     problems: dict[str, ConfigError] = {}
@@ -97,6 +103,18 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
         notes.extend(told)
         return made
     raise min(problems.values(), key=lambda error: str(error).count("\n"))
+
+
+def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
+    made = foreign.load(path, {script: config_class(script) for script in RUNS})
+    if type(made.config) not in configs.values():
+        raise ConfigError(f"config file: {path.name} is for {made.config.title} ({made.trainer})")
+    notes.append(f"Imported from {made.trainer}: {len(made.of('kept'))} keys are kept as they are.")
+    notes.extend(made.lines())
+    if made.texts:
+        beside = " and ".join(made.texts)
+        notes.append(f"{beside}: in a file of its own here; `kohya import {path.name} -o run.toml` writes it too")
+    return made.config
 
 
 def save(path: Path, config: Any, known: str) -> int:

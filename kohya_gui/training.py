@@ -11,6 +11,7 @@ import gradio as gr
 
 from kohya_gui import messages, paths, presets
 from kohya_gui.form import Form
+from library.config import foreign
 from library.config.command import command, printable
 from library.config.schema import ConfigError, changed, flat, to_toml
 from library.families import RUNS, config_class
@@ -88,7 +89,7 @@ class Training:
             self.path = gr.Textbox(label="Config file", placeholder=hint, elem_classes=["path"], **bare)
             self.load = gr.Button("Load config", **small)
             self.save = gr.Button("Save config", **small)
-            self.upload = gr.UploadButton("Upload", file_types=[".toml"], **small)
+            self.upload = gr.UploadButton("Upload", file_types=list(foreign.SUFFIXES), **small)
             self.download = gr.Button("Download", **small)
 
     def _wire(self) -> None:
@@ -161,8 +162,12 @@ class Training:
 
     def on_load(self, sent: str, where: str) -> Said:
         """Read the config file that is named into the form."""
-        path = paths.readable(where, self.roots)
-        return self._filled(path, sent) | {self.path: str(path), self.opened: str(path)}
+        path = paths.readable(where, self.roots, foreign.SUFFIXES)
+        filled = self._filled(path, sent)
+        # A file of another trainer stays as it is: Save writes a TOML of its own.
+        is_ours = path.suffix.lower() == ".toml" and not foreign.of_others(foreign.parse(path))
+        ours = str(path) if is_ours else ""
+        return filled | {self.path: ours, self.opened: ours}
 
     def on_upload(self, sent: str, uploaded: str) -> Said:
         """Read a config file that the browser sent into the form; where it was saved last is forgotten."""

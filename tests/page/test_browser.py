@@ -119,6 +119,25 @@ def test_a_config_is_saved_changed_and_loaded_again(visit, served):
     assert read_toml(path) == first
 
 
+def test_a_json_of_kohya_ss_is_imported_and_never_written_over(visit, served):
+    path = served[1] / "old.json"
+    found = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": "/results", "lowvram": True}
+    path.write_text(json.dumps(found), encoding="utf-8")
+    visitor = filled(visit(), "/elsewhere", max_train_steps="41")
+    place = visitor.page.get_by_placeholder("Config file").locator("visible=true")
+    place.fill(str(path))
+    visitor.click("Load config")
+    visitor.until("Loaded old.json for SDXL")
+    visitor.until("ignored: lowvram")
+    assert visitor.page.locator("#lora-network_dim").input_value() == "24"
+    assert visitor.page.locator("#lora-max_train_steps").input_value() == "1600"  # loading replaces
+    assert place.input_value() == ""
+    place.fill(str(path))
+    visitor.click("Save config")
+    visitor.until("must end in .toml")
+    assert json.loads(path.read_text(encoding="utf-8")) == found
+
+
 def test_loading_outside_of_the_roots_is_refused(visit, tmp_path):
     visitor = visit()
     for text in (str(tmp_path / ".." / "x.toml"), "/etc/passwd", "../../../etc/x.toml", ""):

@@ -1,5 +1,7 @@
 """Presets and config files: complete, honest, and never written over by accident."""
 
+import json
+
 import pytest
 
 from kohya_gui import presets
@@ -88,3 +90,33 @@ def test_what_is_no_text_is_refused_in_words(tmp_path):
     write_atomic(tmp_path / "a.toml", b"\x80\x81")
     with pytest.raises(ConfigError, match="not a text file"):
         presets.load(tmp_path / "a.toml", CONFIGS[True], "sdxl", [])
+
+
+KOHYA = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "16", "lowvram": True, "wandb_api_key": "canary"}
+
+
+def test_a_file_of_kohya_ss_is_imported_and_replaces_what_was_there(tmp_path):
+    path, notes = tmp_path / "cat.json", []
+    path.write_text(json.dumps(KOHYA | {"sample_prompts": "a cat"}), encoding="utf-8")
+    config = presets.load(path, CONFIGS[True], "flux", notes)
+    assert config.script == "sdxl_train_network" and flat(changed(config))["network_dim"] == 16
+    told = "\n".join(notes)
+    assert "Imported from kohya_ss" in told and "lowvram" in told and "kohya import cat.json" in told
+    assert "canary" not in told
+
+
+def test_what_does_not_go_together_can_be_mended_in_the_form(tmp_path):
+    path, notes = tmp_path / "cat.json", []
+    path.write_text(json.dumps(KOHYA | {"full_bf16": True, "mixed_precision": "fp16"}), encoding="utf-8")
+    assert presets.load(path, CONFIGS[True], "sdxl", notes).precision.full_bf16
+    assert any(note.startswith("to fix: full_bf16") for note in notes)
+
+
+def test_a_foreign_file_for_another_tab_or_model_is_refused(tmp_path):
+    path = tmp_path / "cat.json"
+    path.write_text(json.dumps(KOHYA), encoding="utf-8")
+    with pytest.raises(ConfigError, match="SDXL LoRA"):
+        presets.load(path, CONFIGS[False], "sdxl", [])
+    path.write_text(json.dumps({"LoRA_type": "Standard"}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"Stable Diffusion 1\.5"):
+        presets.load(path, CONFIGS[True], "sdxl", [])

@@ -1,9 +1,21 @@
 """Settings of other trainers, read into a config of ours with an account of every key, and written back."""
 
 from library.config.foreign.compare import differences
-from library.config.foreign.files import load, parse, read
+from library.config.foreign.files import SUFFIXES, load, of_others, parse, read
 from library.config.foreign.kohya_export import export
 from library.config.foreign.kohya_ss import tab_title
 from library.config.foreign.ledger import Configs, Fate, Imported
 
-__all__ = ["Configs", "Fate", "Imported", "differences", "export", "load", "parse", "read", "tab_title"]
+__all__ = [
+    "SUFFIXES",
+    "Configs",
+    "Fate",
+    "Imported",
+    "differences",
+    "export",
+    "load",
+    "of_others",
+    "parse",
+    "read",
+    "tab_title",
+]

@@ -12,6 +12,7 @@ from library.config.foreign.ledger import Configs, Imported, Ledger, settle
 from library.config.schema import ConfigError, load_toml, read_text
 from library.config.values import meant
 
+READERS = (aitoolkit, onetrainer, musubi, kohya_ss)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
 
@@ -64,10 +65,13 @@ def _named(path: Path, configs: Configs) -> str:
 
 
 def _ledger(found: Mapping[str, Any], configs: Configs, script: str) -> Ledger:
-    for reader in (aitoolkit, onetrainer, musubi, kohya_ss):
-        if reader.fits(found):
-            return reader.read(found, script)
-    return flat.read(found, configs, script)
+    reader = next((reader for reader in READERS if reader.fits(found)), None)
+    return reader.read(found, script) if reader else flat.read(found, configs, script)
+
+
+def of_others(found: Mapping[str, Any]) -> bool:
+    """Whether these are settings in the words of another trainer, and not a flat file as sd-scripts and we have it."""
+    return any(reader.fits(found) for reader in READERS)
 
 
 def parse(path: Path) -> dict[str, Any]:
