@@ -42,7 +42,8 @@ class Average:
         number = step // self._every
         share = 1 - min(self._decay**self._every, (1 + number) / (10 + number))
         if all(p.dtype == torch.float32 and p.device == self._device for p in self._parameters):
-            torch._foreach_lerp_(self.values, [p.detach() for p in self._parameters], share)
+            weights = [p.detach() for p in self._parameters]
+            torch._foreach_lerp_(self.values, weights, share)  # pyright: ignore[reportPrivateImportUsage]
             return
         for value, p in zip(self.values, self._parameters, strict=True):
             value.lerp_(p.to(self._device, torch.float32), share)

@@ -46,19 +46,20 @@ class Bundle:
         """Update the weights that have a gradient, and let the gradients go."""
         self.stepped = step
         self.optimizer.param_groups[0]["lr"] = self.group["lr"]
-        pairs = [
-            (number, p, s) for (number, p), s in zip(self.weights, self._stand_ins, strict=True) if p.grad is not None
-        ]
-        for _, p, stand_in in pairs:
-            self._lend(p, stand_in)
+        lent = []
+        for (number, p), stand_in in zip(self.weights, self._stand_ins, strict=True):
+            gradient, p.grad = p.grad, None
+            if gradient is not None:
+                self._lend(p, gradient, stand_in)
+                lent.append((number, p, stand_in))
         self.optimizer.step()
-        for number, p, stand_in in pairs:
+        for number, p, stand_in in lent:
             self._give_back(p, stand_in, self._dice.on(p.device, step, number))
 
-    def _lend(self, p: nn.Parameter, stand_in: nn.Parameter) -> None:
+    def _lend(self, p: nn.Parameter, gradient: Tensor, stand_in: nn.Parameter) -> None:
         wide = torch.float32 if p.dtype in HALF else p.dtype
         stand_in.data = p.detach().to(wide)
-        stand_in.grad, p.grad = p.grad.to(wide), None
+        stand_in.grad = gradient.to(wide)
         state = self.optimizer.state[stand_in]
         for key, value in state.items():
             if _follows(value, p):  # a resumed state may still be where the weight was then
@@ -125,7 +126,7 @@ class Bundles(torch.optim.Optimizer):
         if bundle.stepped == self.steps:  # the step is done again, as compiling has failed halfway
             p.grad = None
             return
-        if self._share:
+        if self._share and p.grad is not None:
             self._share(p.grad)
         if self.limit:
             self._norms.append(nn.utils.clip_grad_norm_([p], self.limit))
@@ -135,7 +136,7 @@ class Bundles(torch.optim.Optimizer):
             bundle.wait()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - the signature is PyTorch's
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Step what has not been stepped within the backward pass."""
         for bundle in self.bundles:
             if any(p.grad is not None for _, p in bundle.weights):
