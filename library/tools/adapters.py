@@ -100,13 +100,15 @@ def read(path: str | Path, family: str | None = None) -> Lora:
         family = family or names.family_of(found, metadata)
         style = style_of(found)
         if style == "diffusers":
-            found = _with_alphas(found, metadata)
+            add_alphas(found, metadata)
         adapters = assembled(found, family)
-        recorded = json.loads(metadata.pop(FOLDED, "{}"))
-    except (ConfigError, ValueError) as e:
+    except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
-    if recorded:
-        adapters = {module: _unfolded(module, adapter, recorded) for module, adapter in adapters.items()}
+    try:
+        if recorded := json.loads(metadata.pop(FOLDED, "{}")):
+            adapters = {module: _unfolded(module, adapter, recorded) for module, adapter in adapters.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise ConfigError(f"{path}: its metadata {FOLDED} was changed and cannot be used: remove that key") from e
     return Lora(family, adapters, metadata, style)
 
 
@@ -291,14 +293,16 @@ def _unfolded(module: Module, adapter: Adapter, recorded: Mapping[str, Any]) -> 
     return Adapter(adapter.down, (adapter.up.double() / strength).to(storage.CODES[up_code]), alpha)
 
 
-def _with_alphas(found: dict[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> dict[str, dict[str, Tensor]]:
+def add_alphas(found: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:
     """diffusers keeps alphas in the metadata: one per part, and patterns of names for those that differ."""
-    facts: dict[str, Any] = json.loads(metadata.get("lora_adapter_metadata", "{}"))
-    for name, parts in found.items():
-        part, _, path = name.partition(".")
-        if ALPHA in parts or f"{part}.lora_alpha" not in facts:
-            continue
-        patterns = facts.get(f"{part}.alpha_pattern") or {}
-        matching = (v for k, v in patterns.items() if path == k.lstrip("^") or path.endswith(f".{k.lstrip('^')}"))
-        parts[ALPHA] = torch.tensor(float(next(matching, facts[f"{part}.lora_alpha"])))
-    return found
+    try:
+        facts: dict[str, Any] = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+        for name, parts in found.items():
+            part, _, path = name.partition(".")
+            if ALPHA in parts or f"{part}.lora_alpha" not in facts:
+                continue
+            patterns = facts.get(f"{part}.alpha_pattern") or {}
+            matching = (v for k, v in patterns.items() if path == k.lstrip("^") or path.endswith(f".{k.lstrip('^')}"))
+            parts[ALPHA] = torch.tensor(float(next(matching, facts[f"{part}.lora_alpha"])))
+    except (AttributeError, TypeError, ValueError) as e:
+        raise ConfigError("its metadata lora_adapter_metadata is damaged: remove that key") from e

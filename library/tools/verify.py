@@ -60,6 +60,7 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
     try:
         stored, metadata = storage.opened(lora), storage.metadata_of(lora)
         groups, unknown = _groups(stored)
+        adapters.add_alphas(groups, metadata)
     except ConfigError as e:
         found.problems.append(str(e))
         return found

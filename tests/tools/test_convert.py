@@ -10,6 +10,7 @@ from library.config.schema import ConfigError
 from library.families.flux import tiny as flux_tiny
 from library.tools import adapters, names
 from library.tools.convert import convert
+from library.tools.verify import verify
 from tests.tools.conftest import asked, file_of, loaded, saved, trained
 
 FAMILIES = ("sdxl", "flux")
@@ -90,6 +91,7 @@ def test_alphas_in_the_metadata_of_diffusers_count(tmp_path):
     found = {m.kohya: a for m, a in adapters.read(tmp_path / "d.safetensors").adapters.items()}
     assert found["lora_unet_input_blocks_4_1_proj_in"].strength == 0.5
     assert found["lora_unet_input_blocks_4_1_proj_out"].strength == 2
+    assert sorted(row.strength for row in verify(tmp_path / "d.safetensors").modules) == [0.5, 2]
     convert(tmp_path / "d.safetensors", tmp_path / "again.safetensors", to="diffusers")
     up = load_file(tmp_path / "again.safetensors")[f"{base}.proj_out.lora_B.weight"]
     assert torch.equal(up, torch.full((4, 4), 2.0))

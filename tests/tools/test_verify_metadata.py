@@ -1,7 +1,9 @@
 """Checking files, their metadata, and the commands."""
 
+import contextlib
 import hashlib
 import json
+import random
 import struct
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from kohya_gui import cli
 from library.config.schema import ConfigError
-from library.tools import metadata
+from library.tools import adapters, metadata
 from library.tools.verify import verify
 from tests import source
 from tests.tools.conftest import file_of
@@ -100,6 +102,22 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
         assert not found.ok and any(match in text for text in found.problems), (path, found.problems)
     with pytest.raises(ConfigError, match="is a LoRA file"):
         verify(file, file)
+
+
+def test_any_damage_is_answered_in_a_sentence(tmp_path):
+    tensors = {f"{NAME}.lora_down.weight": torch.ones(2, 4), f"{NAME}.lora_up.weight": torch.ones(4, 2)}
+    whole = tmp_path / "whole.safetensors"
+    save_file(tensors, whole, {"kohya_folded_alpha": "[1]", "lora_adapter_metadata": '{"unet.lora_alpha": "x"}'})
+    raw, file, chance = whole.read_bytes(), tmp_path / "broken.safetensors", random.Random(0)
+    for _ in range(300):
+        broken = bytearray(raw[: chance.randrange(len(raw))] if chance.random() < 0.3 else raw)
+        for _ in range(chance.randrange(1, 4)):
+            if broken:
+                broken[chance.randrange(len(broken))] = chance.randrange(256)
+        file.write_bytes(broken)
+        verify(file)
+        with contextlib.suppress(ConfigError):
+            adapters.read(file)
 
 
 # ---- metadata
