@@ -305,6 +305,39 @@ def test_settings_that_do_not_go_together_are_named():
     assert made.config.precision.full_bf16
 
 
+WEIRD = [
+    None,
+    "",
+    " ",
+    "nan",
+    "inf",
+    float("nan"),
+    float("inf"),
+    -1,
+    0,
+    1e30,
+    "x",
+    "1,2",
+    True,
+    False,
+    [],
+    [1, "a"],
+    {},
+    {"a": [1]},
+]
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_no_value_whatever_breaks_the_import(tab):
+    for row, its_tab, family in CASES:
+        for value in WEIRD if its_tab == tab else ():
+            try:
+                made = imported(tab, family, **{row["key"]: value})
+            except ConfigError:
+                continue
+            assert row["key"] in {f.key for f in made.fates} and made.report() and to_toml(made.config) is not None
+
+
 def test_an_imported_config_is_the_same_when_it_is_read_again(tmp_path):
     made = imported("lora", "flux", learning_rate="1e-4", network_dim=16, optimizer="AdamW8bit", train_data_dir="C:\\x")
     path = tmp_path / "a.toml"

@@ -1,8 +1,11 @@
 """Files of musubi-tuner, OneTrainer and ai-toolkit: what carries over, and that every key has a fate."""
 
+import copy
 import json
+import tomllib
 
 import pytest
+import yaml
 
 from kohya_gui import cli
 from library.config import dataset, foreign
@@ -186,6 +189,40 @@ def test_onetrainer_flux_and_other_models():
     assert foreign.read(found, CONFIGS).config.noise.timestep_sampling == "sigmoid"
     with pytest.raises(ConfigError, match="STABLE_DIFFUSION_15"):
         foreign.read({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15"}, CONFIGS)
+
+
+WEIRD = [None, "", "nan", -1, 0, 1e30, "x", True, [], [1, "a"], [{"a": 1}], {}, {"a": [1]}]
+
+
+@pytest.mark.parametrize("text", ["musubi", "aitoolkit", "onetrainer"])
+def test_no_value_whatever_breaks_the_import(text):
+    whole = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": yaml.safe_load(AITOOLKIT), "onetrainer": ONETRAINER}[text]
+    data = tomllib.loads(MUSUBI_DATA)
+    whole |= {"dataset_config": data} if text == "musubi" else {}
+    whole |= {"concepts": [{"path": "/a"}]} if text == "onetrainer" else {}
+    for at in places(whole):
+        for value in WEIRD:
+            try:
+                made = foreign.read(changed_at(whole, at, value), CONFIGS)
+            except ConfigError:
+                continue
+            assert made.report() and made.lines() is not None
+
+
+def places(found, before=()):
+    for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+        yield (*before, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*before, key))
+
+
+def changed_at(found, at, value):
+    copied = copy.deepcopy(found)
+    inner = copied
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = value
+    return copied
 
 
 def test_every_key_of_every_trainer_has_a_fate(musubi, tmp_path):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.foreign.ledger import Ledger, is_empty
-from library.config.foreign.trees import PREPARED, dataset_toml, dotted, precision, rest, set_by, take
+from library.config.foreign.trees import PREPARED, dataset_toml, dotted, precision, rest, set_by, tables, take
 from library.config.schema import ConfigError
 
 TRAINER = "ai-toolkit"
@@ -153,7 +153,7 @@ def _training(ledger: Ledger) -> None:
 
 
 def _datasets(ledger: Ledger) -> None:
-    found = [d for d in ledger.get("datasets") or [] if isinstance(d, Mapping) and d.get("folder_path")]
+    found = [d for d in tables(ledger.get("datasets")) if d.get("folder_path")]
     if not found:
         return
     word = ledger.get("trigger_word")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from library.config import pending
 from library.config.schema import ConfigError, Option, build, draft, options
 from library.config.sections.run import IDLE_EVERYWHERE
+from library.config.values import number
 
 Kind = Literal["kept", "renamed", "changed", "ignored", "empty"]
 Configs = Mapping[str, type]  # script -> its config class
@@ -202,10 +203,10 @@ def is_empty(value: Any) -> bool:
 
 
 def to_number(value: Any) -> float | None:
-    """A number, also written as text; None for anything else."""
+    """A finite number, also written as text; None for anything else."""
     try:
-        return None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+        return number(value)
+    except (ValueError, OverflowError):
         return None
 
 

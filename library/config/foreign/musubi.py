@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config import schema
 from library.config.foreign.ledger import Ledger, is_empty
-from library.config.foreign.trees import dataset_toml, set_by, take
+from library.config.foreign.trees import dataset_toml, set_by, tables, take
 from library.config.schema import ConfigError
 
 TRAINER = "musubi-tuner"
@@ -96,7 +96,7 @@ def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
     general = {"resolution": [960, 544], "caption_extension": ".txt", "max_bucket_reso": 2048} | general
     repeats = general.pop("num_repeats", 1)
     sets = []
-    for i, table in enumerate(found["datasets"], 1):
+    for i, table in enumerate(tables(found["datasets"]), 1):
         place = f"dataset {i}"
         own = _known(table, [*known, "image_directory"], place, notes)
         folder = own.pop("image_directory", None)
@@ -110,8 +110,9 @@ def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
     return dataset_toml(general, sets), notes
 
 
-def _known(table: Mapping[str, Any], known: list[str], place: str, notes: list[str]) -> dict[str, Any]:
+def _known(table: Any, known: list[str], place: str, notes: list[str]) -> dict[str, Any]:
     reasons = {"cache_directory": "caches lie beside the images"}
+    table = table if isinstance(table, Mapping) else {}
     for key in table:
         if key not in known and not key.startswith(("video_", "image_jsonl")):
             notes.append(f"{place}: {key} is ignored: {reasons.get(key, 'there is no such setting here')}")

@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.foreign.ledger import Ledger, is_empty, to_number
-from library.config.foreign.trees import PREPARED, dataset_toml, dotted, precision, rest, set_by, split_path, take
+from library.config.foreign.trees import (
+    PREPARED,
+    dataset_toml,
+    dotted,
+    precision,
+    rest,
+    set_by,
+    split_path,
+    tables,
+    take,
+)
 from library.config.schema import ConfigError
 
 TRAINER = "OneTrainer"
@@ -236,7 +246,7 @@ def _images(ledger: Ledger) -> None:
     """Concepts, which become a dataset file with one dataset for each resolution."""
     sizes = [int(n) for s in str(ledger.get("resolution") or "").replace("x", ",").split(",") if (n := to_number(s))]
     buckets = ledger.source.get("aspect_ratio_bucketing") is not False
-    concepts = [c for c in ledger.get("concepts") or [] if isinstance(c, Mapping) and c.get("path")]
+    concepts = [c for c in tables(ledger.get("concepts")) if c.get("path")]
     concepts = [c for c in concepts if c.get("enabled", True)]
     if concepts:
         general = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
@@ -258,7 +268,7 @@ def _images(ledger: Ledger) -> None:
 
 
 def _subset(concept: Mapping[str, Any]) -> dict[str, Any]:
-    text, image = concept.get("text") or {}, concept.get("image") or {}
+    text, image = (dict(*tables([concept.get(part)])) for part in ("text", "image"))
     subset = {
         "image_dir": concept["path"],
         "num_repeats": max(1, round(to_number(concept.get("balancing", concept.get("repeats"))) or 1)),

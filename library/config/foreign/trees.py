@@ -30,6 +30,11 @@ def dotted(found: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
+def tables(value: Any) -> list[Mapping[str, Any]]:
+    """The tables of a list; none where it is no list of tables."""
+    return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
+
+
 def take(ledger: Ledger, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
     """Keys that are options, of the same or another name."""
     for key, option in names.items():
