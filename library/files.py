@@ -2,9 +2,12 @@
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +17,11 @@ from library.config.values import ConfigError
 WINDOWS = os.name == "nt"
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 FULL_ON_WINDOWS = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
+HERE = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
+UNFINISHED = re.compile(
+    r"\.(?P<stem>.+)\.(?P<pid>\d+)-(?P<here>[0-9a-f]{4})[0-9a-f]{8}\.(?P<kind>tmp|old)(?P<suffix>\.\w+)?"
+)
+DAY = 86400.0
 
 
 def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], object]) -> Path:
@@ -24,7 +32,7 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
     folder is made if needed. Raises ConfigError when the disk is full or the place is not writable.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}-{secrets.token_hex(4)}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.stem}.{_mark()}.tmp{path.suffix}")
     try:
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +52,7 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Pat
     `fill` writes the files into the folder that it is given. Raises ConfigError as `write_atomic` does.
     """
     path = Path(path)
-    mark = f"{os.getpid()}-{secrets.token_hex(4)}"
+    mark = _mark()
     unfinished, old = (path.with_name(f".{path.name}.{mark}.{what}") for what in ("tmp", "old"))
     try:
         with clear_errors(path):
@@ -52,9 +60,10 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Pat
             fill(unfinished)
             for file in (f for f in unfinished.rglob("*") if f.is_file()):
                 _sync(file)
+            _sync_folder(unfinished)
             if path.exists():
-                path.rename(old)
-            unfinished.rename(path)
+                _replace(path, old)
+            _replace(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         if old.exists() and not path.exists():
@@ -63,6 +72,44 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Pat
     _sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
     return path
+
+
+def clean_up(folder: str | Path, ours: Callable[[str], object]) -> None:
+    """Remove what writers that died on the way have left in a folder; `ours` says of which names.
+
+    A folder whose exchange was cut off between the two renames gets its name, as its new content was complete.
+    """
+    with contextlib.suppress(OSError):
+        found = [(path, UNFINISHED.fullmatch(path.name)) for path in Path(folder).iterdir() if path.name[0] == "."]
+        left = [(path, m) for path, m in found if m and ours(m["stem"] + (m["suffix"] or "")) and _is_left(path, m)]
+        for path, m in left:
+            final = path.with_name(m["stem"])
+            if m["kind"] == "old" and not final.exists():
+                new = path.with_name(path.name.removesuffix("old") + "tmp")
+                _replace(new if new.exists() else path, final)
+        for path, _ in left:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _mark() -> str:
+    """Who writes: process, computer, and a number by chance."""
+    return f"{os.getpid()}-{HERE}{secrets.token_hex(4)}"
+
+
+def _is_left(path: Path, mark: re.Match[str]) -> bool:
+    """Whether the process that writes this is gone. Of other computers we only know how old it is."""
+    import psutil
+
+    try:
+        written = path.stat().st_mtime
+        if mark["here"] != HERE:
+            return time.time() - written > DAY
+        writer = psutil.Process(int(mark["pid"]))
+        return writer.create_time() > written + 2 or writer.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except (OSError, psutil.Error):
+        return False
 
 
 def free_space(path: str | Path) -> int:

@@ -14,7 +14,7 @@ from library.data import augment, caches, pixels
 from library.data.caches import LATENT, Wanted
 from library.data.folders import some
 from library.data.threads import Report, ahead, num_workers, spread
-from library.files import need_space
+from library.files import clean_up, need_space
 
 if TYPE_CHECKING:
     from library.data.images import Image, Images
@@ -133,6 +133,7 @@ def _latents(every: Sequence["Image"], work: Work) -> Latents:
 
     found = spread(good, mine, work.run.phase, "checking cached latents")
     todo = [wanted for wanted, is_good in zip(mine, found, strict=True) if not is_good]
+    _clean_up([wanted.file for wanted in todo])
     if todo:
         need_space(todo[0].file, sum(4 * 16 * w.shape[0] * w.shape[1] * (1 + w.flip) for w in todo))
 
@@ -282,6 +283,7 @@ def _texts(every: Sequence["Image"], work: Work) -> Texts:
     def write(file: str, arrays: Arrays) -> None:
         caches.write_text(file, arrays, stamp(images[file]))
 
+    _clean_up([file for files in todo.values() for file in files])
     _encode_captions(list(todo.items()), work, write)
     return store
 
@@ -337,6 +339,12 @@ def _encoded_captions(batch: list[tuple[str, list[str]]], work: Work) -> list[tu
 
 
 # ---- inside
+
+
+def _clean_up(files: Iterable[str]) -> None:
+    """Remove caches that were being written beside these files when a process was killed."""
+    for folder in {os.path.dirname(file) for file in files}:
+        clean_up(folder, lambda name: name.endswith(".npz"))
 
 
 def _share(items: list, name: Callable[[Any], str], run: Run) -> list:

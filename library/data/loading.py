@@ -3,6 +3,7 @@
 What a batch holds is a pure function of (seed, epoch, index). Workers, processes and resumes change nothing about it.
 """
 
+import functools
 import hashlib
 import math
 from collections import Counter
@@ -108,14 +109,13 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Where in the data the training is; plain numbers and words."""
-        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._digest()}
+        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, **self._made_of}
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
         """Go on behind the batch that was given last. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
-        if state["data"] == self._digest():
-            return ""
-        return "images, batch size or processes differ from those of the saved state: the rest of the epoch will too"
+        changed = [name for name, value in self._made_of.items() if state.get(name) != value]
+        return f"the {' and the '.join(changed)} differ from those of the saved state" if changed else ""
 
     def __iter__(self) -> Iterator[Batch]:
         todo = self.draws(self.epoch)[self.index :]
@@ -147,13 +147,17 @@ class Batches:
         step = (draw.epoch - 1) * per_epoch + draw.index // options.gradient_accumulation_steps
         return Moment(step, draw.epoch, total)
 
-    def _digest(self) -> str:
-        digest = hashlib.blake2b(repr(self.place[1]).encode(), digest_size=16)
-        for key, members in self._buckets.items():
-            digest.update(f"{key} {self._sizes[key]} {len(members)}".encode())
+    @functools.cached_property
+    def _made_of(self) -> dict[str, Any]:
+        """What decides the batches besides the seed, by what a person calls it."""
+        images, sizes = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
         for image in self.images.items:
-            digest.update(f"{image.path.replace(chr(92), '/').rsplit('/', 1)[-1]} {image.repeats}".encode())
-        return digest.hexdigest()
+            name = image.path.replace("\\", "/").rsplit("/", 1)[-1]
+            images.update(f"{name} {image.repeats} {image.dataset} {image.fit} {image.caption}\n".encode())
+        for key, size in self._sizes.items():
+            sizes.update(f"{key} {size}\n".encode())
+        known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
+        return {**known, "number of processes": self.place[1]}
 
     def _sample(self, image: "Image", key: str, moment: Moment) -> "Sample":
         words = captions.process(image.caption, image.subset, Random(f"{key} caption"), moment)

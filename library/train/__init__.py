@@ -6,9 +6,10 @@ from typing import Any
 
 def train(config: Any) -> Path:
     """Train what `config` describes and return the file that came of it. ConfigError lists everything to fix first."""
-    from library.train import console, preflight
+    from library.train import console, preflight, save
     from library.train.story import tell
 
     console.listen(config.log)
+    save.tidy(config)
     remarks = preflight.check(config)
     return tell(config, remarks)

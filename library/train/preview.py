@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from library.files import write_atomic
 from library.train import prompts
 from library.train.evaluating import as_for_use
 from library.train.prompts import Prompt
@@ -87,8 +88,7 @@ class Previews:
             sampler_name=prompt.sample_sampler,
         )
         path = self._path(number, prompt)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(path)
+        write_atomic(path, image.save)
         self._run.sampled(number, path, image, prompt)
 
     def _path(self, number: int, prompt: Prompt) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError
-from library.files import need_space, write_atomic, write_folder_atomic
+from library.files import clean_up, need_space, write_atomic, write_folder_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -57,19 +57,27 @@ class Names:
         """Beside a file, the one with the averaged weights (EMA)."""
         return file.with_name(f"{file.name.removesuffix(self.extension)}-ema{self.extension}")
 
-    def existing(self) -> list[Path]:
-        """Files of an earlier training that one of this name would write over."""
+    def owns(self, name: str) -> bool:
+        """Whether a file or folder of this name is one that a training of this name writes."""
         number = r"(-\d{6}|-step\d{8})?"
         stems = {re.escape(self.name)} if self.name else {"epoch", "at", "last"}
-        pattern = re.compile(f"(?:{'|'.join(stems)}){number}(?:-ema)?(?:-state|{re.escape(self.extension)})")
-        if not self.folder.is_dir():
-            return []
-        return sorted(path for path in self.folder.iterdir() if pattern.fullmatch(path.name))
+        ending = rf"(?:-ema)?(?:-state|{re.escape(self.extension)})"
+        return re.fullmatch(f"(?:{'|'.join(stems)}){number}{ending}", name) is not None
+
+    def existing(self) -> list[Path]:
+        """Files of an earlier training that one of this name would write over."""
+        return sorted(path for path in self.folder.iterdir() if self.owns(path.name)) if self.folder.is_dir() else []
 
 
 def names(config: Any) -> Names:
     """The names of this run's files."""
     return Names(Path(config.save.output_dir or "."), config.save.output_name, extension(config))
+
+
+def tidy(config: Any) -> None:
+    """Remove what an earlier training of this name has left unfinished, when it was killed while it saved."""
+    if config.save.output_dir:
+        clean_up(config.save.output_dir, names(config).owns)
 
 
 def extension(config: Any) -> str:

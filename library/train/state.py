@@ -1,84 +1,121 @@
 """Everything a run needs to go on as if it had never stopped."""
 
 import json
-import shutil
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import Tensor
 
 from library.config.schema import ConfigError
-from library.train import chance
+from library.files import need_space, write_folder_atomic
+from library.train import chance, exact
+from library.train.tensorfile import Layout
 
 VERSION = 1
 AVERAGE = "ema.safetensors"
 WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS = "model.safetensors", "optimizer.bin", "scheduler.bin", "train_state.json"
+SCALER = "scaler.pt"
 
 
 def save(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> Path:
-    """Write a state folder. It appears under its name only when it is complete."""
-    unfinished = folder.with_name(folder.name + ".unfinished")
+    """Write a state folder. It appears under its name only when it is complete.
+
+    Raises ConfigError when the disk is full; an earlier folder of that name is then untouched.
+    """
+    sources = run.gathered(chance.state(run.device))
     if run.main:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-    run.accelerator.wait_for_everyone()
-    torch.save(chance.state(run.device), unfinished / f"random_states_{run.accelerator.process_index}.bin")
-    if run.main:
-        save_file({n: t.contiguous() for n, t in learner.snapshot().items()}, unfinished / WEIGHTS)
-        torch.save(updates.bare.state_dict(), unfinished / OPTIMIZER)
-        torch.save(updates.schedule.state_dict(), unfinished / SCHEDULER)
+        tensors = {WEIGHTS: learner.snapshot()}
+        values = {OPTIMIZER: updates.bare.state_dict(), SCHEDULER: updates.schedule.state_dict()}
+        values |= {_randomness(rank): source for rank, source in enumerate(sources)}
         if updates.average:
-            save_file(updates.average.state_dict(), unfinished / AVERAGE)
+            tensors[AVERAGE] = updates.average.state_dict()
         if run.accelerator.scaler:
-            torch.save(run.accelerator.scaler.state_dict(), unfinished / "scaler.pt")
+            values[SCALER] = run.accelerator.scaler.state_dict()
         facts = {"version": VERSION, **run.clock.state(), "seed": run.seed, "losses": run.meter.state()}
-        (unfinished / PROGRESS).write_text(json.dumps(facts | {"batches": batches.state_dict()}), encoding="utf-8")
+        facts |= {"batches": batches.state_dict(), "settings": exact.settings(run.config, run.clock.total)}
+        need_space(folder, _size([tensors, values]) + 2**20)
+        write_folder_atomic(folder, lambda place: _fill(place, tensors, values, facts))
     run.accelerator.wait_for_everyone()
-    if run.main:
-        _replace(unfinished, folder)
     return folder
+
+
+def _fill(place: Path, tensors: Mapping[str, Any], values: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    for name, named in tensors.items():
+        Layout(named, lambda _, tensor: tensor.dtype).write(place / name, {})
+    for name, value in values.items():
+        with open(place / name, "wb") as file:  # by itself, PyTorch would not say that the disk is full
+            torch.save(value, file)
+    (place / PROGRESS).write_text(json.dumps(facts), encoding="utf-8")
 
 
 def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> None:
     """Take over a state folder written by `save`. ConfigError when it does not fit this run."""
     device = run.device
     facts = read_progress(folder)
+    if why := finished(folder, facts, run.clock.total):
+        raise ConfigError(why)
     learner.restore(load_file(folder / WEIGHTS))
     updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
     updates.schedule.load_state_dict(_read(folder / SCHEDULER, "cpu"))
     if updates.average:
-        if (folder / AVERAGE).is_file():
-            updates.average.load_state_dict(load_file(folder / AVERAGE))
-        else:
-            updates.average.start()
-            run.warn("resume: the state has no averaged weights; the average starts anew")
+        _load_average(folder, run, updates)
     if run.accelerator.scaler:
-        run.accelerator.scaler.load_state_dict(_read(folder / "scaler.pt", device))
-    run.clock.step = facts["current_step"]
-    run.clock.epoch, run.clock.in_epoch = facts["current_epoch"], facts["step_in_epoch"]
-    run.meter.load(facts["losses"])
-    if why := batches.load_state_dict(facts["batches"]):
-        run.warn(f"resume: {why}")
-    randomness = folder / f"random_states_{run.accelerator.process_index}.bin"
-    if randomness.is_file():
-        chance.restore(_read(randomness, "cpu"), run.device)
+        run.accelerator.scaler.load_state_dict(_read(folder / SCALER, device))
+    _compare(facts, run, batches.load_state_dict(facts["batches"]))
+    run.seed = facts["seed"]
+    run.clock.step, run.clock.epoch = facts["current_step"], facts["current_epoch"]
+    # Of other data, or other steps, the epoch may already be over at this place.
+    steps = math.ceil(batches.index / run.config.steps.gradient_accumulation_steps)
+    run.clock.in_epoch = min(steps, run.clock.per_epoch) if batches.epoch == run.clock.epoch else run.clock.per_epoch
+    run.meter.load(facts["losses"][: run.clock.per_epoch])
+    if (folder / _randomness(run.rank)).is_file():
+        chance.restore(_read(folder / _randomness(run.rank), "cpu"), device)
+
+
+def _load_average(folder: Path, run: Any, updates: Any) -> None:
+    if (folder / AVERAGE).is_file():
+        updates.average.load_state_dict(load_file(folder / AVERAGE))
     else:
-        run.warn(f"resume: {folder} was written by fewer processes; this one starts with fresh random numbers.")
+        updates.average.start()
+        run.warn("resume: the state has no averaged weights; the average starts anew")
 
 
-def problems(folder: Path) -> list[str]:
-    """Why a folder cannot be resumed, without loading a model."""
+def _compare(facts: Mapping[str, Any], run: Any, data: str) -> None:
+    """Say all that keeps this run from going on exactly as the saved one would have."""
+    found = list(exact.differences(facts.get("settings", {}), exact.settings(run.config, run.clock.total)))
+    given = run.config.steps.seed
+    if given is not None and given != facts["seed"]:
+        found.append(f"the seed stays {facts['seed']}, {given} is not used")
+    if found or data:
+        run.warn(f"resume: it goes on, but not exactly as it would have: {'; '.join([*found, *([data] * bool(data))])}")
+
+
+def problems(folder: Path, total_steps: int | None = None) -> list[str]:
+    """Why a folder cannot be resumed, without loading a model; by a run of so many steps, where that is known."""
     if not folder.is_dir():
         return [f"resume: there is no folder {folder}; give the path of a folder that ends in -state"]
     missing = [name for name in (WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS) if not (folder / name).is_file()]
     if missing:
         return [f"resume: {folder} is no complete state (it lacks {', '.join(missing)}); choose another -state folder"]
     try:
-        read_progress(folder)
+        facts = read_progress(folder)
     except ConfigError as e:
         return [str(e)]
-    return []
+    return [why] if total_steps and (why := finished(folder, facts, total_steps)) else []
+
+
+def finished(folder: Path, facts: Mapping[str, Any], total_steps: int) -> str:
+    """The sentence for a training that has nothing left to do, "" for all others."""
+    if facts["current_step"] < total_steps:
+        return ""
+    return (
+        f"resume: {folder} was saved after step {facts['current_step']}, and this training has {total_steps} steps, so "
+        "nothing is left to do; raise max_train_steps or max_train_epochs to go on"
+    )
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
@@ -95,6 +132,10 @@ def read_progress(folder: Path) -> dict[str, Any]:
     )
 
 
+def _randomness(rank: int) -> str:
+    return f"random_states_{rank}.bin"
+
+
 def _read(path: Path, device: Any) -> Any:
     """Tensors and plain values only: a state folder may come from anyone."""
     try:
@@ -103,11 +144,10 @@ def _read(path: Path, device: Any) -> Any:
         raise ConfigError(f"resume: {path} cannot be read ({type(e).__name__}); choose another -state folder") from e
 
 
-def _replace(new: Path, final: Path) -> None:
-    """Put a finished folder in its place; one that is there already goes only after the new one has arrived."""
-    old = final.with_name(final.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
-        final.rename(old)
-    new.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
+def _size(value: Any) -> int:
+    """Bytes of all tensors in something nested."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0

@@ -1,0 +1,228 @@
+"""Going on from a saved state: exactly as if the training had never stopped, or with the reason why not."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from library.config.schema import ConfigError
+from library.train import save, state
+from library.train.run import Run
+from tests.training import SCRIPTS, config_of, listing, pictures, train
+
+# Everything that draws random numbers, forgets or remembers.
+LIVELY = {
+    "sdxl_train_network": {
+        "network_dropout": 0.2, "network_train_unet_only": False, "cache_text_encoder_outputs": False,
+        "text_encoder_lr": [1e-3], "lr_scheduler": "cosine", "lr_warmup_steps": 3, "noise_offset": 0.1,
+        "multires_noise_iterations": 3, "min_snr_gamma": 5, "gradient_accumulation_steps": 2,
+    },
+    "flux_train_network": {
+        "network_args": ["loraplus_lr_ratio=4"], "ema_decay": 0.9, "scale_weight_norms": 0.5, "ip_noise_gamma": 0.1,
+        "ip_noise_gamma_random_strength": True, "timestep_sampling": "flux_shift", "gradient_checkpointing": True,
+    },
+    "sdxl_train": {
+        "optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"],
+        "ema_decay": 0.9, "train_text_encoder": True, "cache_text_encoder_outputs": False, "cache_latents": False,
+        "flip_aug": True, "random_crop": True, "color_aug": True, "lr_scheduler": "linear",
+    },
+    "flux_train": {"full_bf16": True, "mixed_precision": "bf16", "fused_backward_pass": True,
+                   "optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False"], "max_grad_norm": 1.0},
+}  # fmt: skip
+CAPTIONS = {"shuffle_caption": True, "caption_dropout_rate": 0.2, "keep_tokens": 1, "token_warmup_step": 8}
+STEPS = {script: (4, 9, 12) for script in SCRIPTS} | {"flux_train_network": (7, 13, 20)}  # two stops and the end
+
+
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory):
+    """Ten pictures in two sizes: an epoch of six batches, two of them short."""
+    return pictures(tmp_path_factory.mktemp("ten"), ((64, 64),) * 5 + ((128, 64),) * 5, repeats=1)
+
+
+@pytest.fixture
+def run(demo, ten, tmp_path):
+    def start(script="flux_train_network", folder="out", **values):
+        cached = values.get("cache_text_encoder_outputs", True)
+        base = {"train_data_dir": ten, "output_dir": tmp_path / folder, "output_name": "m", "min_bucket_reso": 64}
+        base |= {"resolution": 96, "max_train_steps": STEPS[script][-1]} | ({} if cached else CAPTIONS)
+        return train(config_of(demo, script, **base | values))
+
+    return start
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """Ask for a stop after a step, as the page does."""
+    log = Run.log
+
+    def ask(step):
+        def logged(self, *args):
+            log(self, *args)
+            if self.clock.step == step:
+                (self.record.folder / "stop").write_text("after_step")
+
+        monkeypatch.setattr(Run, "log", logged)
+
+    return ask
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_twice_interrupted_is_bit_for_bit_the_same(run, stop_after, script):
+    straight = run(script, "straight", save_state_on_train_end=True, **LIVELY[script])
+    lines, resume = {}, {}
+    *_, total = STEPS[script]
+    for stop in STEPS[script]:
+        stop_after(stop)
+        part = run(script, **LIVELY[script], **resume, save_state_on_train_end=True)
+        assert part.facts["state"] == ("stopped" if stop < total else "finished")
+        lines |= {e["step"]: (e["epoch"], e["loss"], e["avr_loss"], e["lr"]) for e in part.events("step")}
+        resume = {"resume": part.file.with_name("m-state")}
+    assert not [e for e in part.events("warning") if "resume" in e["text"]]
+    assert lines == {e["step"]: (e["epoch"], e["loss"], e["avr_loss"], e["lr"]) for e in straight.events("step")}
+    assert len(lines) == total
+
+    whole, again = straight.tensors(), part.tensors()
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+    one, other = (listing(outcome.file.with_name("m-state")) for outcome in (straight, part))
+    assert one.keys() == other.keys()
+    assert one["model.safetensors"] == other["model.safetensors"]
+    progress = [json.loads((o.file.with_name("m-state") / "train_state.json").read_text()) for o in (straight, part)]
+    assert progress[0] == progress[1] and progress[0]["current_step"] == total
+    if "ema_decay" in LIVELY[script]:
+        assert one["ema.safetensors"] == other["ema.safetensors"]
+
+
+def test_numbers_of_files_go_on_and_old_ones_leave(run, stop_after, tmp_path):
+    """Steps and epochs count over all parts; what is outdated is removed across them."""
+    how = {"save_every_n_steps": 4, "save_last_n_steps": 4, "save_last_n_steps_state": 8, "save_state": True}
+    how |= {"save_every_n_epochs": 1, "save_last_n_epochs": 1, "max_train_steps": 14}
+    stop_after(7)
+    first = run(**how)
+    stop_after(99)
+    second = run(**how, resume=first.file.with_name("m-state"))
+    names = {name for name in listing(tmp_path / "out") if "/" not in name} - {"runs"}
+    # Six steps an epoch: epochs 1 and 2 end at 6 and 12; the third is the last.
+    assert names == {
+        "m.safetensors", "m-state", "m-000002.safetensors", "m-000002-state", "m-step00000008.safetensors",
+        "m-step00000012.safetensors", "m-step00000004-state", "m-step00000008-state", "m-step00000012-state",
+    }  # fmt: skip
+    assert [event["step"] for event in second.events("step")] == list(range(8, 15))
+    assert state.read_progress(tmp_path / "out" / "m-000002-state")["current_step"] == 12
+
+
+def test_train_state_has_the_fields_of_sd_scripts(run, tmp_path):
+    run(max_train_steps=8, save_state_on_train_end=True)
+    found = json.loads((tmp_path / "out" / "m-state" / "train_state.json").read_text())
+    assert (found["current_epoch"], found["current_step"]) == (2, 8)
+    kept = {path.name for path in (tmp_path / "out" / "m-state").iterdir()}
+    assert kept == {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.bin", "train_state.json"}
+
+
+def test_a_finished_training_says_so(run, tmp_path):
+    done = run(max_train_steps=6, save_state_on_train_end=True)
+    for more in ({"max_train_steps": 6}, {"max_train_steps": 4}, {"max_train_epochs": 1}):  # of six steps
+        with pytest.raises(ConfigError) as found:
+            run(resume=tmp_path / "out" / "m-state", **more)
+        assert re.search(
+            "after step 6, and this training has (6|4|5) steps, so nothing is left to do", str(found.value)
+        )
+        assert "\n" not in str(found.value)
+    longer = run(resume=tmp_path / "out" / "m-state", max_train_steps=7)
+    assert [event["step"] for event in longer.events("step")] == [7] and done.facts["step"] == 6
+    assert not longer.events("warning")  # a constant learning rate does not look at the length
+
+
+CHANGES = [
+    ({"train_batch_size": 1}, ["train_batch_size was 2 and is 1", "the batch sizes or buckets differ"]),
+    (
+        {"learning_rate": 1e-5, "lr_scheduler": "cosine"},
+        ["learning_rate was 0.005 and is 1e-05", "is cosine"],
+    ),
+    ({"seed": 7}, ["the seed stays 42, 7 is not used"]),
+    ({"optimizer_args": ["weight_decay=0.1"]}, ["optimizer_args was not set and is weight_decay=0.1"]),
+    ({"gradient_accumulation_steps": 2}, ["gradient_accumulation_steps was 1 and is 2"]),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES, ids=[next(iter(change)) for change, _ in CHANGES])
+def test_what_prevents_an_exact_resume_is_told(run, tmp_path, change, words):
+    run(max_train_steps=4, save_state_on_train_end=True)
+    part = run(resume=tmp_path / "out" / "m-state", max_train_steps=14, **change)
+    (warning,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
+    assert all(word in warning for word in words), warning
+    assert part.facts["state"] == "finished"
+    assert [event["step"] for event in part.events("step")] == list(range(5, 15))
+
+
+def test_other_pictures_are_told_and_epochs_still_end(run, tmp_path):
+    """Fewer batches an epoch than were done of it."""
+    run(max_train_steps=4, save_state_on_train_end=True)
+    few = pictures(tmp_path / "few", ((64, 64),) * 4, repeats=1)
+    part = run(resume=tmp_path / "out" / "m-state", train_data_dir=few, max_train_steps=9)
+    (warning,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
+    assert "the images or captions and the batch sizes or buckets differ" in warning
+    assert [event["epoch"] for event in part.events("step")] == [2, 2, 3, 3, 4]
+
+
+def test_what_makes_no_difference_is_not_told(run, demo, ten, tmp_path):
+    run(max_train_steps=2, save_state_on_train_end=True)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in ten.rglob("*.*"):
+        (moved / path.parent.name).mkdir(exist_ok=True)
+        (moved / path.parent.name / path.name).write_bytes(path.read_bytes())
+    part = run(
+        resume=tmp_path / "out" / "m-state", max_train_steps=3, train_data_dir=moved, output_name="other",
+        gradient_checkpointing=True, save_precision="bf16", max_data_loader_n_workers=0, logging_dir=tmp_path / "logs",
+    )  # fmt: skip
+    assert not [event for event in part.events("warning") if "resume" in event["text"]]
+
+
+def test_adapters_of_another_shape_are_refused(run, tmp_path):
+    run(max_train_steps=2, save_state_on_train_end=True)
+    with pytest.raises(ConfigError, match="resume"):
+        run(resume=tmp_path / "out" / "m-state", network_dim=2)
+    with pytest.raises(ConfigError, match="would be overwritten"):
+        run()
+
+
+def test_a_seed_by_chance_stays_the_same(run, stop_after):
+    """Without a seed in the config, the noise of all parts comes from the one that the first part drew."""
+    stop_after(3)
+    first = run(seed=None, max_train_steps=6)
+    stop_after(99)
+    second = run(seed=None, max_train_steps=6, resume=first.file.with_name("m-state"))
+    whole = run(folder="whole", seed=first.facts["seed"], max_train_steps=6)
+    assert first.losses + second.losses == whole.losses
+
+
+def test_unfinished_things_of_ours_are_removed_and_no_others(run, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    dead = f"999999999-{save.clean_up.__globals__['HERE']}00000000"
+    ours = [f".m-step00000004.{dead}.tmp.safetensors", f".m-state.{dead}.tmp", f".m.{dead}.tmp.safetensors"]
+    others = [f".n-state.{dead}.tmp", f".mm.{dead}.tmp.safetensors", ".m.tmp.safetensors", "notes.txt", ".m-state.tmp",
+              ".m-state.1-0000ffffffffff.tmp"]  # fmt: skip
+    for name in [*ours, *others]:
+        if "safetensors" in name or "txt" in name:
+            (out / name).write_text("x")
+        else:
+            (out / name).mkdir()
+            (out / name / "a").write_text("x")
+    run(max_train_steps=1)
+    assert {path.name for path in out.iterdir()} == {*others, "m.safetensors", "runs"}
+
+
+def test_an_exchange_of_folders_that_was_cut_off_is_brought_to_its_end(tmp_path):
+    from library.files import HERE, clean_up
+
+    for number, there in enumerate((("tmp", "old"), ("old",))):
+        folder = tmp_path / str(number)
+        for kind in there:
+            (folder / f".m-state.999999999-{HERE}00000000.{kind}").mkdir(parents=True)
+            (folder / f".m-state.999999999-{HERE}00000000.{kind}" / kind).write_text("x")
+        clean_up(folder, lambda name: name == "m-state")
+        assert [path.name for path in folder.iterdir()] == ["m-state"]
+        assert [path.name for path in (folder / "m-state").iterdir()] == [there[0]]

@@ -1,0 +1,184 @@
+"""Ctrl+C and polite kills, of the training alone and through its launchers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from library.config.command import command
+from library.config.schema import to_toml
+from library.runs import reader
+from library.train import state
+from library.train.stopping import Stopped, Wishes
+from tests.source import ROOT
+from tests.training import config_of, runs_in, wait_for
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+SCRIPT = "flux_train_network"
+TWO = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+
+
+class Training:
+    """One that would go on for hours, started as `arguments` say; its files lie in `output`."""
+
+    def __init__(self, arguments, output):
+        self.output = output
+        # A process group of its own, as a shell gives it: a terminal's Ctrl+C reaches all that is in it.
+        self.process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True
+        )
+
+    def until(self, kind):
+        """Wait for an event of the run, and return it."""
+        return wait_for(lambda: next((e for e in self.events() if e["kind"] == kind), None))
+
+    def events(self):
+        assert self.process.poll() is None, self.process.stdout.read()
+        return [event for folder in runs_in(self.output) for event in reader.events(folder)[0]]
+
+    @property
+    def run(self):
+        return reader.at(next(iter(runs_in(self.output))))
+
+    def ended(self):
+        """Exit code and words."""
+        words = self.process.communicate(timeout=120)[0]
+        return self.process.returncode, words
+
+
+@pytest.fixture
+def training(demo, squares, tmp_path):
+    started = []
+
+    def start(*before, caching=False):
+        # Without cached captions a step is slower and the phases before it are shorter.
+        config = config_of(demo, SCRIPT, train_data_dir=squares, output_dir=tmp_path / "out", max_train_steps=100000)
+        (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+        script = [str(ROOT / "sd-scripts" / f"{SCRIPT}.py"), "--config_file", str(tmp_path / "run.toml")]
+        started.append(Training([*(before or [sys.executable]), *script], tmp_path / "out"))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            os.killpg(one.process.pid, signal.SIGKILL)
+
+
+def is_saved(training):
+    """There is a file, and a state that fits it."""
+    folder = training.output / "flux-lora-state"
+    assert (training.output / "flux-lora.safetensors").is_file() and state.problems(folder) == []
+    step = state.read_progress(folder)["current_step"]
+    assert 0 < step == training.run.facts["step"]
+    return True
+
+
+def test_ctrl_c_finishes_the_step_and_saves(training):
+    one = training()
+    one.until("step")
+    one.process.send_signal(signal.SIGINT)
+    code, words = one.ended()
+    assert code == 0, words
+    assert "Stopping after this step" in words and "Traceback" not in words
+    assert one.run.state == "stopped" and is_saved(one)
+
+
+def test_before_the_first_step_it_ends_with_nothing_saved(training):
+    one = training()
+    one.until("phase")
+    one.process.terminate()
+    code, words = one.ended()
+    assert code == 130 and "Stopped before the first step" in words and "Traceback" not in words
+    assert one.run.state == "stopped" and one.run.error is None
+    assert [path.name for path in one.output.iterdir()] == ["runs"]
+
+
+def test_through_accelerate_launch(training):
+    """A kill reaches only the launcher, which dies of it; the training notices, and saves."""
+    one = training(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", *TWO[2:])
+    one.until("step")
+    trainer = psutil.Process(one.run.facts["pid"])
+    assert trainer.ppid() == one.process.pid
+    one.process.terminate()
+    assert one.ended()[0] == -signal.SIGTERM
+    psutil.wait_procs([trainer], timeout=60)
+    assert one.run.state == "stopped" and is_saved(one)
+
+
+def test_ctrl_c_reaches_two_processes_from_terminal_and_launcher(training):
+    one = training(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", *TWO)
+    one.until("step")
+    os.killpg(one.process.pid, signal.SIGINT)
+    words = one.ended()[1]
+    assert one.run.state == "stopped" and is_saved(one), words
+    assert "Stopping after this step" in words
+
+
+def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
+    launched = "import sys; from library.runs import foreground; sys.exit(foreground.run(sys.argv[1:]))"
+    how = command("run.toml", SCRIPT)[:-3]
+    one = training(sys.executable, "-c", launched, *how)
+    one.until("step")
+    one.process.terminate()
+    code, words = one.ended()
+    assert code == 0, words
+    assert one.run.state == "stopped" and is_saved(one)
+
+
+# ---- the listener alone
+
+LOOP = """
+import sys, time
+from library.train.stopping import Wishes
+class Record:
+    def say(self, text): print(text + "\\n", end="", flush=True)
+    def finish(self, state): print(state, flush=True)
+    def stopping(self): pass
+    def stop_requested(self): return ""
+wishes = Wishes(Record())
+wishes.listen()
+wishes.be_patient()
+print("up", flush=True)
+while not wishes.asked(): time.sleep(0.01)
+print("saving", flush=True)
+{}
+"""
+
+
+def listener(code):
+    found = subprocess.Popen([sys.executable, "-c", LOOP.format(code)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert found.stdout.readline() == "up\n"
+    return found
+
+
+def test_a_second_signal_ends_it_at_once_even_if_it_hangs():
+    one = listener("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()")
+    one.terminate()
+    assert one.stdout.readline().startswith("Stopping") and one.stdout.readline() == "saving\n"
+    time.sleep(1.2)
+    one.send_signal(signal.SIGINT)
+    assert one.wait(20) == 128 + signal.SIGINT
+    assert one.stdout.read() == "stopped\n"
+
+
+def test_signals_that_come_together_are_one_wish():
+    one = listener("time.sleep(0.5)")
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        one.send_signal(number)
+    assert one.wait(20) == 0
+
+
+def test_handlers_are_given_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    wishes = Wishes()
+    wishes.listen()
+    with pytest.raises(Stopped):
+        signal.raise_signal(signal.SIGTERM)
+    wishes.forget()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,152 @@
+"""Images that are held back: measured the same way every time, and without a trace in the training."""
+
+import pytest
+import torch
+
+from library import data
+from library.train import validation as module
+from tests.training import LORAS, SCRIPTS, config_of, pictures, train
+
+TAGS = {"loss/validation/epoch_average", "loss/validation/epoch_divergence"}
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """Eight pictures; a quarter of them is two."""
+    return pictures(tmp_path_factory.mktemp("eight"), ((64, 64),) * 8, repeats=1)
+
+
+@pytest.fixture
+def run(demo, eight, tmp_path):
+    """Train on six of the eight, three steps an epoch."""
+    count = iter(range(100))
+
+    def start(script="flux_train_network", **values):
+        values = {"validation_split": 0.25, "max_train_steps": 7, "output_dir": tmp_path / f"run{next(count)}"} | values
+        return train(config_of(demo, script, train_data_dir=eight, **values))
+
+    return start
+
+
+def without(demo, eight, tmp_path, script, **values):
+    """The same training on the same six images, with the two others gone."""
+    config = config_of(demo, script, train_data_dir=eight, validation_split=0.25, output_dir=tmp_path, **values)
+    kept = {image.path for image in data.scan(config).items}
+    gone = [path for path in eight.rglob("*.png") if str(path) not in kept]
+    assert len(gone) == 2
+    return gone
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_training_does_not_notice(run, monkeypatch, script):
+    """Dropout, captions and noise draw the same numbers, whether or not something is measured in between."""
+    options = {"network_dropout": 0.3, "shuffle_caption": True, "cache_text_encoder_outputs": False}
+    options["max_train_steps"] = 4
+    measured = run(script, validate_every_n_steps=2, **options)
+    monkeypatch.setattr(module.Validation, "when_due", lambda self: None)
+    plain = run(script, **options)
+    assert len(measured.events("validation")) == 3 and not plain.events("validation")
+    assert measured.losses == plain.losses
+    assert all(torch.equal(tensor, plain.tensors()[name]) for name, tensor in measured.tensors().items())
+
+
+def test_no_graph_is_made_for_it(run):
+    found = run(compile=True, compile_backend="aot_eager", max_train_steps=4, validate_every_n_steps=2)
+    assert len(found.events("validation")) == 3
+    assert {event["step"] for event in found.events("compile")} == {1}
+
+
+def test_the_same_model_measures_the_same_loss(run):
+    """Nothing learns, so nothing may change: neither between epochs, nor with another seed of the training."""
+    still = {"learning_rate": 1e-30, "validation_seed": 5, "cache_latents": False, "flip_aug": True}
+    first = run(**still).events("validation")
+    assert [event["epoch"] for event in first] == [1, 2] and [event["step"] for event in first] == [3, 6]
+    assert first[0]["by_timestep"] == first[1]["by_timestep"]
+    assert list(first[0]["by_timestep"]) == ["0.2", "0.4", "0.6", "0.8"]
+    assert len(set(first[0]["by_timestep"].values())) == 4
+    assert first[0]["loss"] == pytest.approx(sum(first[0]["by_timestep"].values()) / 4)
+    other = run(**still, seed=7).events("validation")
+    assert other[0]["by_timestep"] == first[0]["by_timestep"]
+    assert run(**still | {"validation_seed": 6}).events("validation")[0]["by_timestep"] != first[0]["by_timestep"]
+
+
+def test_divergence_is_the_distance_from_training(run):
+    outcome = run(validate_every_n_steps=2, validate_every_n_epochs=2)
+    found = outcome.events("validation")
+    assert [(event["when"], event["step"]) for event in found] == [("step", 2), ("step", 4), ("step", 6), ("epoch", 6)]
+    average = outcome.numbers("avr_loss")
+    for event in found:
+        assert event["divergence"] == pytest.approx(event["loss"] - average[event["step"]])
+    assert found[2]["loss"] == found[3]["loss"]  # measured once
+
+
+def test_timesteps_of_sdxl_follow_its_limits(demo):
+    from library import families
+
+    def of(**values):
+        return families.of(config_of(demo, "sdxl_train_network", **values)).validation_timesteps
+
+    assert of() == [200, 400, 600, 800]
+    assert of(min_timestep=500) == [600, 700, 800, 900]
+    assert of(min_timestep=10, max_timestep=510) == [110, 210, 310, 410]
+
+
+def test_curves_have_the_names_of_sd_scripts(run, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    outcome = run(logging_dir=tmp_path / "logs", validate_every_n_steps=3)
+    board = EventAccumulator(str(next((tmp_path / "logs").glob("*/network_train"))))
+    board.Reload()
+    tags = set(board.Tags()["scalars"])
+    assert {tag for tag in tags if "validation" in tag} == TAGS | {tag.replace("epoch", "step") for tag in TAGS}
+    epochs = [(event.step, event.value) for event in board.Scalars("loss/validation/epoch_average")]
+    losses = [e["loss"] for e in outcome.events("validation") if e["when"] == "epoch"]
+    assert epochs == [(1, pytest.approx(losses[0])), (2, pytest.approx(losses[1]))]
+
+
+def test_at_most_so_many_batches(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module.Validation, "_loss", lambda self, batch, *_: seen.append(batch) or torch.zeros(()))
+    run(max_validation_steps=1, max_train_steps=6, train_batch_size=1)
+    assert len(seen) == 4
+    seen.clear()
+    run(max_train_steps=6, train_batch_size=1)
+    assert len(seen) == 8
+
+
+def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
+    config = config_of(
+        demo, "flux_train_network", train_data_dir=eight, output_dir=tmp_path, validation_split=0.25, flip_aug=True,
+        caption_dropout_rate=1.0, cache_latents=False, cache_text_encoder_outputs=False,
+    )  # fmt: skip
+    images = data.scan(config)
+    assert len(images.items) == 6 and len(images.validation.items) == 2
+    assert not {i.path for i in images.items} & {i.path for i in images.validation.items}
+    batches = data.batches(images.validation, config, seed=1)
+    made = [batches.make(draw) for epoch in (1, 2, 3) for draw in batches.draws(epoch)]
+    assert all(words.startswith("zorb toy") for batch in made for words in batch.captions)
+    assert all(torch.equal(one.pixels, made[0].pixels) for one in made if one.paths == made[0].paths)
+
+
+@pytest.mark.parametrize("script", [script for script in SCRIPTS if script not in LORAS])
+def test_a_dataset_file_holds_back_in_full_trainings_too(demo, eight, tmp_path, script):
+    (tmp_path / "data.toml").write_text(
+        "[[datasets]]\nresolution = 64\nbatch_size = 2\nvalidation_split = 0.25\n"
+        f"[[datasets.subsets]]\nimage_dir = '{(eight / '1_zorb toy').as_posix()}'\ncaption_extension = '.txt'\n"
+    )
+    found = train(
+        config_of(
+            demo,
+            script,
+            train_data_dir=None,
+            dataset_config=tmp_path / "data.toml",
+            output_dir=tmp_path,
+            max_train_steps=3,
+        )
+    ).events("validation")
+    assert [event["step"] for event in found] == [3] and found[0]["loss"] > 0
+
+
+def test_too_few_images_to_hold_one_back(run):
+    outcome = run(validation_split=0.01, max_train_steps=2)
+    assert any("validation_split is so small" in event["text"] for event in outcome.events("warning"))
