@@ -38,6 +38,8 @@ class Run:
         no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=no_gpu, kwargs_handlers=_handlers(config))
         self.device: torch.device = self.accelerator.device
+        if self.device.type == "cpu":  # of several processes it has a number, which torch.load does not understand
+            self.device = torch.device("cpu")
         self.main = self.accelerator.is_main_process
         self.rank: int = self.accelerator.process_index
         self.ranks: int = self.accelerator.num_processes
