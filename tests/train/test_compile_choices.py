@@ -4,8 +4,21 @@ import pytest
 
 from library import families
 from library.config.schema import ConfigError, build
-from tests.train.test_compiled import COMPILED, eager_again, run  # noqa: F401 - fixtures
-from tests.training import SCRIPTS, runs_in
+from tests.training import SCRIPTS, config_of, runs_in, train
+
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+
+
+@pytest.fixture
+def run(demo, shapes, tmp_path):
+    """Train on three sizes, each time into a folder of its own."""
+    count = iter(range(100))
+
+    def start(script, **values):
+        folder = {"resolution": "96", "output_dir": tmp_path / f"run{next(count)}"}
+        return train(config_of(demo, script, train_data_dir=shapes, **folder, **values))
+
+    return start
 
 
 def log_of(outcome):
@@ -13,7 +26,7 @@ def log_of(outcome):
 
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
-def test_eager_steps_first_tell_what_compiling_saves(run, script):  # noqa: F811
+def test_eager_steps_first_tell_what_compiling_saves(run, script):
     eager = run(script, max_train_steps=6)
     compared = run(script, max_train_steps=6, compile_compare_steps=3, **COMPILED)
     assert compared.losses == pytest.approx(eager.losses, rel=1e-3)
@@ -27,7 +40,7 @@ def test_eager_steps_first_tell_what_compiling_saves(run, script):  # noqa: F811
     assert "Compiling took" in log_of(compared) and "a step instead of" in log_of(compared)
 
 
-def test_without_a_comparison_seconds_are_told_and_savings_are_not(run):  # noqa: F811
+def test_without_a_comparison_seconds_are_told_and_savings_are_not(run):
     compiled = run("flux_train_network", max_train_steps=2, **COMPILED)
     assert "saved_seconds" not in compiled.facts["compile"] and "eager_s_it" not in compiled.facts["compile"]
     assert "Compiling took" in log_of(compiled) and "saved" not in log_of(compiled).rpartition("Compiling took")[2]
@@ -42,7 +55,7 @@ def test_without_a_comparison_seconds_are_told_and_savings_are_not(run):  # noqa
         ("sdxl_train", "resnet:0-1,3", {"ResnetBlock2D": None}),
     ],
 )
-def test_chosen_blocks_alone_are_compiled(run, script, chosen, graphs):  # noqa: F811
+def test_chosen_blocks_alone_are_compiled(run, script, chosen, graphs):
     eager = run(script, max_train_steps=4)
     compiled = run(script, max_train_steps=4, compile_blocks=chosen, gradient_checkpointing=True, **COMPILED)
     told = compiled.facts["compile"]
@@ -54,7 +67,7 @@ def test_chosen_blocks_alone_are_compiled(run, script, chosen, graphs):  # noqa:
         assert told["blocks"] == {"ResnetBlock2D": 3}
 
 
-def test_a_block_that_the_model_does_not_have_is_named(run, tmp_path):  # noqa: F811
+def test_a_block_that_the_model_does_not_have_is_named(run, tmp_path):
     with pytest.raises(ConfigError, match=r"double:99; the last is double:\d") as refused:
         run("flux_train_network", compile_blocks="double:0-99", **COMPILED)
     assert len(str(refused.value).splitlines()) == 1
