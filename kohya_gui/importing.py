@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from library.config import foreign
 from library.config.schema import ConfigError, missing, read_text, to_toml
@@ -35,6 +36,8 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     if asked.base and not asked.to:
         parser.error("--base goes with --to kohya_ss")
+    if foreign.is_dataset(found := foreign.parse(asked.file)):
+        return _dataset(found, asked.output)
     made = foreign.load(asked.file, configs(), asked.script)
     if asked.to:
         return _export(made, asked.base, asked.output)
@@ -56,12 +59,13 @@ def main(argv: list[str]) -> int:
 def diff(argv: list[str]) -> int:
     """Say what differs between two files of settings, of any trainer. 0 nothing, 1 something, 2 it did not work."""
     parser = argparse.ArgumentParser("kohya diff", description="Options that differ between two files of settings.")
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
+    parser.add_argument("first", type=Path, help="a file, or the folder of a run")
+    parser.add_argument("second", type=Path, help="the other one")
     parser.add_argument("--script", choices=list(RUNS), default="", help="what both are for; else the files tell")
     asked = parser.parse_args(argv)
     try:
-        first, second = (foreign.load(path, configs(), asked.script) for path in (asked.first, asked.second))
+        files = [path / "run.toml" if path.is_dir() else path for path in (asked.first, asked.second)]
+        first, second = (foreign.load(path, configs(), asked.script) for path in files)
     except ConfigError as wrong:
         for line in str(wrong).splitlines():
             print(f"error: {line}", file=sys.stderr)
@@ -82,6 +86,24 @@ def _toml(made: foreign.Imported, source: Path) -> str:
     return to_toml(config, f"{comment}\nimported from {source.name} ({made.trainer})")
 
 
+def _dataset(found: dict[str, Any], path: Path | None) -> int:
+    """Write or print a dataset file of musubi-tuner as ours."""
+    text, notes = foreign.dataset(found)
+    if path is None:
+        print(text, end="")
+    else:
+        _write_new(path, text)
+    for line in [*(f"note: {note}" for note in notes), *([f"wrote {path}: name it as dataset_config"] if path else [])]:
+        print(line, file=sys.stdout if path else sys.stderr)
+    return DONE
+
+
+def _write_new(path: Path, text: str) -> None:
+    if path.exists():
+        raise ConfigError(f"{path} exists already; choose another name")
+    write_atomic(path, text)
+
+
 def _export(made: foreign.Imported, base: Path | None, path: Path | None) -> int:
     """Write or print the JSON of kohya_ss's page, and say what has no place there."""
     prompts = made.config.sample.sample_prompts
@@ -90,10 +112,8 @@ def _export(made: foreign.Imported, base: Path | None, path: Path | None) -> int
     written = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     if path is None:
         print(written, end="")
-    elif path.exists():
-        raise ConfigError(f"{path} exists already; choose another name")
     else:
-        write_atomic(path, written)
+        _write_new(path, written)
     shown = sys.stdout if path else sys.stderr
     for line in [*lost, *(f"to fix: {problem}" for problem in made.problems)]:
         print(f"note: {line}", file=shown)

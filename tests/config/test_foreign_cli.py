@@ -79,6 +79,7 @@ def test_diff_of_any_two_files(lora, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "network_dim: 16 -> 8" in shown and "learning_rate" not in shown and "1 option differs" in shown
     assert cli.main(["diff", str(run), str(run)]) == 0
+    assert cli.main(["diff", str(tmp_path), str(run)]) == 0  # the folder of a run
     assert cli.main(["diff", str(run), str(tmp_path / "gone.toml")]) == 2
 
 

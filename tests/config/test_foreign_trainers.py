@@ -141,9 +141,15 @@ def test_musubi_for_other_models_is_refused():
         foreign.read({"dit": "a", "network_module": "networks.lora_wan"}, CONFIGS)
 
 
-def test_a_dataset_file_alone_is_no_training(musubi, capsys):
-    assert cli.main(["import", str(musubi.with_name("data.toml"))]) == 1
-    assert "dataset_config" in capsys.readouterr().err
+def test_a_dataset_file_alone_becomes_a_dataset_file(musubi, tmp_path, capsys):
+    data, out = musubi.with_name("data.toml"), tmp_path / "ours.toml"
+    assert cli.main(["import", str(data), "-o", str(out)]) == 0
+    assert "cache_directory is ignored" in capsys.readouterr().out
+    found = dataset.load(build(CONFIGS["flux_train_network"], {"dataset_config": str(out)}))
+    assert [s.image_dir for d in found for s in d.subsets] == ["C:\\pictures", "more"]
+    assert cli.main(["import", str(data), "-o", str(out)]) == 1 and "exists already" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="dataset_config"):
+        foreign.load(data, CONFIGS)
 
 
 def test_aitoolkit(tmp_path):

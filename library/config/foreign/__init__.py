@@ -5,14 +5,17 @@ from library.config.foreign.files import SUFFIXES, load, of_others, parse, read
 from library.config.foreign.kohya_export import export
 from library.config.foreign.kohya_ss import tab_title
 from library.config.foreign.ledger import Configs, Fate, Imported
+from library.config.foreign.musubi import dataset, is_dataset
 
 __all__ = [
     "SUFFIXES",
     "Configs",
     "Fate",
     "Imported",
+    "dataset",
     "differences",
     "export",
+    "is_dataset",
     "load",
     "of_others",
     "parse",
