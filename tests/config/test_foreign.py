@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from library.config import foreign
-from library.config.foreign import kohya_ss
+from library.config.foreign import kohya_adapters, kohya_ss
 from library.config.schema import ConfigError, build, changed, flat, options, read_toml, to_toml
 from library.families import RUNS, config_class
+from library.learners import network_args
 
 CONFIGS = {script: config_class(script) for script in RUNS}
 ROWS = list(csv.DictReader((Path(__file__).parents[1] / "golden/gui_keys.csv").open(encoding="utf-8")))
@@ -231,6 +232,18 @@ def test_rates_of_text_encoders_switch_their_training():
 def test_the_type_of_adapter_and_its_fields(kind, keys, module, args):
     config = imported("lora", "sdxl", LoRA_type=kind, **keys).config
     assert (config.network.module, config.network.network_args) == (module, args)
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+@pytest.mark.parametrize("kind", kohya_adapters.ADAPTERS)
+def test_arguments_are_such_that_the_adapter_takes_them(kind, family):
+    """With every field of the page filled in, each type gets those that it knows, and no other."""
+    numbers = dict.fromkeys(["conv_dim", "conv_alpha", "unit", "factor"], 4) | {"rank_dropout": 0.1, "constrain": 0.1}
+    texts = {"LyCORIS_preset": "attn-mlp", "in_dims": "4,0,0,0,4", "img_attn_dim": "4", "down_lr_weight": "sine"}
+    on = ["use_tucker", "bypass_mode", "dora_wd", "use_scalar", "train_norm", "rescaled", "decompose_both", "use_cp"]
+    keys = numbers | texts | dict.fromkeys([*on, "split_qkv", "train_t5xxl", "train_on_input"], True)
+    config = imported("lora", family, **keys, LoRA_type=kind).config
+    assert list(network_args.problems(config)) == []
 
 
 def test_adapters_of_flux():

@@ -97,9 +97,9 @@ def read(ledger: Ledger) -> None:
         ledger.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
         adapter = ADAPTERS["Standard"]
     own = "networks.lora_flux" if ledger.family == "flux" else "networks.lora"
-    module = own if adapter.module.startswith("networks.") else adapter.module
-    if ledger.family == "flux" and kind == "Standard":
-        adapter = ADAPTERS["Flux1"]
+    if adapter.module.startswith("networks.") and adapter.module != own:  # LoRA for the other model
+        adapter = ADAPTERS["Flux1" if ledger.family == "flux" else "Standard"]
+    module = adapter.module
     algo = [f"algo={adapter.algo}"] if adapter.algo else []
     arguments = [*algo, *_arguments(ledger, adapter, kind)]
     _flux_extras(ledger, kind, arguments)
