@@ -138,3 +138,11 @@ class AdapterPrecision(Precision):
     def fp8_encoders(self) -> bool:
         """Whether the frozen text encoders are kept in 8 bits."""
         return self.fp8_base and not self.fp8_base_unet
+
+    def check(self, run: Any) -> Iterator[str]:
+        """LyCORIS adds its product to the weights, in the type they are kept in, unless told to go around them."""
+        yield from Precision.check(self, run)
+        module = run.network.module
+        if self.fp8_denoiser and module.startswith("lycoris") and "bypass_mode=True" not in run.network.network_args:
+            name = "fp8_base" if self.fp8_base else "fp8_base_unet"
+            yield f"{name} cannot be used with network_module = {module}: add bypass_mode=True to network_args"

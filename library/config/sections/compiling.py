@@ -64,8 +64,7 @@ class Compile:
     )
     compile_activation_budget: float = opt(
         1.0,
-        "The share of activations to keep for the backward pass, 0 to 1; the rest is computed again. Saves memory "
-        "without gradient checkpointing.",
+        "The share of activations to keep for the backward pass, 0 to 1. The rest is computed again, to save memory.",
         label="Activation budget",
         min=0.0,
         max=1.0,
