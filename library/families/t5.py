@@ -1,5 +1,6 @@
 """The T5 text encoder of FLUX.1, of the sizes of its tensors."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     """
     from accelerate import init_empty_weights
     from transformers import T5EncoderModel
+    from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense
 
     file = weights.read(path, mmap)
     if MARKER not in file:
@@ -58,6 +60,11 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     try:
         with init_empty_weights(include_buffers=False):
             model = T5EncoderModel(config(file.shapes()))
+        for module in model.modules():
+            if type(module) is T5DenseGatedActDense:
+                module.__class__ = _dense(T5DenseGatedActDense)
+            elif type(module) is T5DenseActDense:
+                module.__class__ = _dense(T5DenseActDense)
         model.encoder.embed_tokens = model.shared  # one matrix, or moving the model would make two of it
         stored = {name: embedding(file) if name in EMBEDDINGS else name for name in model.state_dict()}
         return weights.assign(model, {name: weights.cast(file[key], dtype) for name, key in stored.items()})
@@ -65,6 +72,21 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
         raise ConfigError(f"{path} is not a complete T5 encoder, {e.args[0]} is missing: get it again") from e
     except RuntimeError as e:  # torch's word for tensors of a wrong shape; the last line names one
         raise ConfigError(f"{path} does not fit together: {str(e).strip().splitlines()[-1].strip()}") from e
+
+
+@functools.cache
+def _dense(cls: type[nn.Module]) -> type[nn.Module]:
+    """The layers after attention, without their cast to the type that the last matrix is kept in: it may be 8 bits."""
+
+    class Dense(cls):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            if hasattr(self, "wi_0"):
+                made = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
+            else:
+                made = self.act(self.wi(hidden_states))
+            return self.wo(self.dropout(made))
+
+    return Dense
 
 
 def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
@@ -83,5 +105,7 @@ def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, T
 def encode(model: nn.Module, ids: Tensor, mask: Tensor | None) -> Tensor:
     """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]. Without mask, padding is read too."""
     device = model.shared.weight.device
-    mask = torch.ones_like(ids) if mask is None else mask
-    return model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state
+    if mask is not None:
+        # As [B, 1, L, L], since of a mask [B, L] transformers would ask the device whether it masks anything at all.
+        mask = mask.to(device, torch.bool, non_blocking=True)[:, None, None].expand(-1, 1, ids.shape[1], -1)
+    return model(input_ids=ids.to(device, non_blocking=True), attention_mask=mask).last_hidden_state

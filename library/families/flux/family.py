@@ -150,14 +150,15 @@ class Flux:
         if "clip_l" in wanted:
             model = parts.encoders["clip_l"]
             ids = clip.tokens(parts.tokenizers["clip_l"], captions)[:, 0]
-            out["l_pooled"] = model(input_ids=ids.to(next(model.parameters()).device)).pooler_output
+            ids = ids.to(next(model.parameters()).device, non_blocking=True)
+            out["l_pooled"] = model(input_ids=ids).pooler_output
         if "t5xxl" in wanted:
             ids, mask = t5.tokens(parts.tokenizers["t5xxl"], captions, self.text_length)
             used = mask if self.config.model.apply_t5_attn_mask else None
             out["t5_out"] = t5.encode(parts.encoders["t5xxl"], ids, used)
             device = out["t5_out"].device
             out["txt_ids"] = torch.zeros(*ids.shape, 3, device=device)
-            out["t5_attn_mask"] = mask.to(device)
+            out["t5_attn_mask"] = mask.to(device, non_blocking=True)
         return out
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> Noised:

@@ -1,0 +1,175 @@
+"""In a training step nobody waits for the device.
+
+The step runs on PyTorch's "meta" device, which has shapes and no numbers: whatever the host wants to read from it fails
+at once, where a GPU would make it wait. Copies to the device must not block either; they are watched.
+"""
+
+import traceback
+
+import pytest
+import torch
+from diffusers.models.autoencoders import vae
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from library import data, families, learners, memory
+from library.train import loss
+from library.train.meter import Meter
+from library.train.rounding import Dice
+from library.train.run import Run
+from library.train.updates import Updates
+from tests.training import SCRIPTS, config_of, fresh
+
+META = torch.device("meta")
+
+
+class Watch(TorchDispatchMode):
+    """Notes every copy between devices that makes the host wait, with the place that asked for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        made = func(*args, **kwargs)
+        if name in ("_to_copy", "copy_"):
+            source, target = (args[0], made) if name == "_to_copy" else (args[1], args[0])
+            waits = not kwargs.get("non_blocking", len(args) > 2 and args[2])
+            if source.device != target.device and (waits or target.device.type == "cpu"):
+                self.found.append(place(f"{name} {source.device} -> {target.device}"))
+        return made
+
+
+class Calls(TorchFunctionMode):
+    """Notes tensors that are made on the device from numbers of the host, which is a copy as well."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor, torch.asarray) and made.device == META:
+            self.found.append(place(f"torch.{func.__name__}"))
+        return made
+
+
+def place(what):
+    frames = [f for f in traceback.extract_stack() if "/library/" in f.filename.replace("\\", "/")]
+    return f"{what}: " + " < ".join(f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno} {f.line}" for f in frames[:-4:-1])
+
+
+@pytest.fixture
+def meta_as_cpu(monkeypatch):
+    """What PyTorch does not know for the meta device is answered as for a CPU: autocast, and random numbers."""
+    made = torch.randn  # where diffusers would draw on the CPU and copy
+    monkeypatch.setattr(
+        vae, "randn_tensor", lambda shape, generator, device, dtype: made(shape, device=device, dtype=dtype)
+    )
+    on = Dice.on
+    monkeypatch.setattr(Dice, "on", lambda self, device, *key: on(self, torch.device("cpu"), *key))
+    for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
+        real = getattr(torch, name)
+
+        def on_cpu(device="cpu", *args, real=real, **values):
+            return real("cpu" if str(values.pop("device_type", device)) == "meta" else device, *args, **values)
+
+        monkeypatch.setattr(torch, name, on_cpu)
+
+
+@pytest.fixture
+def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
+    """Train a few steps on the meta device and return what made the host wait in the last of them."""
+
+    def train(script, **values):
+        fresh()
+        values = {"train_data_dir": squares, "output_dir": tmp_path, "logging_dir": tmp_path / "logs"} | values
+        config = config_of(demo, script, **values)
+        monkeypatch.setattr(Meter, "lines", lambda self, wait=False: [])  # the numbers have not arrived yet
+        with Run(config) as run:
+            family = families.of(config)
+            images, parts = data.scan(config), family.load(run.storage)
+            data.encode(images, family, parts, config, run)
+            batches = data.batches(images, config, run.seed)
+            run.plan(batches, data.summary(images))
+            run.device = META
+            live = [parts.vae] * (not config.cache.latents) + list(parts.encoders.values()) * (not config.cache.text)
+            for network in (parts.denoiser, *live):
+                network.to(META)
+            learner = learners.attach(parts, family, config)
+            run.place(parts, learner, keep_vae=False)
+            memory.prepare(parts.denoiser, family, config, META, len(batches.shapes))
+            updates = Updates(learner, config, run)
+            learner.train()
+            for window in run.steps(batches):
+                with Watch() as watch, Calls(watch.found):  # in the first step tables may go to the device, once
+                    wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, learner, run))
+                    norms = updates.apply(wrong)
+                    run.log(wrong, norms, updates.rates())
+                assert run.stopping is False and len(window) == config.steps.gradient_accumulation_steps
+        return watch.found
+
+    return train
+
+
+LIVE = {"cache_text_encoder_outputs": False, "cache_latents": False, "shuffle_caption": True}
+CASES = {
+    **{script: (script, {}) for script in SCRIPTS},
+    "sdxl noise": (
+        "sdxl_train_network",
+        {"noise_offset": 0.1, "noise_offset_random_strength": True, "adaptive_noise_scale": 0.1, "ip_noise_gamma": 0.1,
+         "ip_noise_gamma_random_strength": True, "multires_noise_iterations": 4, "zero_terminal_snr": True,
+         "min_timestep": 10, "max_timestep": 900},
+    ),
+    "sdxl weights": (
+        "sdxl_train_network",
+        {"v_parameterization": True, "min_snr_gamma": 5, "debiased_estimation_loss": True, "loss_type": "huber",
+         "huber_schedule": "snr", "scale_v_pred_loss_like_noise_pred": True},
+    ),
+    "sdxl live": (
+        "sdxl_train_network",
+        {**LIVE, "network_train_unet_only": False, "text_encoder_lr": [1e-4], "max_token_length": 150,
+         "scale_weight_norms": 1.0, "network_dropout": 0.1, "gradient_accumulation_steps": 2, "flip_aug": True,
+         "network_args": ["rank_dropout=0.1", "module_dropout=0.1"]},
+    ),
+    "sdxl full live": ("sdxl_train", {**LIVE, "train_text_encoder": True, "gradient_checkpointing": True}),
+    "flux live": ("flux_train_network", {**LIVE, "network_train_unet_only": False, "text_encoder_lr": [1e-4]}),
+    "flux live masked": (
+        "flux_train_network",
+        {**LIVE, "network_train_unet_only": False, "network_args": ["train_t5xxl=True"], "apply_t5_attn_mask": True},
+    ),
+    "flux mask": ("flux_train_network", {"apply_t5_attn_mask": True, "loss_type": "smooth_l1", "huber_schedule": "constant", "alpha_mask": True}),
+    "flux full bf16": ("flux_train", {"full_bf16": True, "mixed_precision": "bf16", "max_grad_norm": 0.0}),
+    **{
+        f"flux {way}": (
+            "flux_train_network",
+            {"timestep_sampling": way, "model_prediction_type": "sigma_scaled", "weighting_scheme": scheme,
+             "ip_noise_gamma": 0.1, "loss_type": "huber", "huber_schedule": "exponential"},
+        )
+        for way, scheme in {"sigma": "logit_normal", "uniform": "cosmap", "sigmoid": "sigma_sqrt", "shift": "none",
+                            "flux_shift": "mode"}.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_in_a_step_waits_for_the_device(blocked_by, case):
+    script, values = CASES[case]
+    assert blocked_by(script, max_train_steps=2, **values) == []
+
+
+def test_what_waits_is_seen(blocked_by, monkeypatch):
+    """The watch itself: a number that is read, a choice by numbers, and a copy that blocks."""
+    of = loss.of
+    for spoil in (lambda wrong: wrong.item(), lambda wrong: wrong > 0 or None, lambda wrong: wrong.cpu()):
+        monkeypatch.setattr(loss, "of", lambda *args, spoil=spoil: spoil(wrong := of(*args)) and wrong)
+        with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+            blocked_by("flux_train_network", max_train_steps=1)
+    monkeypatch.setattr(loss, "of", lambda *args: of(*args) * torch.tensor([2.0], device=META).sum())
+    assert "torch.tensor" in str(blocked_by("flux_train_network", max_train_steps=2))
+    monkeypatch.setattr(loss, "of", lambda *args: of(*args) * torch.ones(1).to(META).sum())
+    assert "_to_copy cpu -> meta" in str(blocked_by("flux_train_network", max_train_steps=2))
+    monkeypatch.setattr(loss, "of", lambda *args: of(*args) * torch.ones(1).to(META, non_blocking=True).sum())
+    assert blocked_by("flux_train_network", max_train_steps=2) == []
