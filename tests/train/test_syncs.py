@@ -140,7 +140,10 @@ CASES = {
         "flux_train_network",
         {**LIVE, "network_train_unet_only": False, "network_args": ["train_t5xxl=True"], "apply_t5_attn_mask": True},
     ),
-    "flux mask": ("flux_train_network", {"apply_t5_attn_mask": True, "loss_type": "smooth_l1", "huber_schedule": "constant", "alpha_mask": True}),
+    "flux mask": (
+        "flux_train_network",
+        {"apply_t5_attn_mask": True, "loss_type": "smooth_l1", "huber_schedule": "constant", "alpha_mask": True},
+    ),
     "flux full bf16": ("flux_train", {"full_bf16": True, "mixed_precision": "bf16", "max_grad_norm": 0.0}),
     **{
         f"flux {way}": (
