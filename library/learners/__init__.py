@@ -52,10 +52,8 @@ def attach(parts: Any, family: Any, config: Any) -> Learner:
     from library.learners import lora, lycoris
 
     for path, multiplier in base_weights(config):
-        if unmatched := lora.merge(parts, family, lora.file_of(path), multiplier):
-            import logging
-
-            logging.getLogger(__name__).warning("base_weights %s: %s", path, unmatched)
+        tensors = lora.file_of(path)
+        lora.tell("base_weights", path, lora.merge(parts, family, tensors, multiplier), len(lora.by_name(tensors)))
     is_ours = config.network.module in ("networks.lora", "networks.lora_flux")
     return (lora if is_ours else lycoris).attach(parts, family, config)
 

@@ -153,9 +153,18 @@ def attach(parts: Any, family: Any, config: Any) -> Lora:
         places[found.name] = Place(found.part, found.path)
     learner = Lora(adapters, places, config)
     _tell(learner)
-    if weights is not None and (unmatched := learner.load_state_dict(weights)):
-        log.warning("network_weights %s: %s", network.network_weights, unmatched)
+    if weights is not None:
+        tell("network_weights", network.network_weights, learner.load_state_dict(weights), len(by_name(weights)))
     return learner
+
+
+def tell(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
+    """Warn about what a file of adapters and this model do not have in common. ConfigError when that is everything."""
+    if len(unmatched.unexpected) >= num_adapters:
+        names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
+        raise ConfigError(f"{option}: nothing in {path} fits this model{names}; choose a file made for it")
+    if unmatched:
+        log.warning("%s %s: %s", option, path, unmatched)
 
 
 @torch.no_grad()

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from library.config.schema import ConfigError
 from library.learners import network_args, snapshot
-from library.learners.lora import Unmatched, dtype_of, file_of
-
-log = logging.getLogger(__name__)
+from library.learners.lora import Unmatched, dtype_of, file_of, tell
 
 PIP = {"lycoris": "lycoris-lora"}
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
@@ -153,8 +151,9 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
     for adapter in network.loras:  # into its layer, so that it moves with it from now on
         adapter.org_module[0].add_module("adapter", adapter.to(device, dtype_of(config)))
     learner = Foreign(network, places, config)
-    if (weights := config.network.network_weights) and (unmatched := learner.load_state_dict(file_of(weights))):
-        log.warning("network_weights %s: %s", weights, unmatched)
+    if weights := config.network.network_weights:
+        tensors = file_of(weights)
+        tell("network_weights", weights, learner.load_state_dict(tensors), len(tensors))
     return learner
 
 

@@ -54,12 +54,16 @@ class Sdxl:
         """What is wrong with the files of this run, each in a sentence; reads headers only."""
         options = self.config.model
         name, vae = options.pretrained_model_name_or_path, options.vae
+        wrong = []
         if problem := hub.missing(f"--{OPTION}", name, WANTED):
-            yield problem
+            wrong = [problem]
         elif Path(name).exists():
-            yield from _problems_of(Path(name), vae)
+            wrong = list(_problems_of(Path(name), vae))
+        yield from wrong
         if vae:
             yield from _problems_of_vae(vae)
+        if wrong:
+            return  # tokenizers lie beside the right model
         try:
             for encoder in conditions.TOKENIZERS:
                 self._tokenizer_folder(encoder)
