@@ -1,0 +1,98 @@
+"""Trainings in processes of their own: what the page starts, what a shell starts, and several processes at once."""
+
+import json
+
+import pytest
+import torch
+
+from library.config.command import command
+from library.config.schema import build, read_toml, to_toml
+from library.families import config_class
+from library.runs import reader, start
+from tests.training import Outcome, config_of, runs_in, train, wait_for
+from tests.training import command as run_it
+
+SCRIPT = "flux_train_network"
+
+
+def launch(arguments, output):
+    """Run a training's command to its end; what it left in `output`."""
+    before = runs_in(output)
+    done = run_it(arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = runs_in(output) - before
+    config = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return Outcome(output / f"{config['output_name']}.safetensors", folder)
+
+
+@pytest.fixture(scope="module")
+def pressed(demo, shapes, tmp_path_factory):
+    """A config with three sizes of pictures, trained by pressing Train in the page, and the TOML that this wrote."""
+    output = tmp_path_factory.mktemp("page") / "out put"
+    config = config_of(demo, SCRIPT, train_data_dir=shapes, output_dir=output, resolution="96", output_name="m")
+    run_id = start.launch(config)
+    folder = wait_for(lambda: (found := reader.run(run_id)).active or found.folder)
+    while reader.run(run_id).active:
+        wait_for(lambda: not reader.run(run_id).active)
+    assert folder is not None
+    return config, Outcome(output / "m.safetensors", reader.run(run_id).folder)
+
+
+def test_pressing_train_gives_the_losses_of_this_process(pressed, tmp_path):
+    config, page = pressed
+    assert page.facts["state"] == "finished", page.facts
+    toml = page.folder / "run.toml"
+    again = build(config_class(SCRIPT), read_toml(toml), notes=[])
+    assert again == config
+    here = train(build(config_class(SCRIPT), read_toml(toml) | {"output_dir": str(tmp_path)}, notes=[]))
+    assert page.losses == here.losses
+    expected = here.tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in page.tensors().items())
+    assert "Saved" in (page.folder / "log.txt").read_text(encoding="utf-8")
+
+
+def test_compiled_with_inductor_it_gives_the_same_losses(pressed):
+    config, page = pressed
+    flags = ["--compile", "--output_name", "compiled"]
+    compiled = launch([*command(page.folder / "run.toml", SCRIPT), *flags], page.file.parent)
+    told = compiled.facts["compile"]
+    assert told["graphs"] == told["predicted"] == {"DoubleStreamBlock": 1, "SingleStreamBlock": 1}
+    assert told["recompiles"] == 0 and not told["fallback"]
+    assert compiled.losses == pytest.approx(page.losses, rel=1e-3)
+    assert compiled.facts["config"]["compile"] == {"compile": True}
+    names = compiled.tensors().keys()
+    assert names == page.tensors().keys() and not any("_orig_mod" in name for name in names)
+
+
+def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, tmp_path):
+    """With text encoders that learn, and gradients of several batches collected before the processes talk; from a state
+    on, which one process has written."""
+    values = {
+        "train_data_dir": squares,
+        "network_train_unet_only": False,
+        "cache_text_encoder_outputs": False,
+        "gradient_accumulation_steps": 2,
+        "max_train_steps": 4,
+        "learning_rate": 1e-2,
+        "save_state": True,
+        "save_every_n_steps": 1,
+        "sample_prompts": tmp_path / "prompts.txt",
+        "sample_every_n_steps": 4,
+    }
+    (tmp_path / "prompts.txt").write_text("one --w 64 --h 64 --s 1 --d 1\ntwo --w 64 --h 64 --s 1 --d 2\n")
+    script, output = "sdxl_train_network", tmp_path / "two"
+    values |= {"output_name": "m"}
+    one = train(config_of(demo, script, output_dir=tmp_path / "one", train_batch_size=2, **values))
+    values |= {"save_every_n_steps": None, "resume": tmp_path / "one" / "m-step00000001-state"}
+    config = config_of(demo, script, output_dir=output, train_batch_size=1, **values)
+    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    two = launch(command(tmp_path / "run.toml", script, num_processes=2), output)
+    assert two.facts["hardware"]["processes"] == 2
+    assert two.losses == pytest.approx(one.losses[1:], rel=1e-4)
+    assert list(two.numbers("grad_norm").values()) == pytest.approx(
+        list(one.numbers("grad_norm").values())[1:], rel=1e-3
+    )
+    assert {path.name for path in output.iterdir()} == {"m.safetensors", "m-state", "runs", "sample"}
+    assert len(list((output / "sample").iterdir())) == 2
+    state = {path.name for path in (output / "m-state").iterdir()}
+    assert {"random_states_0.bin", "random_states_1.bin"} <= state
