@@ -1,5 +1,7 @@
 """TensorBoard and Weights & Biases, fed with the numbers of the run's own record under upstream's names."""
 
+import contextlib
+import logging
 import os
 import time
 import tomllib
@@ -7,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 class Trackers:
@@ -25,18 +29,14 @@ class Trackers:
             self._epoch_ended()
         self._last = line
         numbers = self._tags(line)
-        if self._board:
-            for name, value in numbers.items():
-                self._board.add_scalar(name, value, line["step"])
+        self._draw(numbers, line["step"])
         if self._wandb:
             self._wandb.log(numbers, step=line["step"])
 
     def validated(self, when: str, number: int, loss: float, divergence: float) -> None:
         """Write the loss on held back images, at the end of a "step" or an "epoch" of this number."""
         numbers = {f"loss/validation/{when}_average": loss, f"loss/validation/{when}_divergence": divergence}
-        if self._board:
-            for name, value in numbers.items():
-                self._board.add_scalar(name, value, number)
+        self._draw(numbers, number)
         if self._wandb:
             step = self._last["step"] if self._last else None
             self._wandb.log(numbers | ({"epoch": number} if when == "epoch" else {}), step=step)
@@ -53,9 +53,19 @@ class Trackers:
         if self._last:
             self._epoch_ended()
         if self._board:
-            self._board.close()
+            with contextlib.suppress(OSError):
+                self._board.close()
         if self._wandb:
             self._wandb.finish()
+
+    def _draw(self, numbers: dict[str, float], step: int) -> None:
+        """Points of TensorBoard's curves. On a full disk they end; the training shall not, for want of a curve."""
+        try:
+            for name, value in numbers.items() if self._board else ():
+                self._board.add_scalar(name, value, step)
+        except OSError as e:
+            self._board = None
+            logger.warning("TensorBoard's curves end here: %s", e)
 
     def _tags(self, line: dict[str, Any]) -> dict[str, float]:
         loss = (
@@ -70,8 +80,7 @@ class Trackers:
     def _epoch_ended(self) -> None:
         """The average loss of the epoch that the last line belongs to, over epochs."""
         name, epoch = "loss/epoch_average" if self._network else "loss/epoch", self._last["epoch"]
-        if self._board:
-            self._board.add_scalar(name, self._last["avr_loss"], epoch)
+        self._draw({name: self._last["avr_loss"]}, epoch)
         if self._wandb:  # which has one axis for all that does not say otherwise
             self._wandb.log({name: self._last["avr_loss"], "epoch": epoch}, step=self._last["step"])
 

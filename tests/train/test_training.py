@@ -263,6 +263,18 @@ def test_tensorboard_has_the_curves_of_sd_scripts(run, tmp_path, script, extra, 
     assert curves[average] == pytest.approx({1: averages[4], 2: averages[6]})  # four steps an epoch
 
 
+def test_curves_that_cannot_be_written_end_no_training(run, tmp_path, monkeypatch, caplog):
+    from torch.utils.tensorboard import SummaryWriter
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SummaryWriter, "add_scalar", full)
+    drawn = run("flux_train_network", logging_dir=tmp_path / "logs", max_train_steps=2)
+    assert drawn.facts["state"] == "finished" and len(drawn.losses) == 2
+    assert sum("curves end here" in message for message in caplog.messages) == 1
+
+
 # ---- previews
 
 
