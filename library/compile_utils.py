@@ -348,8 +348,10 @@ def _with_door(
     class Door(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             given = list(args)
+            # Text encoders that learn reach blocks that do not, through what these are told besides their streams.
+            in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in args)
             for position in streams:
-                given[position] = _as_inner(given[position], learns)
+                given[position] = _as_inner(given[position], in_graph)
             for position, dimension in dynamic:
                 if position < len(given) and isinstance(given[position], Tensor):
                     torch._dynamo.maybe_mark_dynamic(given[position], dimension)
@@ -361,15 +363,15 @@ def _with_door(
     return under_its_name(Door, cls)
 
 
-def _as_inner(stream: Tensor, learns: bool) -> Tensor:
+def _as_inner(stream: Tensor, in_graph: bool) -> Tensor:
     """The first block's input looks like every other block's: in one order, and part of the graph of gradients.
 
     Without this, what stands in front of the first block costs a second graph: strides and requires_grad differ, and
     what comes out of a Linear layer is a view, whose base the graph would be bound to as well.
-    Where no block of the class learns, none of them needs a gradient, and asking for one would be work for nothing.
+    Where nothing learns that comes in or is in blocks of the class, asking for a gradient would be work for nothing.
     """
     stream = stream.contiguous(memory_format=torch.channels_last if stream.dim() == 4 else torch.contiguous_format)
-    if learns and torch.is_grad_enabled() and not stream.requires_grad:
+    if in_graph and torch.is_grad_enabled() and not stream.requires_grad:
         stream = stream.detach().requires_grad_(True)
     if stream.dim() == 3 and stream._is_view():
         stream = torch.ops.aten._unsafe_view(stream, stream.shape)

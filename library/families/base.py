@@ -79,8 +79,11 @@ class Family(Protocol):
         """What is wrong with the model's files, a sentence each: from headers only, nothing is loaded."""
         ...
 
-    def load(self, dtype: "torch.dtype") -> Parts:
-        """Everything on the CPU; sizes come from the file. The denoiser is in `dtype`, or in fp8 as the file has it."""
+    def load(self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None) -> Parts:
+        """Everything on the CPU; sizes come from the file. What may learn is in `dtype`, the rest in `frozen`.
+
+        With fp8_base the matrices that the file has in 8 bits stay so.
+        """
         ...
 
     def latents(

@@ -1,11 +1,13 @@
 """How weights are stored, and in which type a run computes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from library.memory.blocks import under_its_name
 
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8 = torch.float8_e4m3fn
@@ -34,18 +36,28 @@ def store(blocks: Iterable[Sequence[nn.Module]], config: Any) -> None:
 
     Norms, biases, embeddings and everything outside the blocks keep the type they were loaded in.
     """
-    precision = config.precision
-    if not (getattr(precision, "fp8_base", False) or getattr(precision, "fp8_base_unet", False)):
-        return
-    for group in blocks:
-        for module in (m for block in group for m in block.modules()):
-            if isinstance(module, nn.Linear | nn.Conv2d) and not module.weight.requires_grad:
-                if module.weight.dtype != FP8:
-                    module.weight.data = module.weight.data.to(FP8)
-                if type(module) is nn.Linear:
-                    module.__class__ = StoredLinear
-                elif type(module) is nn.Conv2d:
-                    module.__class__ = StoredConv2d
+    if config.adapters and config.precision.fp8_denoiser:
+        for block in (block for group in blocks for block in group):
+            _store(block)
+
+
+def store_encoders(encoders: Mapping[str, nn.Module], config: Any) -> None:
+    """The same for the layers of text encoders. Call it before they are used, and before they get adapters."""
+    if config.adapters and config.precision.fp8_encoders:
+        for encoder in encoders.values():
+            for layers in (m for m in encoder.modules() if isinstance(m, nn.ModuleList)):
+                _store(layers)
+
+
+def _store(block: nn.Module) -> None:
+    for module in block.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d) and not module.weight.requires_grad:
+            if module.weight.dtype != FP8:
+                module.weight.data = module.weight.data.to(FP8)
+            if type(module) is nn.Linear:
+                module.__class__ = StoredLinear
+            elif type(module) is nn.Conv2d:
+                module.__class__ = StoredConv2d
 
 
 class StoredLinear(nn.Linear):
@@ -66,6 +78,10 @@ class StoredConv2d(nn.Conv2d):
         dtype = _target(input)
         bias = None if self.bias is None else self.bias.to(dtype)
         return self._conv_forward(input.to(dtype), self.weight.to(dtype), bias)
+
+
+under_its_name(StoredLinear, nn.Linear)  # by which adapters of other packages know what they can adapt
+under_its_name(StoredConv2d, nn.Conv2d)
 
 
 def _target(input: Tensor) -> torch.dtype:

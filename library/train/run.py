@@ -159,7 +159,7 @@ class Run:
             parts.vae = None
         for name in list(parts.encoders):
             if self.config.cache.text and not learner.trains.get(name):
-                del parts.encoders[name]
+                parts.encoders.pop(name).to("cpu")  # a model that learns keeps them for its file
             else:
                 parts.encoders[name].to(self.device)
         gc.collect()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from library import data, families, learners, memory
+from library.memory import precision
 from library.train import loss
 from library.train.checkpoints import Keeper
 from library.train.preview import Previews
@@ -23,7 +24,8 @@ def tell(config: Any, remarks: Sequence[str] = ()) -> Path:
         run.phase("reading the data set")
         images = data.scan(config)
         run.phase("loading the model")
-        parts = family.load(run.storage)
+        parts = family.load(run.storage, run.compute)
+        precision.store_encoders(parts.encoders, config)
         previews = Previews(family, parts, config, run)
         previews.remember()
         data.encode(images, family, parts, config, run)

@@ -96,8 +96,10 @@ class Flux:
         token = self.config.hub.huggingface_token
         return tokenizers.find(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
 
-    def load(self, dtype: torch.dtype) -> Parts:
-        """All four networks on the CPU in `dtype`, in sizes that their files tell. Raises ConfigError.
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> Parts:
+        """All four networks on the CPU, in sizes that their files tell. Raises ConfigError.
+
+        The transformer is in `dtype`, the other three in `frozen`, if that is given.
 
         The blocks' matrices stay in 8 bits when the file has them so and fp8_base is set. The autoencoder is in float32
         with no_half_vae, and in place of float16, whose range it exceeds.
@@ -106,11 +108,12 @@ class Flux:
         paths = {part: source.located(config, part) for part in source.PARTS}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
         denoiser = source.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
-        exact = getattr(config.model, "no_half_vae", False) or dtype == torch.float16
-        vae = source.load_ae(paths["ae"], torch.float32 if exact else dtype, self.scale, self.shift, mmap)
+        frozen = frozen or dtype
+        exact = getattr(config.model, "no_half_vae", False) or frozen == torch.float16
+        vae = source.load_ae(paths["ae"], torch.float32 if exact else frozen, self.scale, self.shift, mmap)
         encoders = {
-            "clip_l": source.load_clip_l(paths["clip_l"], dtype, mmap),
-            "t5xxl": t5.load(paths["t5xxl"], dtype, mmap),
+            "clip_l": source.load_clip_l(paths["clip_l"], frozen, mmap),
+            "t5xxl": t5.load(paths["t5xxl"], frozen, mmap),
         }
         found = {part: tokenizers.load(self._tokenizer_folder(part), name) for part, (name, _) in TOKENIZERS.items()}
         self.guided = denoiser.sizes.guidance

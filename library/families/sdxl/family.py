@@ -75,8 +75,12 @@ class Sdxl:
         where = options.pretrained_model_name_or_path
         return tokenizers.find(name, where, subfolder, options.tokenizer_cache_dir, self.token)
 
-    def load(self, dtype: torch.dtype) -> Parts:
-        """Everything on the CPU, in `dtype`; the VAE in float32 with no_half_vae. Raises ConfigError."""
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> Parts:
+        """Everything on the CPU, what learns in `dtype`. Raises ConfigError.
+
+        Text encoders that do not learn and the VAE are in `frozen`, if that is given; the VAE in float32 with
+        no_half_vae.
+        """
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
@@ -86,8 +90,11 @@ class Sdxl:
             place = hub.local(options.vae, "--vae", _vae_files, self.token)
             stored.tensors["vae"] = model.read_vae(place, half, mmap)
         self.layout = keys.Layout.of(stored.tensors["denoiser"])
-        kept = self.config.precision.fp8_base
-        networks = model.build(stored, dtype, torch.float32 if options.no_half_vae else dtype, kept)
+        frozen = frozen or dtype
+        text = dtype if getattr(self.config.steps, "train_text_encoder", False) else frozen
+        kinds = {"denoiser": dtype, "clip_l": text, "clip_g": text}
+        kinds["vae"] = torch.float32 if options.no_half_vae else frozen
+        networks = model.build(stored, kinds, self.config.adapters and self.config.precision.fp8_denoiser)
         found = {part: self._tokenizer(part, where) for part in conditions.TOKENIZERS}
         encoders = {part: networks[part] for part in conditions.TOKENIZERS}
         return Parts(networks["denoiser"], networks["vae"], encoders, found, {"rest": stored.rest, "path": str(where)})

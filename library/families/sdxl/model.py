@@ -172,13 +172,15 @@ def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
     return unet
 
 
-def build(stored: Stored, dtype: torch.dtype, vae_dtype: torch.dtype, keep_fp8: bool) -> dict[str, nn.Module]:
-    """The networks of a checkpoint on the CPU: {"denoiser", "vae", "clip_l", "clip_g"}. Takes the tensors over."""
+def build(stored: Stored, kinds: Mapping[str, torch.dtype], keep_fp8: bool) -> dict[str, nn.Module]:
+    """The networks of a checkpoint on the CPU: {"denoiser", "vae", "clip_l", "clip_g"}. Takes the tensors over.
+
+    `kinds` has the dtype of each. With `keep_fp8` the matrices of the U-Net's blocks that are in 8 bits stay so.
+    """
     out = {}
     for part in PARTS:
-        wanted = vae_dtype if part == "vae" else dtype
         kept = keep_fp8 and part == "denoiser"
-        tensors = {n: _as(t, wanted, kept) for n, t in stored.tensors.pop(part, {}).items()}
+        tensors = {n: _as(n, t, kinds[part], kept) for n, t in stored.tensors.pop(part, {}).items()}
         try:
             out[part] = PARTS[part](tensors)
         except (RuntimeError, KeyError, StopIteration, ZeroDivisionError) as e:
@@ -194,8 +196,9 @@ PARTS = {
 }
 
 
-def _as(tensor: Tensor, dtype: torch.dtype, keep_fp8: bool) -> Tensor:
-    return tensor if keep_fp8 and tensor.element_size() == 1 else weights.cast(tensor, dtype)
+def _as(name: str, tensor: Tensor, dtype: torch.dtype, keep_fp8: bool) -> Tensor:
+    in_block = tensor.ndim >= 2 and (".transformer_blocks." in name or ".resnets." in name)
+    return tensor if keep_fp8 and in_block and tensor.dtype == torch.float8_e4m3fn else weights.cast(tensor, dtype)
 
 
 def _short(error: Exception) -> str:

@@ -1,0 +1,219 @@
+"""8 bits for what does not learn: really 8 bits, close to 16, and out of the way of everything else."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from library import families, learners, memory
+from library.families.flux import tiny as tiny_flux
+from library.memory import precision
+from library.train.story import data
+from tests import training
+
+BF16 = {"mixed_precision": "bf16"}
+FP8 = {**BF16, "fp8_base": True}
+LORAS = training.LORAS
+WITH_TEXT = {"network_train_unet_only": False, "cache_text_encoder_outputs": False}
+
+
+def prepared(demo, script, **values):
+    """The parts of a training and their config, as they are when the first step begins."""
+    config = training.config_of(demo, script, **values)
+    family = families.of(config)
+    parts = family.load(precision.storage_type(config), precision.compute_type(config))
+    precision.store_encoders(parts.encoders, config)
+    learners.attach(parts, family, config)
+    memory.prepare(parts.denoiser, family, config, torch.device("cpu"), 2)
+    return family, parts
+
+
+def nbytes(parameters):
+    return sum(p.nbytes for p in parameters)
+
+
+def frozen(network):
+    return {name: p for name, p in network.named_parameters() if not p.requires_grad}
+
+
+# ---- storage
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_the_base_takes_half_the_bytes(demo, script):
+    family, parts = prepared(demo, script, **FP8)
+    _, wide = prepared(demo, script, **BF16)
+    blocks = [b for group in memory.repeated(parts.denoiser, family.regions) for b in group]
+    inside = {id(p) for block in blocks for p in block.parameters()}
+    small, large = frozen(parts.denoiser), frozen(wide.denoiser)
+    assert small.keys() == large.keys()
+    for name, p in small.items():
+        matrix = id(p) in inside and p.dim() >= 2
+        assert p.dtype == (torch.float8_e4m3fn if matrix else torch.bfloat16), name
+        assert p.untyped_storage().nbytes() == p.nbytes
+        torch.testing.assert_close(p.float(), large[name].float(), rtol=2**-4, atol=2**-9)
+    matrices = [name for name, p in small.items() if p.dtype == torch.float8_e4m3fn]
+    assert nbytes(small[n] for n in matrices) * 2 == nbytes(large[n] for n in matrices)
+    # Embeddings are a large part of a tiny model, and a small one of a real one.
+    assert nbytes(small.values()) < 0.75 * nbytes(large.values())
+    learning = [p for p in parts.denoiser.parameters() if p.requires_grad]
+    assert learning and all(p.dtype == torch.float32 for p in learning)
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_a_file_in_8_bits_is_taken_as_it_is(demo, squares, tmp_path, script):
+    """Shared fp8 files hold all tensors in 8 bits; what cannot be computed with so is widened."""
+    config = training.config_of(demo, script)
+    eight = tiny_flux.write_fp8(config.model.pretrained_model_name_or_path, tmp_path / "fp8.safetensors")
+    for folder in eight.parents[0], demo.models[config.family][config.family].parent:
+        for tokenizer in folder.glob("tokenizer*"):
+            (tmp_path / tokenizer.name).symlink_to(tokenizer)
+    values = {"pretrained_model_name_or_path": eight}
+    _, parts = prepared(demo, script, **values, **FP8)
+    kinds = {p.dtype for p in frozen(parts.denoiser).values()}
+    assert kinds == {torch.float8_e4m3fn, torch.bfloat16}
+    if script == "flux_train_network":
+        assert all(
+            p.dtype != torch.float8_e4m3fn for p in prepared(demo, script, **values, **BF16)[1].denoiser.parameters()
+        )
+    given = {"train_data_dir": squares, **values, "max_train_steps": 3}
+    kept = training.train(training.config_of(demo, script, **given, **FP8, output_dir=tmp_path / "a"))
+    widened = training.train(training.config_of(demo, script, **given, **BF16, output_dir=tmp_path / "b"))
+    assert kept.losses == pytest.approx(widened.losses, rel=0.02)
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_encoders_are_kept_in_8_bits_unless_only_the_image_model_shall_be(demo, script):
+    _, parts = prepared(demo, script, **FP8, **WITH_TEXT)
+    _, only = prepared(demo, script, **BF16, fp8_base_unet=True, **WITH_TEXT)
+    _, wide = prepared(demo, script, **BF16, **WITH_TEXT)
+    for name, encoder in parts.encoders.items():
+        small, large = frozen(encoder), frozen(wide.encoders[name])
+        matrices = {n for n, p in small.items() if p.dtype == torch.float8_e4m3fn}
+        assert matrices == {n for n, p in small.items() if p.dim() == 2 and (".layers." in n or ".block." in n)} - {
+            n for n in small if "relative_attention_bias" in n
+        }
+        assert nbytes(small[n] for n in matrices) * 2 == nbytes(large[n] for n in matrices)
+        assert all(p.dtype == torch.bfloat16 for p in frozen(only.encoders[name]).values())
+    family = families.of(training.config_of(demo, script, **FP8))
+    captions = ["a red circle on the sea", "smile"]
+    with torch.no_grad():
+        found, expected = family.text(parts, captions), family.text(wide, captions)
+    for key, value in expected.items():
+        if value.is_floating_point() and value.any():
+            off = (found[key].float() - value.float()).norm() / value.float().norm()
+            assert 0 < off < 0.1, key
+
+
+@pytest.mark.parametrize("values", [FP8, {**BF16, "fp8_base_unet": True}])
+@pytest.mark.parametrize("script", LORAS)
+def test_losses_are_close_and_compiled_ones_too(demo, shapes, tmp_path, script, values):
+    given = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 5, **WITH_TEXT}
+
+    def losses(name, **more):
+        done = training.train(training.config_of(demo, script, **given, **more, output_dir=tmp_path / name))
+        return done.losses, done.facts["compile"]
+
+    wide, _ = losses("wide", **BF16)
+    eight, _ = losses("eight", **values)
+    assert eight != wide
+    assert eight == pytest.approx(wide, rel=0.03)
+    if "fp8_base" in values:
+        compiled, told = losses("compiled", **values, compile=True, compile_backend="aot_eager", compile_fullgraph=True)
+        assert compiled == pytest.approx(eight, rel=0.02)
+        assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
+
+
+def test_a_model_that_learns_is_never_kept_in_8_bits(demo):
+    config = training.config_of(demo, "sdxl_train", **FP8, train_text_encoder=True, cache_text_encoder_outputs=False)
+    family = families.of(config)
+    parts = family.load(torch.float32, torch.bfloat16)
+    precision.store_encoders(parts.encoders, config)
+    learners.attach(parts, family, config)
+    memory.prepare(parts.denoiser, family, config, torch.device("cpu"), 2)
+    kinds = {p.dtype for net in (parts.denoiser, *parts.encoders.values()) for p in net.parameters()}
+    assert kinds == {torch.float32}
+
+
+# ---- the types of what does not learn
+
+
+@pytest.mark.parametrize(
+    ("values", "encoders", "vae"),
+    [
+        ({}, torch.bfloat16, torch.bfloat16),
+        ({"no_half_vae": True}, torch.bfloat16, torch.float32),
+        ({"train_text_encoder": True, "cache_text_encoder_outputs": False}, torch.float32, torch.bfloat16),
+        ({"full_bf16": True}, torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_what_does_not_learn_is_in_half_precision(demo, values, encoders, vae):
+    config = training.config_of(demo, "sdxl_train", **BF16, **values)
+    storage, compute = precision.storage_type(config), precision.compute_type(config)
+    parts = families.of(config).load(storage, compute)
+    assert {p.dtype for p in parts.denoiser.parameters()} == {
+        torch.bfloat16 if "full_bf16" in values else torch.float32
+    }
+    assert {p.dtype for e in parts.encoders.values() for p in e.parameters()} == {encoders}
+    assert {p.dtype for p in parts.vae.parameters()} == {vae}
+
+
+# ---- encoders leave
+
+
+def watched(monkeypatch, at_first_step):
+    """Look at the encoders and the VAE of a training when its first step begins."""
+    from library.train import story
+
+    seen = {}
+    encode, of = data.encode, story.loss.of
+
+    def noted(images, family, parts, config, run):
+        networks = {**parts.encoders, "vae": parts.vae}
+        seen.update({name: weakref.ref(network) for name, network in networks.items()})
+        del networks
+        return encode(images, family, parts, config, run)
+
+    def first(*args):
+        if seen:
+            gc.collect()
+            at_first_step({name: ref() for name, ref in seen.items()})
+            seen.clear()
+        return of(*args)
+
+    monkeypatch.setattr(story.data, "encode", noted)
+    monkeypatch.setattr(story.loss, "of", first)
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_cached_encoders_are_gone_from_memory(demo, squares, tmp_path, monkeypatch, script):
+    left = {}
+    watched(monkeypatch, lambda networks: left.update({name: net is None for name, net in networks.items()}))
+    training.train(training.config_of(demo, script, train_data_dir=squares, output_dir=tmp_path, max_train_steps=1))
+    assert left and all(left.values())
+
+
+@pytest.mark.parametrize("script", ["sdxl_train", "flux_train"])
+def test_encoders_that_the_file_needs_wait_on_the_host(demo, squares, tmp_path, monkeypatch, script):
+    """Also when sample prompts have used them, and nothing was left to be cached."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle --w 64 --h 64 --s 1 --d 1", encoding="utf-8")
+    values = {"train_data_dir": squares, "output_dir": tmp_path / "o", "max_train_steps": 1, "sample_at_first": True}
+    config = training.config_of(demo, script, **values, sample_prompts=prompts)
+    moves = {}
+    to = torch.nn.Module.to
+
+    def noted(self, *args, **kwargs):
+        if args and isinstance(args[0], str | torch.device):
+            moves.setdefault(id(self), []).append(args[0])
+        return to(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.Module, "to", noted)
+    last = {}
+    watched(
+        monkeypatch, lambda nets: last.update({n: moves[id(net)][-1] for n, net in nets.items() if net is not None})
+    )
+    training.train(config)
+    assert set(last) - {"vae"} == ({"clip_l", "clip_g"} if script == "sdxl_train" else {"clip_l", "t5xxl"})
+    assert all(place == "cpu" for name, place in last.items() if name != "vae")
