@@ -62,7 +62,9 @@ class Trackers:
         """Points of TensorBoard's curves. On a full disk they end; the training shall not, for want of a curve."""
         try:
             for name, value in numbers.items() if self._board else ():
-                self._board.add_scalar(name, value, step)
+                board = self._board
+                if board:
+                    board.add_scalar(name, value, step)
         except OSError as e:
             self._board = None
             logger.warning("TensorBoard's curves end here: %s", e)
