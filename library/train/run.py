@@ -21,6 +21,7 @@ from library.runs.record import Record
 from library.train import chance, trouble
 from library.train.chance import as_seed
 from library.train.clock import Clock, windows
+from library.train.footprint import Footprint
 from library.train.meter import Batch, Line, Meter
 from library.train.stopping import Wishes
 from library.train.trackers import Trackers
@@ -51,6 +52,8 @@ class Run:
         self.trackers = Trackers(config, self.record.folder) if self.record else None
         self.clock = Clock(total=0, per_epoch=1, epochs=1)
         self.meter = Meter(total=0, per_epoch=1)
+        self._footprint = Footprint(self.device)
+        self._numbers = trouble.Numbers(scaled=self.accelerator.scaler is not None)
         self.wishes = Wishes(self.record)
         self.stopping = False
         self.doing = ""  # what goes on outside of the steps
@@ -78,7 +81,7 @@ class Run:
         if self.record:
             for line, _ in self.meter.lines():
                 self._write(line)
-            self.record.note(compile=LEDGER.summary(), **trouble.memory(self.device))
+            self.record.note(compile=LEDGER.summary(), **self._footprint.peaks())
             if sentence := LEDGER.sentence():
                 self.say(sentence)
             if error is None and self.clock.done:  # a wish to stop that came during the last step changed nothing
@@ -287,7 +290,8 @@ class Run:
     def log(self, loss: Tensor, extra: dict[str, Tensor], rates: dict[str, float]) -> None:
         """Note the step. The numbers stay on the device until they are ready to be read."""
         made = LEDGER.drain()
-        line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates, **LEDGER.curves()}
+        line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates}
+        line |= {**self._footprint.now(), **LEDGER.curves()}
         asked = {} if self._asked is None else {"asked": self._asked}
         self.meter.push(line, {"loss": loss, **extra, **asked}, self._batches, compiled=bool(made) or LEDGER.held)
         LEDGER.stepped(self.clock.step, None if made else self.meter.took)
@@ -324,9 +328,9 @@ class Run:
         for line, images in lines:
             self.stopping |= line.pop("asked", 0.0) > 0
             self._write(line)
-            if trouble.no_number(line, images, self):
+            if odd := self._numbers.odd(line):
                 every = [path for own in self.gathered(images) for path in own]
-                raise ConfigError(trouble.no_number(line, every, self))
+                raise ConfigError(trouble.no_number(odd, line, every, self))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.record and self.trackers:

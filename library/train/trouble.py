@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from library.config.schema import ConfigError
 from library.data.folders import some
 
+MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
 NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
@@ -26,24 +27,41 @@ def told(error: BaseException, run: Any) -> BaseException:
     return error
 
 
-def no_number(line: dict[str, Any], images: list[str], run: Any) -> str:
-    """Why the training cannot go on after a step with these numbers, "" when it can.
+class Numbers:
+    """Watches the numbers of the steps for those that are none."""
 
-    With scaled losses (fp16) infinite gradients are part of the search for the right scale; the loss is none.
-    """
-    names = ["loss", *([] if run.accelerator.scaler else ["grad_norm"])]
-    found = next((name for name in names if not math.isfinite(line.get(name, 0.0))), "")
-    if not found:
-        return ""
-    what = {"loss": "loss", "grad_norm": "gradient"}[found]
-    kind = "NaN" if math.isnan(line[found]) else "infinite"
-    seen = f" with {some(images, 8)}" if images else ""
-    ways = ["lower the learning rate"]
-    if run.config.precision.mixed_precision == "fp16":
+    def __init__(self, scaled: bool) -> None:
+        self._scaled = scaled  # with scaled losses (fp16), infinite gradients are part of the search for the scale
+        self._skipped = 0
+
+    def odd(self, line: Mapping[str, Any]) -> str:
+        """Which number of a step ends the training: "loss", "gradient", "gradients" of too many steps, or ""."""
+        if not math.isfinite(line["loss"]):
+            return "loss"
+        if math.isfinite(line.get("grad_norm", 0.0)):
+            self._skipped = 0
+            return ""
+        self._skipped += 1
+        if self._scaled:
+            return "gradients" if self._skipped == MOST_SKIPPED else ""
+        return "gradient"
+
+
+def no_number(what: str, line: Mapping[str, Any], images: list[str], run: Any) -> str:
+    """The sentence about a number of a step that is none; `images` are those whose loss it is."""
+    config, ways = run.config, ["lower the learning rate"]
+    if config.precision.mixed_precision == "fp16":
         ways.append("use mixed_precision bf16, whose range is larger")
+        if not config.cache.latents and not getattr(config.model, "no_half_vae", True):
+            ways.append("use no_half_vae")
     if images:
         ways.append("replace these images")
-    return f"the {what} of step {line['step']} is {kind}{seen}: {_listed(ways)}{_go_on(run)}"
+    if what == "gradients":
+        about = f"the gradients of {MOST_SKIPPED} steps in a row are no numbers, so nothing is learned"
+    else:
+        value = line["loss"] if what == "loss" else line["grad_norm"]
+        about = f"the {what} of step {line['step']} is {'NaN' if math.isnan(value) else 'infinite'}"
+    return f"{about}{f' with {some(images, 8)}' if images else ''}: {_listed(ways)}{_go_on(run)}"
 
 
 def broken(parameters: list[torch.nn.Parameter], run: Any) -> str:
