@@ -45,7 +45,7 @@ def findings(config: Any) -> tuple[list[str], list[str]]:
         *_alone(config),
         *_samples(config),
         *_machine(config),
-        *_resume(config),
+        *(state.problems(Path(config.steps.resume), config) if config.steps.resume else ()),
     ]
     for problem in others:  # what is not given at all is said once
         if problem not in found and problem.split(":")[0].lstrip("-").split(" ")[0] not in named:
@@ -73,12 +73,6 @@ def _alone(config: Any) -> Iterator[str]:
         mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
         if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
             yield f"output_name: a training that writes these files is {run.state}; stop it, or choose another name"
-
-
-def _resume(config: Any) -> Iterator[str]:
-    if config.steps.resume:  # how many steps an epoch has is known later
-        steps = None if config.steps.max_train_epochs else config.steps.max_train_steps
-        yield from state.problems(Path(config.steps.resume), steps)
 
 
 def _samples(config: Any) -> Iterator[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from library.config.schema import ConfigError
 from library.files import need_space, write_folder_atomic
 from library.train import chance, exact
+from library.train.save import names
 from library.train.tensorfile import Layout
 
 VERSION = 1
@@ -56,7 +57,7 @@ def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> No
     """Take over a state folder written by `save`. ConfigError when it does not fit this run."""
     device = run.device
     facts = read_progress(folder)
-    if why := finished(folder, facts, run.clock.total):
+    if why := finished(folder, facts, run.clock.total, names(run.config).last):
         raise ConfigError(why)
     learner.restore(load_file(folder / WEIGHTS))
     updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
@@ -94,8 +95,8 @@ def _compare(facts: Mapping[str, Any], run: Any, data: str) -> None:
         run.warn(f"resume: it goes on, but not exactly as it would have: {'; '.join([*found, *([data] * bool(data))])}")
 
 
-def problems(folder: Path, total_steps: int | None = None) -> list[str]:
-    """Why a folder cannot be resumed, without loading a model; by a run of so many steps, where that is known."""
+def problems(folder: Path, config: Any = None) -> list[str]:
+    """Why a folder cannot be resumed, without loading a model; by the run of this config, if there is one."""
     if not folder.is_dir():
         return [f"resume: there is no folder {folder}; give the path of a folder that ends in -state"]
     missing = [name for name in (WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS) if not (folder / name).is_file()]
@@ -105,12 +106,14 @@ def problems(folder: Path, total_steps: int | None = None) -> list[str]:
         facts = read_progress(folder)
     except ConfigError as e:
         return [str(e)]
-    return [why] if total_steps and (why := finished(folder, facts, total_steps)) else []
+    if config is None or config.steps.max_train_epochs:  # how many steps an epoch has is known later
+        return []
+    return [why] if (why := finished(folder, facts, config.steps.max_train_steps, names(config).last)) else []
 
 
-def finished(folder: Path, facts: Mapping[str, Any], total_steps: int) -> str:
-    """The sentence for a training that has nothing left to do, "" for all others."""
-    if facts["current_step"] < total_steps:
+def finished(folder: Path, facts: Mapping[str, Any], total_steps: int, result: Path) -> str:
+    """The sentence for a training that has nothing left to do, not even to write its result; "" for all others."""
+    if facts["current_step"] < total_steps or (facts["current_step"] == total_steps and not result.exists()):
         return ""
     return (
         f"resume: {folder} was saved after step {facts['current_step']}, and this training has {total_steps} steps, so "

@@ -134,6 +134,16 @@ def test_a_finished_training_says_so(run, tmp_path):
     assert not longer.events("warning")  # a constant learning rate does not look at the length
 
 
+def test_a_result_that_is_missing_is_written(run, tmp_path):
+    """Killed after the last state and before the last file: the steps are done, the file is not."""
+    done = run(max_train_steps=3, save_state_on_train_end=True)
+    before = done.tensors()
+    done.file.unlink()
+    again = run(resume=tmp_path / "out" / "m-state", max_train_steps=3)
+    assert not again.events("step") and again.facts["state"] == "finished"
+    assert all(torch.equal(tensor, again.tensors()[name]) for name, tensor in before.items())
+
+
 CHANGES = [
     ({"train_batch_size": 1}, ["train_batch_size was 2 and is 1", "the batch sizes or buckets differ"]),
     (
