@@ -1,0 +1,48 @@
+"""Recomputed activations, also with inputs that wait on the host: the same losses, eager and compiled."""
+
+import pytest
+import torch
+
+from library.memory import checkpointing
+from tests import training
+
+OFFLOAD = {"cpu_offload_checkpointing": True}
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+
+
+@pytest.fixture
+def run(demo, shapes, tmp_path):
+    count = iter(range(10))
+
+    def start(script, **values):
+        values = {"resolution": "96", "max_train_steps": 4, "output_dir": tmp_path / f"{next(count)}"} | values
+        return training.train(training.config_of(demo, script, train_data_dir=shapes, **values))
+
+    return start
+
+
+@pytest.mark.parametrize("script", training.SCRIPTS)
+def test_losses_and_weights_are_the_same(run, script):
+    plain, offloaded = run(script), run(script, **OFFLOAD)
+    for other in (run(script, gradient_checkpointing=True), offloaded):
+        assert other.losses == plain.losses
+        tensors = other.tensors()
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in plain.tensors().items())
+
+
+@pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train"])
+def test_compiled_blocks_have_them_too(run, script):
+    plain, compiled = run(script), run(script, **OFFLOAD, **COMPILED)
+    told = compiled.facts["compile"]
+    assert told["graphs"] == told["predicted"] and told["recompiles"] == 0, told
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+def test_what_flows_from_block_to_block_is_parked_once_a_block(run, monkeypatch):
+    parked = []
+    park = checkpointing._park
+    monkeypatch.setattr(checkpointing, "_park", lambda x: (parked.append(x.shape), park(x))[1])
+    run("flux_train_network", **OFFLOAD, max_train_steps=1)
+    tiny = {"DoubleStreamBlock": 2, "SingleStreamBlock": 4}
+    # Image and text, then both as one; what enters the first block is in no graph of gradients, and stays.
+    assert len(parked) == 2 * (tiny["DoubleStreamBlock"] - 1) + tiny["SingleStreamBlock"]
