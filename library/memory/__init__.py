@@ -40,6 +40,15 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     return why
 
 
+def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: Any) -> None:
+    """Let text encoders recompute too, if they learn: T5's activations are larger than its adapters."""
+    for name, encoder in encoders.items():
+        if config.memory.checkpointing and learns.get(name):
+            # Older versions of transformers have the other name only.
+            enable = getattr(encoder, "activation_checkpointing_enable", None) or encoder.gradient_checkpointing_enable
+            enable({"use_reentrant": False})  # type: ignore[operator]
+
+
 def repeated(denoiser: nn.Module, regions: tuple[str, ...]) -> list[list[nn.Module]]:
     """The denoiser's blocks, one list for each class in `regions`, in the order of the module tree."""
     return [[m for m in denoiser.modules() if type(m).__name__ == region] for region in regions]

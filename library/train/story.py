@@ -35,6 +35,7 @@ def tell(config: Any, remarks: Sequence[str] = ()) -> Path:
         # What learns: the whole model, or adapters inside it. Then make it fit and fly.
         learner = learners.attach(parts, family, config)
         run.place(parts, learner, keep_vae=previews.wanted)
+        memory.prepare_encoders(parts.encoders, learner.trains, config)
         if why := memory.prepare(parts.denoiser, family, config, run.device, len(batches.shapes)):
             run.warn(f"Not compiled: {why}")
         updates = Updates(learner, config, run)

@@ -38,6 +38,41 @@ def test_compiled_blocks_have_them_too(run, script):
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
 
 
+WITH_TEXT = {"cache_text_encoder_outputs": False}
+
+
+@pytest.mark.parametrize(
+    ("script", "values", "learning"),
+    [
+        ("sdxl_train_network", {"network_train_unet_only": False}, {"clip_l", "clip_g"}),
+        (
+            "flux_train_network",
+            {"network_train_unet_only": False, "network_args": ["train_t5xxl=True"]},
+            {"clip_l", "t5xxl"},
+        ),
+        ("sdxl_train", {"train_text_encoder": True, "learning_rate_te1": 0}, {"clip_g"}),
+    ],
+)
+def test_text_encoders_that_learn_recompute_too(run, monkeypatch, script, values, learning):
+    from library import memory
+
+    seen = {}
+    prepare = memory.prepare_encoders
+
+    def noted(encoders, learns, config):
+        prepare(encoders, learns, config)
+        for name, encoder in encoders.items():
+            seen[name] = any(getattr(m, "gradient_checkpointing", False) for m in encoder.modules())
+
+    plain = run(script, **WITH_TEXT, **values, max_train_steps=2)
+    monkeypatch.setattr(memory, "prepare_encoders", noted)
+    other = run(script, **WITH_TEXT, **values, max_train_steps=2, gradient_checkpointing=True)
+    assert {name for name, on in seen.items() if on} == learning
+    assert other.losses == plain.losses
+    tensors = other.tensors()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in plain.tensors().items())
+
+
 def test_what_flows_from_block_to_block_is_parked_once_a_block(run, monkeypatch):
     parked = []
     park = checkpointing._park

@@ -184,8 +184,16 @@ def test_the_scaler_takes_gradients_in_float16():
         scaler.unscale_(made)
     allow_half(scaler)
     scaler = scaler if not scaler._per_optimizer_states.clear() else None
+    before = [p.detach().clone() for p in learner.parameters()]
     scaler.unscale_(made)
     torch.testing.assert_close([p.grad for p in learner.parameters()], expected)
+    scaler.step(made)
+    scaler.update()
+    assert not any(torch.equal(p, q) for p, q in zip(learner.parameters(), before, strict=True))
+    learner.parameters()[0].grad = torch.full_like(learner.parameters()[0], float("inf"))
+    before = [p.detach().clone() for p in learner.parameters()]
+    scaler.step(made)
+    assert all(torch.equal(p, q) for p, q in zip(learner.parameters(), before, strict=True)), "skipped"
 
 
 @pytest.mark.parametrize("values", [HALF, {**HALF, **ADAFACTOR}, {"fused_optimizer_groups": 2}])

@@ -97,7 +97,12 @@ class Memory:
             yield "lowram and highvram want opposite things: choose one"
 
     def notes(self, run: Any) -> Iterator[str]:
-        """The attention that is really used, and what needs checkpointing."""
+        """The attention that is really used, what needs checkpointing, and what is slow."""
+        if self.blocks_to_swap and not run.adapters and not run.optim.stepped_early:
+            yield (
+                "blocks_to_swap: swapped blocks are updated by the processor, which takes its time; "
+                "optimizer_type = Adafactor with fused_backward_pass updates them on the GPU"
+            )
         if self.checkpoint_keep_attention and not self.checkpointing:
             yield "checkpoint_keep_attention has no effect here: add gradient_checkpointing"
         if self.xformers:
