@@ -11,7 +11,7 @@ stepped on the device, within the backward pass, and go back to the host when th
 """
 
 import functools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,16 +35,17 @@ def choose(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
 
 
 class Swap:
-    """The swapped blocks of a denoiser, in the order in which it calls them."""
+    """The swapped blocks of a denoiser."""
 
     def __init__(self, blocks: Sequence[nn.Module], device: torch.device, learn: str = "") -> None:
         """`learn` says where blocks that learn themselves are stepped: "host" or "device". Adapters stay resident."""
         self.blocks = [_Packed(block, device.type == "cuda", bool(learn)) for block in blocks]
         self.device, self.learn = device, learn
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._rings: dict[Any, _Ring] = {}
-        for packed in self.blocks:
-            self._rings.setdefault(packed.layout, _Ring(packed, device))
+        self._order: list[int] = []  # in which the denoiser calls them, as far as it has been seen
+        like = {packed.layout: packed for packed in self.blocks}
+        number = Counter(packed.layout for packed in self.blocks)
+        self._rings = {key: _Ring(packed, device, min(SLOTS, number[key])) for key, packed in like.items()}
 
     def place(self, denoiser: nn.Module) -> None:
         """Move everything but the swapped weights to the device."""
@@ -76,9 +77,11 @@ class Swap:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
         if self.learn == "device" and not forward:
             self.blocks[index].changes = True
-        following = index + 1 if forward else index - 1
-        if 0 <= following < len(self.blocks):
-            self._fetch(following)
+        if forward and index not in self._order:
+            self._order.append(index)
+        following = self._order.index(index) + (1 if forward else -1)
+        if 0 <= following < len(self._order):
+            self._fetch(self._order[following])
 
     def bring_home(self) -> None:
         """After the backward pass: what is true is in host memory, and nothing is under way any more.
@@ -174,8 +177,8 @@ class _Packed:
 class _Ring:
     """Device memory that blocks of one layout take turns in, least recently used first."""
 
-    def __init__(self, like: _Packed, device: torch.device) -> None:
-        free = [torch.empty_like(like.host, device=device, pin_memory=False) for _ in range(SLOTS)]
+    def __init__(self, like: _Packed, device: torch.device, number: int) -> None:
+        free = [torch.empty_like(like.host, device=device, pin_memory=False) for _ in range(number)]
         self.slots: OrderedDict[int, tuple[_Packed | None, Tensor]] = OrderedDict(
             (number, (None, memory)) for number, memory in enumerate(free)
         )

@@ -121,6 +121,19 @@ def test_weights_are_computed_with_on_the_device_and_kept_on_the_host(demo):
     assert sum(p.nbytes for p in matrices) - sum(p.nbytes for p in resident) > 0.9 * sum(h.nbytes for h in hosts)
 
 
+@pytest.mark.parametrize("script", BLOCKS)
+def test_each_block_is_fetched_once_forward_and_once_backward(demo, script, monkeypatch):
+    """The U-Net lists its blocks in another order than it calls them in."""
+    model = Model(demo, script, blocks_to_swap=BLOCKS[script])
+    model.backward(sizes=((8, 8),))
+    filled = []
+    fill = swapping._Ring.fill
+    monkeypatch.setattr(swapping._Ring, "fill", lambda ring, packed: (filled.append(packed), fill(ring, packed))[1])
+    model.backward(sizes=((8, 8),))
+    assert len(filled) <= 2 * len(model.swap.blocks) - len(model.swap._rings)
+    assert {packed.layout for packed in filled} == set(model.swap._rings)
+
+
 def test_gradients_of_swapped_blocks_do_not_stay_on_the_device(demo, monkeypatch):
     alive, peaks = [], []
     send = swapping._Packed.send_gradients_home
