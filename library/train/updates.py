@@ -65,7 +65,7 @@ class Updates:
 
     def forget(self) -> None:
         """Let all gradients go."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.bare.zero_grad(set_to_none=True)  # accelerate's wrapper looks up its signature every time
         if self._swap:
             self._swap.forget_gradients()
 
