@@ -5,11 +5,16 @@ from pathlib import Path
 from gradio.themes import Base, sizes
 
 HERE = Path(__file__).parent
+
+
+def _joined(kind: str, tag: str) -> str:
+    """All files of a kind beside this one: page.* first, then what single tabs add to it."""
+    files = sorted(HERE.glob(f"*.{kind}"), key=lambda file: (file.stem != "page", file.stem))
+    return "".join(f"<{tag}>{file.read_text(encoding='utf-8')}</{tag}>" for file in files)
+
+
 # In the head and not as Gradio's css=, which rewrites selectors and sends each rule twice.
-HEAD = (
-    f"<style>{(HERE / 'page.css').read_text(encoding='utf-8')}</style>"
-    f"<script>{(HERE / 'page.js').read_text(encoding='utf-8')}</script>"
-)
+HEAD = _joined("css", "style") + _joined("js", "script")
 
 # Each of these has a twin for dark mode in Gradio; ours follow the mode by themselves.
 NAMES = {

@@ -144,6 +144,11 @@ class Ledger:
             self.savings.note(step, seconds, self.seconds)
 
     @property
+    def used(self) -> bool:
+        """Whether there is anything to forget."""
+        return bool(self._listening or self.events or self.expected or self.fallback)
+
+    @property
     def held(self) -> bool:
         """Whether compiling has yet to begin, as steps to compare with come first."""
         return self.savings.held > 0

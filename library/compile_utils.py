@@ -212,13 +212,6 @@ def is_compile_error(error: BaseException) -> bool:
     return False
 
 
-def cause(error: BaseException) -> str:
-    """The one line of a compiler's long answer that says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    telling = (line for line in lines if "error:" in line.lower() or "exception:" in line.lower())
-    return next(telling, lines[0] if not lines[0].endswith(":") else " ".join(lines[:2]))[:200]
-
-
 def why(error: BaseException, torch_file: str = torch.__file__) -> str:
     """The line of a compiler's long answer that says what is wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -230,7 +223,7 @@ def why(error: BaseException, torch_file: str = torch.__file__) -> str:
 
 def start_over() -> None:
     """Forget what an earlier training of this process has compiled, or given up to compile."""
-    if LEDGER.expected or LEDGER.fallback:
+    if LEDGER.used:  # also by what never expected a block: compile ids begin anew, and would be taken for its own
         torch._dynamo.reset()
         torch.compiler.set_stance("default")
         LEDGER.clear()

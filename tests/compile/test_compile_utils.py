@@ -223,3 +223,11 @@ def test_a_blank_in_the_path_is_told():
     error = RuntimeError("ld: cannot find -ltorch: No such file\ncollect2: error: ld returned 1 exit status")
     assert "blank" in compile_utils.why(error, "/home/jo doe/.venv/torch/__init__.py")
     assert compile_utils.why(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")
+
+
+def test_a_run_starts_anew_after_a_process_compiled_something_else():
+    LEDGER.events.append("of something else")
+    torch._dynamo.reset()  # and with it what the ledger listens by
+    compile_utils.start_over()
+    gradients(made())
+    assert not LEDGER.drain() == [] and not LEDGER.unproven()
