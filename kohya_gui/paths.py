@@ -1,8 +1,8 @@
-"""The one guard for every path that a browser sends: configs are read and written below chosen folders only."""
+"""The one guard for each path that a browser sends: files are listed, read, written, deleted in chosen folders only."""
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,47 +11,74 @@ from library.config.schema import ConfigError
 LONGEST = 2000
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # devices that Windows has in every folder
+CONFIGS = (".toml",)
 
 
 def roots(given: Sequence[str | Path] = ()) -> tuple[Path, ...]:
-    """The folders below which configs may lie: the user's home, the current folder, and those given at the start."""
+    """The folders below which files may lie: the user's home, the current folder, and those given at the start."""
     wanted = [Path.home(), Path.cwd(), *(Path(folder).expanduser() for folder in given)]
     return tuple(dict.fromkeys(folder.resolve() for folder in wanted))
 
 
-def config_file(text: Any, allowed: Sequence[Path], endings: Sequence[str] = (".toml",)) -> Path:
-    """A path from a browser -> the file it really means, with symbolic links followed, or ConfigError.
+def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
+    """A path from a browser -> the place that it really means, with symbolic links followed, or ConfigError.
 
-    Only files with one of `endings` below one of `allowed`, and nothing in hidden folders: those hold other programs'
-    settings and keys.
+    It is one of `allowed` or below one, and not in a hidden folder: those hold other programs' settings and keys.
+    What lies there is not looked at. `what` names the field in the messages.
     """
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError("config file: write where it is, such as ~/kohya/cat.toml")
+        raise ConfigError(f"{what}: write where it is")
     text = text.strip()
     if len(text) > LONGEST or not text.isprintable() or _is_network(text):
-        raise ConfigError("config file: this is not a path to a file on this computer")
+        raise ConfigError(f"{what}: this is not a path on this computer")
     try:
         path = Path(text).expanduser().resolve()
     except (OSError, RuntimeError, ValueError):
-        raise ConfigError("config file: this is not a path to a file on this computer") from None
-    if path.suffix.lower() not in endings:
-        raise ConfigError(f"config file: {path.name or text} must end in {' or '.join(endings)}")
+        raise ConfigError(f"{what}: this is not a path on this computer") from None
     below = next((path.relative_to(root) for root in allowed if path.is_relative_to(root)), None)
     if below is None:
         places = ", ".join(map(str, allowed))
-        raise ConfigError(
-            f"config file: {path} is outside of {places}; start the page with --root FOLDER to allow more"
-        )
+        raise ConfigError(f"{what}: {path} is outside of {places}; start the page with --root FOLDER to allow more")
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in below.parts):
-        raise ConfigError(f"config file: {below} is hidden or reserved; choose another place")
+        raise ConfigError(f"{what}: {below} is hidden or reserved; choose another place")
     return path
 
 
-def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = (".toml",)) -> Path:
-    """Like `config_file`, for a file that must be there and be of a config's size."""
-    path = config_file(text, allowed, endings)
+def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
+    """Like `inside`, for a folder that must be there."""
+    path = inside(text, allowed, what)
+    if not path.is_dir():
+        raise ConfigError(f"{what}: {path} {'is not a folder' if path.exists() else 'does not exist'}")
+    return path
+
+
+def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
+    """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), there or still to be."""
+    path, endings = inside(text, allowed, what), tuple(endings)
+    if path.suffix.lower() not in endings:
+        raise ConfigError(f"{what}: {path.name or text} must end in {' or '.join(endings)}")
+    return path
+
+
+def present(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
+    """Like `file`, for one that must be there."""
+    path = file(text, allowed, endings, what)
     if not path.is_file():
-        raise ConfigError(f"config file: {path} does not exist")
+        raise ConfigError(f"{what}: {path} {'is not a file' if path.exists() else 'does not exist'}")
+    return path
+
+
+def config_file(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS) -> Path:
+    """Like `file`, for a config."""
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError("config file: write where it is, such as ~/kohya/cat.toml")
+    return file(text, allowed, endings, "config file")
+
+
+def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS) -> Path:
+    """Like `config_file`, for a file that must be there and be of a config's size."""
+    config_file(text, allowed, endings)
+    path = present(text, allowed, endings, "config file")
     if path.stat().st_size > LARGEST:
         raise ConfigError(f"config file: {path} is far too large to be a config")
     return path

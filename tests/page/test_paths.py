@@ -96,7 +96,7 @@ def test_ten_thousand_hostile_paths_stay_inside(root):
 def test_a_file_must_be_there_and_be_small(root):
     (root / "large.toml").write_bytes(b"#" * (paths.LARGEST + 1))
     (root / "folder.toml").mkdir()
-    for name, words in (("no.toml", "does not exist"), ("large.toml", "too large"), ("folder.toml", "does not exist")):
+    for name, words in (("no.toml", "does not exist"), ("large.toml", "too large"), ("folder.toml", "not a file")):
         with pytest.raises(ConfigError, match=words):
             paths.readable(str(root / name), [root])
 
@@ -105,3 +105,17 @@ def test_the_roots_are_home_here_and_what_was_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = paths.roots([tmp_path / "more"])
     assert tmp_path.resolve() in found and (tmp_path / "more").resolve() in found and len(found) == 3
+
+
+def test_folders_and_files_of_each_kind_go_through_the_same_guard(root):
+    assert paths.inside(str(root), [root]) == paths.folder(f"{root}/configs/..", [root]) == root
+    assert paths.file(f"{root}/new.PNG", [root], (".png",), "image") == root / "new.PNG"
+    for call, words in (
+        (lambda: paths.folder(str(root.parent / "secret"), [root], "image folder"), "^image folder: .*outside"),
+        (lambda: paths.folder(str(root / "none"), [root]), "does not exist"),
+        (lambda: paths.folder(str(root / "cat.toml"), [root]), "is not a folder"),
+        (lambda: paths.file(str(root / "cat.toml"), [root], (".png", ".jpg")), "must end in .png or .jpg"),
+        (lambda: paths.present(str(root / "none.png"), [root], (".png",)), "does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            call()
