@@ -70,6 +70,8 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         told = trouble.told(error, self) if error else None
+        if told is not None and told is not error:
+            told.__cause__ = error  # whose traceback belongs into the log
         try:
             self._end(told, trace)
         finally:
@@ -361,9 +363,8 @@ class Run:
 
     def _record(self) -> Record:
         config = self.config
-        record = Record.start(
-            changed(config), config.script, config.save.output_dir, config.save.output_name, config.title
-        )
+        known = changed(config, secrets=True)  # so that they can be kept out of whatever is written
+        record = Record.start(known, config.script, config.save.output_dir, config.save.output_name, config.title)
         record.note(seed=self.seed, hardware=_accelerator_facts(self.device, self.accelerator.num_processes))
         return record
 

@@ -1,12 +1,10 @@
 """What ends a training before its time, in words that say what to do."""
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from library.config.schema import ConfigError
@@ -69,21 +67,6 @@ def broken(parameters: list[torch.nn.Parameter], run: Any) -> str:
     if torch.stack([p.detach().isfinite().all() for p in parameters]).all():
         return ""
     return f"after step {run.clock.step} the weights hold NaN or infinity: lower the learning rate{_go_on(run)}"
-
-
-def memory(device: torch.device) -> dict[str, float | None]:
-    """The most memory that this process has held, in GiB: of the GPU (None without one) and of the computer."""
-    gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return {"peak_memory_gb": gpu and round(gpu / 2**30, 2), "peak_ram_gb": round(_peak_ram() / 2**30, 2)}
-
-
-def _peak_ram() -> int:
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _where(run: Any) -> str:

@@ -1,0 +1,289 @@
+"""What ends a training before its time: told in a sentence, kept in the log, and nothing else is harmed."""
+
+import errno
+import io
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from library.config import shell
+from library.config.schema import ConfigError, to_toml
+from library.families import config_class
+from library.runs import layout, reader
+from library.runs.record import Record
+from library.train import loss, state, trouble
+from library.train.tensorfile import Layout
+from tests.training import config_of, fresh, listing, runs_in, train
+
+SCRIPT = "flux_train_network"
+SECRETS = {"wandb_api_key": "canary-of-the-wandb-key", "huggingface_token": "canary-of-the-hub-token"}
+
+FP8 = {"fp8_base": True, "mixed_precision": "bf16"}
+
+
+@pytest.fixture
+def config(demo, squares, tmp_path):
+    def make(script=SCRIPT, **values):
+        values = {
+            "output_dir": tmp_path / "out",
+            "output_name": "m",
+            "save_every_n_steps": 2,
+            "save_state": True,
+        } | values
+        return config_of(demo, script, train_data_dir=squares, **values)
+
+    return make
+
+
+@pytest.fixture
+def run_shell(config, tmp_path, capsys):
+    """Run a script as a shell does; exit code, and what it said."""
+
+    def run(**values):
+        (tmp_path / "run.toml").write_text(to_toml(config(**values), secrets=True), encoding="utf-8")
+        fresh()
+        try:
+            code = shell.main(config_class(SCRIPT), ["--config_file", str(tmp_path / "run.toml")])
+        except SystemExit as e:
+            code = e.code
+        return code, capsys.readouterr()
+
+    return run
+
+
+def fails_at(monkeypatch, step, error):
+    """Let a step fail."""
+    of, count = loss.of, iter(range(1, 1000))
+
+    def spoilt(*args):
+        if next(count) == step:
+            raise error
+        return of(*args)
+
+    monkeypatch.setattr(loss, "of", spoilt)
+
+
+def the_run(output):
+    return reader.at(next(iter(runs_in(output))))
+
+
+def test_a_mistake_of_ours_is_a_sentence_and_its_traceback_is_in_the_log(run_shell, monkeypatch, tmp_path):
+    fails_at(monkeypatch, 3, KeyError("img_in"))
+    code, said = run_shell()
+    run = the_run(tmp_path / "out")
+    log = run.folder / "log.txt"
+    assert code == 1 and "Traceback" not in said.out + said.err
+    assert said.err.splitlines()[-2:] == ["error: KeyError: 'img_in'", f"error: The whole story is in {log}"]
+    assert "Traceback" in log.read_text() and "in spoilt" in log.read_text()
+    assert run.state == "failed" and run.error == "KeyError: 'img_in'"
+
+
+def test_what_the_user_can_mend_is_one_sentence(run_shell, monkeypatch, tmp_path):
+    fails_at(monkeypatch, 1, ConfigError("loss: it is too Monday"))
+    code, said = run_shell()
+    assert code == 1
+    assert [line for line in said.err.splitlines() if "error" in line] == ["error: loss: it is too Monday"]
+    assert "Traceback" in (the_run(tmp_path / "out").folder / "log.txt").read_text()
+
+
+def test_before_there_is_a_log_the_traceback_is_shown(monkeypatch, run_shell):
+    monkeypatch.setattr("library.train.preflight.check", lambda config: 1 / 0)
+    code, said = run_shell()
+    assert code == 1 and "Traceback" in said.err and "error: ZeroDivisionError" in said.err
+
+
+def test_the_log_of_a_run_from_the_page_gets_the_traceback_too(tmp_path, monkeypatch):
+    folder = tmp_path / "out" / "runs" / "cat"
+    folder.mkdir(parents=True)
+    layout.store(folder / layout.RUN, {"id": "cat", "state": "starting"})
+    (folder / layout.LOG).write_text("first line\n")
+    monkeypatch.setenv("KOHYA_RUN_DIR", str(folder))
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    with pytest.raises(RuntimeError) as found, Record.start({}, SCRIPT, tmp_path / "out", "cat") as record:
+        record.say("spoken lines get there by the console")
+        raise RuntimeError("odd")
+    log = (folder / layout.LOG).read_text()
+    assert log.startswith("first line\nTraceback") and "spoken" not in log and 'RuntimeError("odd")' in log
+    assert found.value.__notes__ == [f"The whole story is in {folder / layout.LOG}"]
+
+
+def test_no_secret_is_in_any_file(run_shell, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "canary-of-the-environment")
+    words = " ".join([*SECRETS.values(), "canary-of-the-environment"])
+    fails_at(monkeypatch, 3, RuntimeError(f"401 for https://user:{words}@hub"))
+    code, said = run_shell(**SECRETS, log_config=True, logging_dir=str(tmp_path / "logs"))
+    assert code == 1
+    for path in (path for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.toml"):
+        assert b"canary" not in path.read_bytes(), path
+    assert the_run(tmp_path / "out").error == "RuntimeError: 401 for https://user:*** *** ***@hub"
+
+
+# ---- memory
+
+
+def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tmp_path):
+    fails_at(monkeypatch, 4, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."))
+    code, said = run_shell()
+    last = said.err.splitlines()[-1]
+    assert code == 1 and last == (
+        "error: the GPU ran out of memory (step 4): switch gradient_checkpointing on, lower train_batch_size, use "
+        f"fp8_base, set blocks_to_swap or lower resolution; resume from {tmp_path / 'out' / 'm-step00000002-state'}"
+    )
+    run = the_run(tmp_path / "out")
+    assert run.state == "failed" and "error: " + run.error == last
+    assert "Tried to allocate" in (run.folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "values", "doing", "words"),
+    [
+        (SCRIPT, {"vae_batch_size": 4}, "caching latents", "latents): lower vae_batch_size or lower resolution"),
+        (SCRIPT, {}, "caching captions", "lower text_encoder_batch_size"),
+        (SCRIPT, {"blocks_to_swap": 2, "train_batch_size": 1, **FP8}, "", "step 7): raise blocks_to_swap"),
+        (SCRIPT, {"cache_text_encoder_outputs": False}, "", "cache_text_encoder_outputs"),
+        ("sdxl_train", {"gradient_checkpointing": True, "train_batch_size": 1}, "", ": use full_bf16 or lower"),
+        ("flux_train", {"full_bf16": True, "mixed_precision": "bf16"}, "", "use optimizer_type Adafactor with fused_"),
+        (SCRIPT, {}, "drawing samples", "smaller sample images"),
+    ],
+)  # fmt: skip
+def test_levers_are_those_that_are_left(config, script, values, doing, words):
+    run = SimpleNamespace(config=config(script, **values), doing=doing, newest={}, clock=SimpleNamespace(step=7))
+    assert words in str(trouble.told(torch.OutOfMemoryError("..."), run))
+
+
+def test_the_computers_own_memory(config):
+    run = SimpleNamespace(config=config(), doing="caching latents", newest={}, clock=None)
+    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")):
+        assert str(trouble.told(error, run)).startswith(
+            "the computer ran out of memory, RAM (caching latents): use fewer"
+        )
+    other = ValueError("x")
+    assert trouble.told(other, run) is other
+
+
+def test_a_scaler_that_never_finds_its_scale_ends_it():
+    numbers = trouble.Numbers(scaled=True)
+    lines = [{"loss": 1.0, "grad_norm": float("inf")}] * trouble.MOST_SKIPPED
+    assert [numbers.odd(line) for line in lines] == [""] * (trouble.MOST_SKIPPED - 1) + ["gradients"]
+    assert trouble.Numbers(scaled=True).odd({"loss": float("nan"), "grad_norm": 1.0}) == "loss"
+
+
+# ---- disk
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_fills_up_in_a_file_harms_nothing(run_shell, monkeypatch, tmp_path):
+    """The fourth file breaks off after its header."""
+    write, count = Layout.write, iter(range(1, 100))
+
+    def filling(self, path, metadata):
+        if next(count) < 4:
+            write(self, path, metadata)
+        else:
+            path.write_bytes(self.header(metadata))
+            full()
+
+    monkeypatch.setattr(Layout, "write", filling)
+    code, said = run_shell(max_train_steps=8)
+    check_full(tmp_path / "out", code, said)
+
+
+def test_a_disk_that_fills_up_in_a_state_harms_nothing(run_shell, monkeypatch, tmp_path):
+    save, count = torch.save, iter(range(1, 100))
+    monkeypatch.setattr(state.torch, "save", lambda *args: full() if next(count) == 8 else save(*args))
+    code, said = run_shell(max_train_steps=8)
+    check_full(tmp_path / "out", code, said)
+
+
+def check_full(output, code, said):
+    run = the_run(output)
+    assert code == 1 and run.state == "failed"
+    assert said.err.splitlines()[-1].startswith(f"error: the disk is full: cannot write {output / 'm-step0000000'}")
+    names = {path.name for path in output.iterdir()} - {"runs"}
+    assert not [name for name in names if name.startswith(".")]
+    states = [output / name for name in names if name.endswith("-state")]
+    assert states and all(state.problems(folder) == [] for folder in states)
+    files = [name for name in names if name.endswith(".safetensors")]
+    assert files and all(load_file(output / name) for name in files)
+
+
+def test_too_little_room_is_seen_before_writing(run_shell, monkeypatch, tmp_path):
+    usage = shutil.disk_usage
+    free = iter([*[2**40] * 3, *[2**10] * 1000])
+    monkeypatch.setattr("library.files.shutil.disk_usage", lambda place: usage(place)._replace(free=next(free)))
+    code, said = run_shell(max_train_steps=4)
+    assert code == 1 and "error: not enough disk space for" in said.err
+    assert the_run(tmp_path / "out").state == "failed"
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can mount a small disk")
+def test_a_disk_that_is_really_full(tmp_path, config, monkeypatch):
+    small = tmp_path / "small"
+    small.mkdir()
+    monkeypatch.setattr("library.train.preflight.LEAST_SPACE", 0)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        with pytest.raises(ConfigError, match="disk"):
+            train(config(output_dir=small, max_train_steps=40, save_every_n_steps=1))
+        run = the_run(small)
+        assert run.state == "failed" and "disk" in run.error
+        assert [path for path in small.iterdir() if path.name.endswith("-state")]
+        for folder in small.glob("*-state"):
+            assert state.problems(folder) == []
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+class Closed(io.StringIO):
+    """As when the terminal goes away, or `| head` has seen enough."""
+
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def test_a_console_that_was_closed_does_not_end_a_training(config, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Closed())
+    outcome = train(config())
+    monkeypatch.undo()
+    assert outcome.facts["state"] == "finished"
+
+
+# ---- the record
+
+
+def test_the_record_is_complete(config, tmp_path):
+    (tmp_path / "prompts.txt").write_text("zorb --w 64 --h 64 --s 1 --d 3\n")
+    outcome = train(
+        config(max_train_steps=4, compile=True, compile_backend="aot_eager", save_last_n_steps=100,
+               sample_prompts=tmp_path / "prompts.txt", sample_every_n_steps=4, sample_at_first=True, seed=3)
+    )  # fmt: skip
+    facts = outcome.facts
+    assert facts["total_steps"] == facts["step"] == 4 and facts["state"] == "finished" and facts["error"] is None
+    assert facts["peak_ram_gb"] > 0.1 and facts["peak_memory_gb"] is None and facts["seed"] == 3
+    assert facts["compile"]["num_graphs"] and facts["hardware"]["device"] == "cpu"
+    assert facts["process_start"] <= facts["started"] <= facts["ended"] and facts["heartbeat"] >= facts["ended"] - 1
+    phases = {event["name"] for event in outcome.events("phase")}
+    assert {"reading the data set", "loading the model", "caching latents", "caching captions", "saving"} <= phases
+    assert outcome.events("compile") and all(event["step"] == 1 for event in outcome.events("compile"))
+    saved = {os.path.basename(event["file"]): event for event in outcome.events("saved")}
+    assert set(saved) == {
+        "m-step00000002.safetensors", "m-step00000002-state", "m-step00000004.safetensors", "m-step00000004-state",
+        "m.safetensors", "m-state",
+    }  # fmt: skip
+    assert saved["m.safetensors"]["bytes"] == outcome.file.stat().st_size
+    assert saved["m-state"]["bytes"] == sum(f.stat().st_size for f in (tmp_path / "out" / "m-state").iterdir())
+    assert [event["step"] for event in outcome.events("sample")] == [0, 4]
+    lines = outcome.events("step")
+    assert {"step", "epoch", "loss", "avr_loss", "lr", "grad_norm", "memory_gb"} <= lines[0].keys()
+    assert listing(tmp_path / "out" / "sample")
