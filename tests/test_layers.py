@@ -16,6 +16,7 @@ from tests import source
 BOTTOM = ("library.config", "library.files")
 PROTOCOL = ("library.families.base",)
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/__init__.py"))
+COMPILING = tuple(f"library.compile_{part}" for part in ("cache", "checks", "door", "ledger", "settings"))
 MAY_IMPORT = {
     "library.config": (),
     "library.files": ("library.config",),
@@ -26,9 +27,10 @@ MAY_IMPORT = {
     "library.objectives": (*BOTTOM, *PROTOCOL),
     "library.learners": (*BOTTOM, *PROTOCOL),
     "library.data": (*BOTTOM, *PROTOCOL),
-    "library.compile_utils": (*BOTTOM, "library.compile_ledger", "library.compile_cache", "library.memory.blocks"),
-    "library.compile_ledger": BOTTOM,
-    "library.compile_cache": BOTTOM,
+    "library.compile_utils": (*BOTTOM, *COMPILING, "library.memory.blocks"),
+    "library.compile_door": (*BOTTOM, *COMPILING, "library.memory.blocks"),
+    **dict.fromkeys(("library.compile_ledger", "library.compile_cache", "library.compile_settings"), BOTTOM),
+    "library.compile_checks": (*BOTTOM, "library.compile_settings"),
     "library.memory": (*BOTTOM, "library.compile_utils", "library.compile_ledger"),
     "library.demo": (*BOTTOM, "library.families", "library.runs"),
     "library.tools": (*BOTTOM, "library.families"),

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from library import compile_cache, compile_utils, families
+from library.compile_settings import SETTINGS, wanted_settings
 from library.config.schema import ConfigError, build
 from library.memory import attention
 
@@ -88,7 +89,7 @@ def test_every_forward_begins_a_new_step_for_recorded_graphs(monkeypatch, mode, 
         assert torch._inductor.config.triton.cudagraph_skip_dynamic_graphs
     finally:
         cpu = torch.device("cpu")
-        compile_utils._SETTINGS.want(compile_utils._settings(config().compile, cpu))
+        SETTINGS.want(wanted_settings(config().compile, cpu))
         torch._inductor.config.triton.cudagraph_skip_dynamic_graphs = False
         torch._inductor.config.align_random_eager = False
     model(1), model(2)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from library import compile_utils
+from library.compile_settings import wanted_settings
 from library.config.schema import ConfigError
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
 
@@ -42,10 +43,10 @@ def test_random_masks_on_cuda_are_those_of_eager():
     """Masks fused by inductor repeat, and differ between forward and recompute (pytorch#198333)."""
     import torch._inductor.config as inductor
 
-    wanted = {name: value for _, name, value in compile_utils._settings(options(), torch.device("cuda"))}
+    wanted = {name: value for _, name, value in wanted_settings(options(), torch.device("cuda"))}
     assert wanted.get("align_random_eager") or wanted.get("fallback_random")
     assert any(hasattr(inductor, name) for name in ("align_random_eager", "fallback_random"))
-    on_cpu = {name for _, name, _ in compile_utils._settings(options(), torch.device("cpu"))}
+    on_cpu = {name for _, name, _ in wanted_settings(options(), torch.device("cpu"))}
     assert not on_cpu & {"align_random_eager", "fallback_random"}
 
 

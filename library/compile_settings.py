@@ -1,0 +1,65 @@
+"""PyTorch's own switches, as block-wise compilation needs them in every thread."""
+
+import threading
+from typing import Any, ClassVar
+
+import torch
+
+
+def version() -> tuple[int, int]:
+    """PyTorch's version, major and minor."""
+    major, minor = torch.__version__.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+class Settings(threading.local):
+    """PyTorch's switches for compiling, as block-wise compilation needs them.
+
+    Since torch 2.12 a value that is set holds in its own thread only, and backward passes run in others
+    (pytorch#186537). So every block asks for `hold` when it is called, which costs nothing where it has been done.
+    """
+
+    wanted: ClassVar[list[tuple[Any, str, Any]]] = []  # (config module, name, value), the same for all threads
+    held: list[tuple[Any, str, Any]] | None = None
+
+    def want(self, wanted: list[tuple[Any, str, Any]]) -> None:
+        """From now on these, in every thread in which a block is compiled."""
+        type(self).wanted = wanted
+        self.hold()
+
+    def hold(self) -> None:
+        """Set them in this thread."""
+        if self.held is not self.wanted:
+            for module, name, value in self.wanted:
+                setattr(module, name, value)
+            self.held = self.wanted
+
+
+SETTINGS = Settings()
+
+
+def wanted_settings(args: Any, device: torch.device) -> list[tuple[Any, str, Any]]:
+    """Global switches that block-wise compilation needs."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+    import torch.fx.experimental._config as shapes
+
+    wanted = [
+        # DDP's splitting would cut a block into several graphs; each block's backward overlaps communication anyway.
+        (torch._dynamo.config, "optimize_ddp", False),
+        # Text and image lengths that happen to be equal must not be taken for the same size.
+        (shapes, "use_duck_shape", False),
+        # Convolutions in channels-last order also for varying sizes: otherwise inductor makes the sizes of images
+        # constants in the backward of a convolution, and every bucket costs a recompilation.
+        (inductor, "force_layout_optimization", True),
+        (functorch, "activation_memory_budget", getattr(args, "compile_activation_budget", 1.0)),
+    ]
+    if args.compile_cache_size_limit and version() < (2, 13):
+        wanted.append((torch._dynamo.config, "recompile_limit", int(args.compile_cache_size_limit)))
+    if device.type == "cuda":
+        # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
+        safe = "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random"
+        wanted.append((inductor, safe, True))
+        # A recording for every size of image would fill the memory; graphs for varying sizes run without.
+        wanted.append((inductor.triton, "cudagraph_skip_dynamic_graphs", True))
+    return wanted
