@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from kohya_gui import picker
 from kohya_gui.sections import GROUPS
 from library.config.command import Launch, launch_options
 from library.config.pending import PENDING
@@ -190,7 +191,7 @@ class Form:
             return f'<div class="{classes} check"><label>{box}<span>{escape(option.label)}</span></label>{about}</div>'
         return (
             f'<div class="{classes}"><label for="{element}">{escape(option.label)}</label>'
-            f"{control(option, facts)}{about}</div>"
+            f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}</div>"
         )
 
 

@@ -1,0 +1,112 @@
+"""Questions to the server and the file picker: only below the roots, in whatever words one asks."""
+
+import json
+import os
+import random
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from kohya_gui.picker import Picker, button
+from kohya_gui.service import Sent, Service
+from library.config.schema import ConfigError
+
+
+@pytest.fixture
+def root(tmp_path):
+    for name in ("home/models", "home/.ssh", "home/10_cat", "secret"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("models/b10.safetensors", "models/b9.safetensors", "models/a.ckpt", ".ssh/key", "note.txt"):
+        (tmp_path / "home" / name).write_text("x")
+    (tmp_path / "secret" / "a.safetensors").write_text("x")
+    return (tmp_path / "home").resolve()
+
+
+def listed(root, **sent):
+    return Picker([root]).list(Sent(sent))
+
+
+def names(found):
+    return [entry["name"] for entry in found["entries"]]
+
+
+def test_folders_come_first_and_numbers_count(root):
+    assert names(listed(root)) == ["10_cat", "models", "note.txt"]
+    assert names(listed(root, kind="folder")) == ["10_cat", "models"]
+    inside = listed(root, folder=str(root / "models"), endings=".safetensors")
+    assert names(inside) == ["b9.safetensors", "b10.safetensors"] and inside["up"] == str(root)
+    assert names(listed(root, folder=str(root / "models"), filter="B1")) == ["b10.safetensors"]
+    assert listed(root)["up"] == "" and listed(root)["places"][0]["path"] == str(root)
+
+
+def test_of_a_path_that_is_not_there_the_nearest_folder_is_shown(root):
+    for text in (root / "models" / "b9.safetensors", root / "models" / "not" / "yet.toml"):
+        assert listed(root, folder=str(text))["folder"] == str(root / "models")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
+def test_links_that_lead_out_are_not_even_shown(root):
+    (root / "out").symlink_to(root.parent / "secret")
+    (root / "out.safetensors").symlink_to(root.parent / "secret" / "a.safetensors")
+    (root / "in").symlink_to(root / "models")
+    assert names(listed(root)) == ["10_cat", "in", "models", "note.txt"]
+    with pytest.raises(ConfigError):
+        listed(root, folder=str(root / "out"))
+
+
+def test_three_thousand_hostile_folders_stay_inside(root):
+    chance = random.Random(1)
+    parts = ["..", ".", "", "~", "/", "\\", "//", "C:", "CON", ".ssh", "models", "%2e%2e", "\u202e", "\x00", "secret",
+             "10_cat", str(root), str(root.parent), "file:", "*", "\n"]  # fmt: skip
+    for _ in range(3000):
+        text = chance.choice(["/", "", "\\"]).join(chance.choices(parts, k=chance.randint(1, 7)))
+        try:
+            found = listed(root, folder=text)
+        except ConfigError:
+            continue
+        assert found["folder"].startswith(str(root)) and ".ssh" not in found["folder"]
+        assert not {"key", "a.safetensors", ".ssh", "secret"} & set(names(found))
+
+
+@pytest.fixture
+def client(root):
+    app, service = FastAPI(), Service()
+    service.add(Picker([root]).answers)
+    service.attach(app)
+    return TestClient(app)
+
+
+def test_questions_are_json_by_post_and_mistakes_are_sentences(client, root):
+    good = client.post("/own/list", json={"folder": str(root)})
+    assert good.status_code == 200 and len(good.json()["entries"]) == 3
+    assert "outside" in client.post("/own/list", json={"folder": "/etc"}).json()["error"]
+    assert client.get("/own/list").status_code == 404
+    assert client.post("/own/nothing", json={}).status_code == 404
+    assert client.post("/own/list", content="{}", headers={"content-type": "text/plain"}).status_code == 415
+    assert client.post("/own/list", json={"folder": "x" * 5_000_000}).status_code == 413
+
+
+@pytest.mark.parametrize("body", ["", "[]", "null", "{", "[" * 100_000, '{"folder": 7}', '{"folder": ["a"]}',
+                                  '{"folder": "\\ud800"}', '{"folder": null}', '{"endings": {}}'])  # fmt: skip
+def test_no_question_breaks_the_server(client, body):
+    answer = client.post("/own/list", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200 and "load" in answer.json()["error"]
+
+
+def test_numbers_and_flags_are_what_they_say():
+    sent = Sent(json.loads('{"n": 3, "f": true, "t": ["a"], "v": {"a": 1, "b": "x", "c": null}}'))
+    assert (sent.number("n"), sent.flag("f"), sent.texts("t"), sent.values("v")["b"]) == (3, True, ["a"], "x")
+    for fields in ({"n": True}, {"n": -1}, {"n": 1e3}, {"n": "3"}, {"n": 2**70}):
+        with pytest.raises(ConfigError):
+            Sent(fields).number("n")
+    for fields in ({"v": {"a": []}}, {"v": []}):
+        with pytest.raises(ConfigError):
+            Sent(fields).values("v")
+
+
+def test_the_button_knows_what_suits_the_option():
+    assert 'data-endings=".safetensors"' in button("pretrained_model_name_or_path", "Base model", "file")
+    assert 'data-endings=""' in button("output_dir", "Output", "folder")
+    assert ".toml .json" in button("dataset_config", "Data", "file")
+    assert button("learning_rate", "Rate", "") == ""
