@@ -95,8 +95,10 @@ class Ledger:
         self.fallback = ""  # why compiled blocks were given up, if they were
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.savings = Savings()
+        self.begins: Callable[[str, int, int], None] | None = None  # told of each graph: block, its number, of how many
         self._inside = ""
         self._owner: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
         self._listening = False
 
     @contextlib.contextmanager
@@ -108,13 +110,26 @@ class Ledger:
         finally:
             self._inside = before
 
-    def expect(self, kind: str, shape: Hashable) -> None:
-        """A block of this class has been set up to compile. Blocks of equal shape share their graphs."""
+    def expect(self, kind: str, shape: Hashable, sizes: int = 1) -> None:
+        """A block of this class has been set up to compile. Blocks of equal shape share their graphs.
+
+        There is one graph for each of `sizes`, where they are compiled one by one.
+        """
         self.expected.setdefault(kind, []).append(shape)
+        self._sizes[kind] = sizes
 
     def predicted(self) -> dict[str, int]:
         """How many forward graphs the whole run should need, by class of block."""
-        return {kind: len(set(shapes)) for kind, shapes in self.expected.items()}
+        return {kind: len(set(shapes)) * self._sizes[kind] for kind, shapes in self.expected.items()}
+
+    def unforeseen(self) -> list[Compiled]:
+        """Recompilations that were not predicted: those for sizes that are compiled one by one were."""
+        foreseen = Counter({kind: number - len(set(self.expected[kind])) for kind, number in self.predicted().items()})
+        found = []
+        for event in (e for e in self.events if e.reason and not e.failed):
+            foreseen[event.block] -= 1
+            found += [event] if foreseen[event.block] < 0 else []
+        return found
 
     def listen(self) -> None:
         """Start to note compilations. Safe to call twice; `torch._dynamo.reset()` ends it."""
@@ -190,7 +205,7 @@ class Ledger:
             "predicted": self.predicted(),
             "graphs": dict(Counter(e.block for e in good if e.forward)),
             "num_graphs": sum(e.forward for e in good),
-            "recompiles": sum(bool(e.reason) for e in good),
+            "recompiles": len(self.unforeseen()),
             "seconds": round(self.seconds, 2),
             "cache_hits": sum(e.cache_hits for e in good),
             "fallback": self.fallback,
@@ -207,7 +222,10 @@ class Ledger:
         self.fallback, self._listening = "", False
 
     def _started(self, args: Any) -> None:
-        self._owner.setdefault(str(args.compile_id), self._inside)
+        graph, number = str(args.compile_id), len(self._owner)
+        self._owner.setdefault(graph, self._inside)
+        if self.begins and self._inside and len(self._owner) > number:
+            self.begins(self._inside, len(self._owner), max(sum(self.predicted().values()), len(self._owner)))
 
     def _read(self, m: Any) -> Compiled:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6

@@ -13,6 +13,7 @@ from library.files import write_atomic
 
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
 STOP, LAUNCHER = "stop", "launcher.json"
+WISHES = ("sample", "save")  # done after the step, as soon as a file `<wish>-now` is there
 
 ACTIVE = ("starting", "running", "stopping")
 FINAL = ("finished", "stopped", "failed", "interrupted")
@@ -38,6 +39,11 @@ def stop_asked(folder: Path) -> str:
     except OSError:
         return ""
     return asked if asked in ("after_step", "now") else "after_step"
+
+
+def wish_file(folder: Path, wish: str) -> Path:
+    """The file that asks a run to draw its samples or to save, now."""
+    return folder / f"{wish}-now"
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -163,6 +163,15 @@ class Record:
                 self.facts["state"] = "stopping"
         return asked
 
+    def wishes(self) -> list[str]:
+        """What a reader wants to be done now, of layout.WISHES. Taken from the disk by asking."""
+        found = []
+        for wish in layout.WISHES:
+            with contextlib.suppress(OSError):
+                layout.wish_file(self.folder, wish).unlink()
+                found.append(wish)
+        return found
+
     def stopping(self) -> None:
         """Somebody asked for a stop by other means than the file: readers shall see no difference."""
         with contextlib.suppress(OSError, ConfigError):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
-from library.train import optim, save, state, trouble
+from library.train import checking, optim, save, state, trouble
 from library.train.figures import figures
 from library.train.metadata import Metadata
 
@@ -17,6 +17,7 @@ class Keeper:
         self._run, self._learner, self._updates, self._batches = run, learner, updates, batches
         self._names = save.names(config)
         self._every_epochs = save.every_n_epochs(config, run.clock.epochs)
+        self._shapes: checking.Shapes = {}
         if run.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * run.ranks
             facts = figures(images, config, len(batches), run.clock.epochs, total)
@@ -30,13 +31,22 @@ class Keeper:
             self._run.say(f"Resumed {folder} after step {self._run.clock.step}.")
 
     def when_due(self) -> None:
-        """After a step: the files and states of this step and of this epoch."""
+        """After a step: the files and states of this step and of this epoch, and what somebody asked for."""
         clock, options = self._run.clock, self._config.save
+        if self._run.granted("save"):
+            self._asked()
         for what in clock.every(options.save_every_n_steps, self._every_epochs):
             if what == "step":
                 self._keep(step=clock.step)
             elif clock.epoch < clock.epochs:  # the last epoch's file is the final one
                 self._keep(epoch=clock.epoch)
+
+    def _asked(self) -> None:
+        """A file of this step and a state to go on from; nothing is removed for them."""
+        self._check()
+        step = self._run.clock.step
+        self._file(self._names.step(step))
+        self._state(self._names.state(step=step))
 
     def final(self) -> Path:
         """The result. After a stop there is a state beside it, so that the run can be gone on with."""
@@ -62,10 +72,9 @@ class Keeper:
         if self._config.save.save_state:
             self._state(self._names.state(**when))
         if self._run.main:
-            save.remove(old)
-            save.remove(old and self._names.average(old))
-            if self._config.save.save_state:
-                save.remove(old_state)
+            for path in (old, old and self._names.average(old), old_state if self._config.save.save_state else None):
+                self._run.uploads.wait_for(path)
+                save.remove(path)
 
     def _check(self) -> None:
         """Nothing is saved that is not sound: neither after a step that failed, nor weights that are no numbers."""
@@ -88,9 +97,14 @@ class Keeper:
         run = self._run
         progress = run.clock.epoch, run.clock.step
         save.result(path, self._learner, self._config, self._metadata.of_file(*progress), progress)
-        run.saved(path)
+        self._shapes = self._shapes or checking.expected(self._learner)
+        checked = checking.check(path, self._shapes, self._config)
+        if not checked.get("ok", True):
+            run.warn(f"{path.name} does not load as it should: {checked['text']}")
+        run.saved(path, **checked)
 
     def _state(self, folder: Path) -> None:
+        self._run.phase("saving the state")
         state.save(folder, self._run, self._learner, self._updates, self._batches)
         if self._run.main:
             self._run.saved(folder)

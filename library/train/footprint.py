@@ -2,6 +2,7 @@
 
 import sys
 import time
+from typing import Any
 
 import psutil
 import torch
@@ -30,6 +31,15 @@ class Footprint:
         gpu = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
         ram = self._process.memory_info().peak_wset if sys.platform == "win32" else _peak_rss()
         return {"peak_memory_gb": gpu and round(gpu / GIB, 2), "peak_ram_gb": round(ram / GIB, 2)}
+
+
+def facts(device: torch.device, processes: int) -> dict[str, Any]:
+    """What trains, for the run's record: the device, its memory, and how many processes share the work."""
+    found: dict[str, Any] = {"device": str(device), "processes": processes}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / 2**30, 1)}
+    return found
 
 
 def _peak_rss() -> int:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library.train import split
+
 WARM_UP = 3  # steps left out of the speed: they load kernels and compile
 RECENT = 50  # steps that the remaining time is judged by
 
@@ -25,6 +27,7 @@ class _Pending:
     names: tuple[str, ...]
     images: tuple[list[str], ...]  # of each batch, whose losses are the last values
     arrived: Any  # a CUDA event, or None
+    moments: list[Any]  # of the step, for `split.seconds`
 
 
 @dataclass
@@ -48,8 +51,12 @@ class Meter:
         values: dict[str, Tensor],
         batches: Sequence[Batch] = (),
         compiled: bool = False,
+        moments: Sequence[Any] = (),
     ) -> None:
-        """Note a step. `values` are scalars on the device; `compiled` marks a step that is not typical of the speed."""
+        """Note a step. `values` are scalars on the device; `compiled` marks a step that is not typical of the speed.
+
+        `moments` are those of the step, see `split`.
+        """
         now = time.monotonic()
         self._seen += 1
         self.took = now - self._last if self._last else None
@@ -66,7 +73,9 @@ class Meter:
             arrived = torch.cuda.Event()
             arrived.record()
         images = tuple(paths for _, paths in batches)
-        self._pending.append(_Pending(line | self.speed(line["step"]), stacked, tuple(values), images, arrived))
+        self._pending.append(
+            _Pending(line | self.speed(line["step"]), stacked, tuple(values), images, arrived, list(moments))
+        )
 
     def pause(self) -> None:
         """What comes next is no step (a save, samples): leave it out of the speed."""
@@ -101,7 +110,8 @@ class Meter:
         losses = values[len(pending.names) :]
         odd = [p for loss, paths in zip(losses, pending.images, strict=True) if not math.isfinite(loss) for p in paths]
         self._keep(pending.line["step"], numbers["loss"])
-        return pending.line | numbers | {"avr_loss": self.average}, odd
+        where = split.seconds(pending.moments)
+        return pending.line | numbers | {"avr_loss": self.average} | where, odd
 
     @property
     def average(self) -> float:

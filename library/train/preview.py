@@ -22,8 +22,7 @@ class Previews:
     def __init__(self, family: Any, parts: Any, config: Any, run: Any) -> None:
         self._parts, self._run, self._config = parts, run, config
         sample = config.sample
-        asked = sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first
-        self.wanted = bool(sample.sample_prompts and asked)
+        self.wanted = bool(sample.sample_prompts)  # they can be asked for at any time, whatever the plan
         self._prompts: list[Prompt] = []
         if not self.wanted:
             return
@@ -46,10 +45,14 @@ class Previews:
             self._draw_all()
 
     def when_due(self) -> None:
-        """After a step: at the end of an epoch, or every so many steps. Epochs win where both are set, as upstream."""
+        """After a step: at the end of an epoch, or every so many steps; or when somebody asks for it.
+
+        Epochs win where both are set, as upstream.
+        """
         sample = self._config.sample
         steps = None if sample.sample_every_n_epochs else sample.sample_every_n_steps
-        if self.wanted and any(self._run.clock.every(steps, sample.sample_every_n_epochs)):
+        due = any(self._run.clock.every(steps, sample.sample_every_n_epochs))
+        if (self._run.granted("sample") or due) and self.wanted:
             self._draw_all()
 
     def _draw_all(self) -> None:

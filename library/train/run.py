@@ -14,16 +14,17 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch import Tensor, nn
 
 from library import compile_utils
-from library.compile_ledger import LEDGER, as_line
+from library.compile_ledger import LEDGER
 from library.config.schema import ConfigError, changed
 from library.memory import precision
 from library.runs.record import Record
-from library.train import chance, trouble
+from library.train import chance, compiling, footprint, trouble
 from library.train.chance import as_seed
 from library.train.clock import Clock, windows
-from library.train.footprint import Footprint
+from library.train.hub import Uploads
 from library.train.meter import Batch, Line, Meter
-from library.train.stopping import Wishes
+from library.train.split import Split
+from library.train.stopping import ASKED, Wishes
 from library.train.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -52,17 +53,21 @@ class Run:
         self.trackers = Trackers(config, self.record.folder) if self.record else None
         self.clock = Clock(total=0, per_epoch=1, epochs=1)
         self.meter = Meter(total=0, per_epoch=1)
-        self._footprint = Footprint(self.device)
+        self.split = Split(self.device)
+        self._footprint = footprint.Footprint(self.device)
         self._numbers = trouble.Numbers(scaled=self.accelerator.scaler is not None)
+        self.uploads = Uploads(config, self)
         self.wishes = Wishes(self.record)
         self.stopping = False
+        self.wished: set[str] = set()  # what somebody wants to be done after this step
         self.doing = ""  # what goes on outside of the steps
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self.optimizer: Any = None  # set once there is one
         self.forget_gradients: Callable[[], None] = lambda: None
         self._learning: list[Any] = []  # networks in the wrapping that averages their gradients
         self._batches: list[Batch] = []  # of the last step
-        self._asked: Tensor | None = None  # with several processes: whether one of them wants to stop
+        self._asked: dict[str, Tensor] = {}  # with several processes: what one of them was asked for
+        LEDGER.begins = self._compiling if self.main else None
 
     def __enter__(self) -> "Run":
         self.wishes.listen()
@@ -70,6 +75,7 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         told = trouble.told(error, self) if error else None
+        LEDGER.begins = None
         if told is not None and told is not error:
             told.__cause__ = error  # whose traceback belongs into the log
         try:
@@ -80,6 +86,7 @@ class Run:
             raise told from error
 
     def _end(self, error: BaseException | None, trace: Any) -> None:
+        self.uploads.finish()
         if self.record:
             for line, _ in self.meter.lines():
                 self._write(line)
@@ -101,8 +108,12 @@ class Run:
         if self.record:
             self.record.say(text)
 
-    def begin(self, remarks: Sequence[str]) -> None:
-        """Say what should be known about this run before it starts."""
+    def begin(self, remarks: Sequence[str], notes: Sequence[str] = ()) -> None:
+        """Say what should be known about this run before it starts; `notes` are on the console already."""
+        for note in notes:
+            self.event("warning", text=note)
+        if self.main:
+            self.uploads.begin()
         for remark in remarks:
             self.warn(remark)
 
@@ -123,11 +134,12 @@ class Run:
             self.record.event("sample", file=str(path), step=self.clock.step, prompt=prompt.prompt, number=number)
             self.trackers.image(f"sample_{number}", image, self.clock.step)
 
-    def saved(self, path: Path) -> None:
-        """A file or the folder of a state is on the disk, whole."""
+    def saved(self, path: Path, **checked: Any) -> None:
+        """A file or the folder of a state is on the disk, whole; `checked` is what `checking` found."""
         self.newest[trouble.kind_of(path)] = path
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
-        self.event("saved", file=str(path), step=self.clock.step, bytes=size)
+        self.event("saved", file=str(path), step=self.clock.step, bytes=size, **checked)
+        self.uploads.add(path)
 
     def validated(self, when: str, losses: dict[str, float]) -> None:
         """The held back images were measured, at the end of a "step" or an "epoch": the loss by noise level."""
@@ -211,7 +223,7 @@ class Run:
 
     def plan(self, batches: Any, summary: dict[str, Any]) -> None:
         """Set the clock to the length of this training, and say what lies ahead."""
-        self.clock = Clock.of(self.config, len(batches))
+        self.start(batches)
         self.meter = Meter(self.clock.total, self.clock.per_epoch)
         if self.record:
             self.record.plan(self.clock.total, epochs=self.clock.epochs, data=summary)
@@ -221,6 +233,11 @@ class Run:
             f"{self.clock.total} steps in {self.clock.epochs} epochs"
         )
 
+    def start(self, batches: Any) -> None:
+        """Go to where the config says that the training begins, which is nearly always its first step."""
+        self.clock = Clock.of(self.config, len(batches))
+        batches.go_to(self.clock.epoch, self.clock.in_epoch * self.config.steps.gradient_accumulation_steps)
+
     def steps(self, batches: Any) -> Iterator[list[Any]]:
         """The batches of each optimizer step, from where the clock stands to the end, or until someone says stop."""
         size = self.config.steps.gradient_accumulation_steps
@@ -228,7 +245,7 @@ class Run:
         while not self.clock.done and not self.stopping:
             if self.clock.epoch_ended:
                 batches.set_epoch(self.clock.epoch + 1)
-            for window in windows(batches, size):
+            for window in self.split.waited(windows(batches, size)):
                 self.clock.tick()
                 self.doing = ""
                 yield window
@@ -249,7 +266,7 @@ class Run:
         except Exception as error:
             if not compile_utils.is_compile_error(error):
                 raise
-            self._give_up_compiling(error)
+            compiling.give_up(self, error)
             chance.restore(before, self.device)
             loss = self._accumulate(window, wrong)
         return self._over_all(loss)
@@ -262,46 +279,31 @@ class Run:
                     for network in self._learning:
                         stack.enter_context(network.no_sync())
                 self._reseed(number)
-                loss = wrong(batch)
+                loss = wrong(self.split.moved(batch))
                 self.accelerator.backward(loss / len(window) if len(window) > 1 else loss)
             self._batches.append((loss.detach(), batch.paths))
         losses = [loss for loss, _ in self._batches]
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def _over_all(self, loss: Tensor) -> Tensor:
-        """The mean over all processes, and on the way whether one of them was asked to stop."""
+        """The mean over all processes, and on the way whether one of them was asked for something."""
         if self.ranks == 1:
             return loss
-        both = torch.stack([loss, torch.full_like(loss, float(self.wishes.asked()))])
-        self.average(both)
-        self._asked = both[1]
-        return both[0]
-
-    def _give_up_compiling(self, error: BaseException) -> None:
-        reason = compile_utils.why(error)
-        if not self.config.compile.compile_fallback:
-            raise ConfigError(
-                f"compile: PyTorch could not compile a block ({reason}); "
-                "add --compile_fallback to go on without, or switch compile off"
-            ) from error
-        LEDGER.fallback = reason
-        torch.compiler.set_stance("force_eager")
-        self.forget_gradients()
-        self.warn(f"Compiling failed ({reason}); the run goes on without it.")
+        all_ = torch.stack([loss, *(torch.full_like(loss, float(said)) for said in self.wishes.said())])
+        self.average(all_)
+        self._asked = dict(zip(ASKED, all_[1:], strict=True))
+        return all_[0]
 
     def log(self, loss: Tensor, extra: dict[str, Tensor], rates: dict[str, float]) -> None:
         """Note the step. The numbers stay on the device until they are ready to be read."""
-        made = LEDGER.drain()
+        made = compiling.note(self)
         line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates}
         line |= {**self._footprint.now(), **LEDGER.curves()}
-        asked = {} if self._asked is None else {"asked": self._asked}
-        self.meter.push(line, {"loss": loss, **extra, **asked}, self._batches, compiled=bool(made) or LEDGER.held)
+        odd, values, moments = made or LEDGER.held, {"loss": loss, **extra, **self._asked}, self.split.ended()
+        self.meter.push(line, values, self._batches, compiled=odd, moments=moments)
         LEDGER.stepped(self.clock.step, None if made else self.meter.took)
-        for event in made:
-            if self.record:
-                self.record.event("compile", step=self.clock.step, **as_line(event))
-        if self.clock.step == 1 or (made and self.main):
-            self._prove()
+        if made or (self.clock.step == 1 and not self.config.compile.ahead):
+            compiling.prove(self)
         self._read_lines(self.meter.lines() if self.ranks == 1 else self.meter.lines_until(self.clock.step - 1))
 
     def settle(self) -> None:
@@ -309,26 +311,11 @@ class Run:
         self.meter.pause()
         self._read_lines(self.meter.lines(wait=True))
 
-    def _prove(self) -> None:
-        """Compiling that silently does not happen is the oldest trap: by now every kind of block has its graph."""
-        if not LEDGER.expected or LEDGER.fallback or LEDGER.held:
-            return
-        if missing := LEDGER.unproven():
-            names = ", ".join(missing)
-            if not self.config.compile.compile_fallback:
-                raise ConfigError(f"compile: no graph was made for {names}, though it ran; switch compile off")
-            LEDGER.fallback = f"no graph was made for {names}"
-            self.warn(f"compile: {LEDGER.fallback}; these blocks run without it.")
-            return
-        total = LEDGER.summary()
-        shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
-        self.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
-                 f"{total['recompiles']} recompiled")  # fmt: skip
-
     def _read_lines(self, lines: Sequence[Line]) -> None:
         """Write down what has arrived. Several processes read the lines of a step at the same time, and all stop."""
         for line, images in lines:
-            self.stopping |= line.pop("asked", 0.0) > 0
+            self.wished |= {name for name in ASKED if line.pop(name, 0.0) > 0}
+            self.stopping |= "stop" in self.wished
             self._write(line)
             if odd := self._numbers.odd(line):
                 every = [path for own in self.gathered(images) for path in own]
@@ -351,7 +338,18 @@ class Run:
     def _asked_to_stop(self) -> bool:
         if self.ranks == 1:  # of several, all have read the same answer in the lines of the step before
             self.stopping = self.wishes.asked()
+            self.wished |= self.wishes.taken()
         return self.stopping
+
+    def granted(self, wish: str) -> bool:
+        """Whether somebody wants "sample" or "save" after this step; asked once, it is forgotten."""
+        found = wish in self.wished
+        self.wished.discard(wish)
+        return found
+
+    def _compiling(self, block: str, number: int, of: int) -> None:
+        if self.record:
+            self.record.phase(f"compiling {block}", number, of)
 
     def _reseed(self, number: int) -> None:
         """The noise of a batch depends on the seed, the step and the batch's number in it, and on nothing before."""
@@ -365,7 +363,7 @@ class Run:
         config = self.config
         known = changed(config, secrets=True)  # so that they can be kept out of whatever is written
         record = Record.start(known, config.script, config.save.output_dir, config.save.output_name, config.title)
-        record.note(seed=self.seed, hardware=_accelerator_facts(self.device, self.accelerator.num_processes))
+        record.note(seed=self.seed, hardware=footprint.facts(self.device, self.ranks))
         return record
 
 
@@ -375,14 +373,6 @@ def _handlers(config: Any) -> list[Any]:
     if options.ddp_timeout:
         handlers.append(InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=options.ddp_timeout)))
     return handlers
-
-
-def _accelerator_facts(device: torch.device, processes: int) -> dict[str, Any]:
-    facts: dict[str, Any] = {"device": str(device), "processes": processes}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        facts |= {"gpu": properties.name, "gpu_memory_gb": round(properties.total_memory / 2**30, 1)}
-    return facts
 
 
 def _clock(seconds: float) -> str:

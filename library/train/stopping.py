@@ -14,6 +14,10 @@ from typing import Any
 
 import psutil
 
+from library.runs import layout
+
+ASKED = ("stop", *layout.WISHES)  # all that a run can be asked for while it works
+
 SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # Windows has the third, others the fourth
 ONE_WISH = 1.0  # seconds in which signals are the same wish: a terminal and torchrun both hand Ctrl+C on
 SHARE = 0.01  # of the time may go into looking at the disk; the folder may be on a slow network
@@ -32,6 +36,7 @@ class Wishes:
         self._first = 0.0  # when the first signal came; 0 is never
         self._patient = self._raised = self._asked = False
         self._next_look = 0.0
+        self._wished: set[str] = set()  # what to do after this step, and then go on
         self._launcher = _launcher()
         self._before: dict[int, Any] = {}
         self._ears: socket.socket | None = None
@@ -71,11 +76,22 @@ class Wishes:
         begin = time.monotonic()
         if not self._asked and (self._first or begin >= self._next_look):
             self._asked = bool(self._first) or self._on_disk() or self._alone()
+            self._wished |= set(self._record.wishes() if self._record else ())
             if self._asked and self._record:
                 self._record.stopping()
             end = time.monotonic()
             self._next_look = end + (end - begin) / SHARE
         return self._asked
+
+    def taken(self) -> set[str]:
+        """What somebody wants to be done after this step ("sample", "save"), each wish once; see `asked`."""
+        taken, self._wished = self._wished, set()
+        return taken
+
+    def said(self) -> tuple[bool, ...]:
+        """All that was asked for, in the order of ASKED."""
+        stop, taken = self.asked(), self.taken()
+        return (stop, *(name in taken for name in ASKED[1:]))
 
     def check(self) -> None:
         """Between two pieces of work before the first step: raise Stopped when somebody wants that."""

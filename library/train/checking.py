@@ -1,0 +1,223 @@
+"""The preflight check as a report: topic by topic what was found, what has to be mended, and how.
+
+`kohya check`, the page's Check button and every start from the page read the same report. No model is loaded.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from library import data, families
+from library.config.remedies import remedy
+from library.config.schema import options
+from library.files import free_space
+from library.train import fit as fitting
+from library.train import preflight
+from library.train.anatomy import of as anatomy_of
+
+# Sections of the config -> the topic that a sentence about one of their options belongs to.
+TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "caches", "network": "training",
+          "optim": "training", "steps": "training", "noise": "training", "loss": "training", "validation": "training",
+          "precision": "GPU", "memory": "GPU", "distributed": "GPU", "compile": "compiling", "save": "disk",
+          "sample": "samples"}  # fmt: skip
+ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence. `verdict` is "ok", "hint" or "bad"; `fix` are values that would mend it, by option name."""
+
+    topic: str
+    verdict: str
+    text: str
+    fix: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings in the order that is worth reading, and what the training will need."""
+
+    findings: tuple[Finding, ...]
+    fit: fitting.Fit | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """What has to be fixed first."""
+        return [finding.text for finding in self.findings if finding.verdict == "bad"]
+
+    def as_json(self) -> dict[str, Any]:
+        """For another process."""
+        told = [asdict(finding) for finding in self.findings]
+        return {"findings": told, "fit": self.fit.as_json() if self.fit else None}
+
+
+def report(config: Any) -> Report:
+    """Look at everything that can be known before a model is loaded."""
+    found = data.check(config, config.grid)
+    problems, remarks = preflight.judged(config, found)
+    gpu, memory = graphics()
+    needs = fitting.estimate(config, largest(found.images, config), gpu, memory) if not problems else None
+    told = [Finding(topic(text, config), "bad", text, remedy(text, config)) for text in problems]
+    told += [Finding(topic(text, config), "hint", text, remedy(text, config)) for text in remarks]
+    told += list(_about_the_fit(needs, config)) if needs else []
+    settled = {finding.topic for finding in told if finding.verdict == "bad"}
+    told += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
+    return Report(tuple(sorted(told, key=_place)), needs)
+
+
+def _place(finding: Finding) -> tuple[int, int]:
+    return ORDER.index(finding.topic), ("bad", "hint", "ok").index(finding.verdict)
+
+
+def topic(text: str, config: Any) -> str:
+    """What a sentence is about, by the option that it begins with."""
+    name = text.removeprefix("in ").lstrip("-").split(" ")[0].rstrip(":")
+    option = options(type(config)).get(name)
+    if option is None:
+        return "captions" if "caption" in text else "images" if "image" in text or "bucket" in text else "other"
+    return TOPICS.get(option.section, "other")
+
+
+def graphics() -> tuple[str, float | None]:
+    """The first GPU's name and memory in GiB; nothing where there is none."""
+    import torch
+
+    if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
+        return "", None
+    properties = torch.cuda.get_device_properties(0)
+    return properties.name, properties.total_memory / GIB
+
+
+def largest(images: Any, config: Any) -> tuple[int, int]:
+    """The bucket with most pixels, (width, height); the resolution where there are no images."""
+    sizes = {image.fit.bucket for image in images.items} if images else set()
+    return max(sizes, key=lambda size: size[0] * size[1], default=config.data.size or (1024, 1024))
+
+
+# ---- what is well
+
+
+def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator[Finding]:
+    model = anatomy_of(config)
+    if model.counted:
+        yield Finding("model", "ok", f"{config.title}: {model.denoiser / 1e9:.2f} billion parameters in the image model")
+    if images and images.items:
+        yield Finding("images", "ok", _images(config, images))
+        yield from _captions(images)
+        yield from _caches(config, images)
+    optim = config.optim
+    yield Finding("training", "ok", f"{optim.optimizer or 'AdamW'} with the schedule {optim.lr_scheduler.split(':')[0]}")
+    yield Finding("GPU", "ok" if gpu else "hint", f"{gpu}, {memory:.0f} GB" if memory else
+                  "no GPU was found: a training runs on the processor, which is for trying things out only")  # fmt: skip
+    yield _compiling(config, bool(gpu))
+    if config.save.output_dir:
+        yield _disk(config)
+
+
+def _images(config: Any, images: Any) -> str:
+    from library.train.clock import Clock
+
+    told = data.summary(images)
+    clock = Clock.of(config, told["batches_per_epoch"])
+    buckets = len(told["buckets"])
+    return (
+        f"{told['images']} image{'s' * (told['images'] != 1)} in {buckets} bucket{'s' * (buckets != 1)}, "
+        f"{told['batches_per_epoch']} batches an epoch: {clock.total} steps are {clock.epochs} epochs"
+    )
+
+
+def _captions(images: Any) -> Iterator[Finding]:
+    empty = sum(not image.caption.strip() for image in images.items)
+    if not empty:
+        yield Finding("captions", "ok", "every image has a caption or the words of its folder")
+
+
+def _caches(config: Any, images: Any) -> Iterator[Finding]:
+    if not config.cache.cache_latents_to_disk:
+        if config.cache.latents:
+            yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
+        return
+    from library.data.encoding import existing, wanted_latents
+
+    wanted = wanted_latents(images.items, families.of(config).latent_cache).values()
+    there = sum(os.path.exists(existing(one).file) for one in wanted)
+    yield Finding("caches", "ok", f"{there} of {len(wanted)} images have their latents on the disk already")
+
+
+def _compiling(config: Any, on_gpu: bool) -> Finding:
+    import torch
+
+    from library import compile_utils
+
+    if not config.compile.compile:
+        return Finding("compiling", "ok", "torch.compile is off")
+    device = torch.device("cuda" if on_gpu else "cpu")
+    if found := list(compile_utils.problems(config.compile, device)):  # with compile_fallback they stop nothing
+        return Finding("compiling", "hint", f"{found[0]}; compile_fallback trains without it")
+    return Finding("compiling", "ok", f"{config.compile.compile_backend} can compile here")
+
+
+def _disk(config: Any) -> Finding:
+    free = free_space(Path(config.save.output_dir).expanduser())
+    one = saved_size(config)
+    more = _saves(config) * one
+    text = f"{_size(free)} free, one saved file takes about {_size(one)}"
+    if free < one * 1.2:
+        return Finding("disk", "bad", f"output_dir: {text}; make room, or choose another folder")
+    if free < more:
+        return Finding("disk", "hint", f"output_dir: {text}, and all of this training's about {_size(more)}; "
+                       "keep fewer with save_last_n_steps or save_last_n_epochs")  # fmt: skip
+    return Finding("disk", "ok", text)
+
+
+def saved_size(config: Any) -> float:
+    """About how many bytes a saved file has."""
+    each = {"fp16": 2, "bf16": 2, "float": 4, None: 2 if config.precision.mixed_precision != "no" else 4}
+    model = anatomy_of(config)
+    numbers = fitting.numbers_that_learn(config, model)
+    if not config.adapters and config.family == "sdxl":
+        numbers = model.denoiser + model.encoders + model.vae
+    return numbers * each[config.save.save_precision]
+
+
+def _saves(config: Any) -> float:
+    every, saves = config.save.save_every_n_steps, 1.0
+    if every and not config.save.save_last_n_steps:
+        saves += config.steps.max_train_steps // every
+    return saves * (4 if config.save.save_state and not config.adapters else 1.5)
+
+
+def _about_the_fit(needs: fitting.Fit, config: Any) -> Iterator[Finding]:
+    if needs.fits is False:
+        yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", smaller(config))
+    elif needs.memory:
+        yield Finding("GPU", "ok", needs.sentence())
+
+
+def smaller(config: Any) -> dict[str, Any]:
+    """The next thing to do against too little memory, the cheapest first."""
+    if not config.memory.checkpointing:
+        return {"gradient_checkpointing": True}
+    if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
+        return {"fp8_base": True}
+    if config.data.train_batch_size > 1:
+        return {"train_batch_size": max(1, config.data.train_batch_size // 2)}
+    swapped = (config.memory.blocks_to_swap or 0) + 8
+    return {"blocks_to_swap": min(swapped, 34 if config.family == "flux" else 60)}
+
+
+def _size(number: float) -> str:
+    return f"{number / GIB:.1f} GB" if number >= GIB / 10 else f"{number / 2**20:.0f} MB"
+
+
+def lines(found: Sequence[Finding]) -> Iterator[str]:
+    """For a terminal."""
+    mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
+    for finding in found:
+        fix = "".join(f"; fix: {name} = {value}" for name, value in finding.fix.items())
+        yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{fix}"
+
+

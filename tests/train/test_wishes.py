@@ -1,0 +1,93 @@
+"""What a run does on the way when somebody asks for it, and what it says about its files and its time."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from library.runs import layout, reader
+from library.runs.record import Record
+from library.train import checking, split, state, stopping
+from tests.training import LORAS, config_of, train
+
+
+@pytest.fixture
+def wish(monkeypatch):
+    """Ask the run for something as soon as it has written down a step."""
+    monkeypatch.setattr(stopping, "SHARE", 1e9)  # look at the disk after every step
+
+    def at(step, *wishes):
+        write = Record.step
+
+        def told(self, values):
+            write(self, values)
+            for wish in wishes if values["step"] == step else ():
+                layout.wish_file(self.folder, wish).touch()
+
+        monkeypatch.setattr(Record, "step", told)
+
+    return at
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, wish, script):
+    (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
+    values = {"train_data_dir": squares, "sample_prompts": tmp_path / "prompts.txt", "max_train_steps": 6}
+    plain = train(config_of(demo, script, output_dir=tmp_path / "plain", **values))
+    wish(2, "sample", "save")
+    asked = train(config_of(demo, script, output_dir=tmp_path / "asked", **values))
+    assert asked.losses == plain.losses
+    assert all(torch.equal(asked.tensors()[name], tensor) for name, tensor in plain.tensors().items())
+    (drawn,) = asked.events("sample")
+    file, folder, last = asked.events("saved")
+    assert plain.events("sample") == [] and len(plain.events("saved")) == 1
+    assert drawn["step"] == file["step"] == folder["step"] < 6 and last["step"] == 6
+    assert file["file"].endswith(f"-step{file['step']:08d}.safetensors") and state.problems(Path(folder["file"])) == []
+    assert file["ok"] and last["ok"] and "it loads" in file["text"]
+    assert not any(layout.wish_file(asked.folder, wish).exists() for wish in layout.WISHES)
+    for name in ("data_s", "transfer_s", "compute_s"):
+        assert all(seconds >= 0 for seconds in asked.numbers(name).values())
+    assert asked.numbers("compute_s")[4] > 0
+    assert [run.state for run in map(reader.at, (plain.folder, asked.folder))] == ["finished"] * 2
+
+
+def test_a_step_is_split_where_its_time_went(monkeypatch):
+    now = iter([0.0, 3.0, 3.0, 4.0, 5.0, 5.5, 10.0])  # asked, there; two batches moved; the end
+    monkeypatch.setattr(split.time, "perf_counter", lambda: next(now))
+    watch = split.Split(device=type("Device", (), {"type": "cpu"}))
+    batch = type("Batch", (), {"to": lambda self, device: self})()
+    next(watch.waited([[batch, batch]]))
+    watch.moved(batch), watch.moved(batch)
+    assert split.seconds(watch.ended()) == {"data_s": 3.0, "transfer_s": 1.5, "compute_s": 5.5}
+    assert split.seconds(watch.ended()) == {}
+
+
+def rewritten(path, change):
+    """The same file with another header: names and shapes that the model does not have."""
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + size])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
+    config = config_of(demo, "sdxl_train_network", train_data_dir=squares, output_dir=tmp_path, max_train_steps=1)
+    outcome = train(config)
+    file, shapes = outcome.file, {name: tuple(tensor.shape) for name, tensor in outcome.tensors().items()}
+    assert checking.check(file, shapes, config)["ok"]
+    first = next(iter(shapes))
+    for change, words in (
+        (lambda h: h.update(foreign=h.pop(first)), "unknown to the model"),
+        (lambda h: h[next(n for n in h if "lora_up" in n)]["shape"].reverse(), "another shape"),
+    ):
+        before = file.read_bytes()
+        rewritten(file, change)
+        found = checking.check(file, shapes, config)
+        assert not found["ok"] and words in found["text"]
+        file.write_bytes(before)
+    file.write_bytes(before[:500])
+    assert "cannot be read back" in checking.check(file, shapes, config)["text"]
