@@ -1,15 +1,9 @@
 """The page as a whole, and the server that shows it."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-# Gradio reads some twenty variables that open doors: public links, folders to serve, a code editor. None counts here.
-for _name in [name for name in os.environ if name.startswith("GRADIO_") and name != "GRADIO_TEMP_DIR"]:
-    del os.environ[_name]
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 
 import gradio as gr
 from fastapi import FastAPI
@@ -20,10 +14,10 @@ from kohya_gui.assets import Assets
 from kohya_gui.board import Board
 from kohya_gui.door import Door
 from kohya_gui.monitor import Monitor
-from kohya_gui.routes import Protected, Routes
-from kohya_gui.serving import announce, bind, door_of, parser, prefix_of, serve
 from kohya_gui.picker import Picker
+from kohya_gui.routes import Protected, Routes
 from kohya_gui.service import Service
+from kohya_gui.serving import announce, bind, door_of, parser, prefix_of, serve
 from kohya_gui.theme import HEAD, THEME
 from kohya_gui.training import TABS, Training
 from library.config.values import ConfigError

@@ -2,9 +2,13 @@
 
 Three questions, in this order. Is the page asked for under a name of its own (else another site may have pointed its
 name here: DNS rebinding)? Does the request come from the page itself (else another site lets the browser press
-buttons here)? And, when the page is open to other machines: does the visitor know the token?
+buttons here)? And, when the page is open to other machines: does the visitor know the token, or user and password?
 """
 
+import asyncio
+import base64
+import binascii
+import hashlib
 import hmac
 import html
 import ipaddress
@@ -13,13 +17,16 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
-COOKIE = "kohya_token"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+FORWARDED = b"x-forwarded-host"
+FRAMES = ("iframe", "frame", "object", "embed")
+SHORTEST = 8  # characters of a password that guards a page others can reach
+PAUSE = 0.5  # seconds that a wrong password costs; one after the other, whoever guesses
 
 
 def is_loopback(host: str) -> bool:
@@ -38,16 +45,23 @@ def new_token() -> str:
 class Door:
     """Let a request through to the page, or answer it at the door."""
 
-    def __init__(self, app: App, host: str, token: str = "", also: Iterable[str] = ()) -> None:
+    def __init__(self, app: App, host: str, token: str = "", also: Iterable[str] = (), login: str = "",
+                 ticket: str = "") -> None:  # fmt: skip
         """`host` is the address the page listens at, `token` what visitors must know ("": nothing), `also` further
-        names under which it may be asked for, such as that of a proxy."""
-        self.app, self.token = app, token
+        names under which it may be asked for, such as that of a proxy; "*.example" stands for all below it. `login` is
+        user:password, which opens the door as the token does, and `ticket` opens it once."""
+        self.app, self.ticket = app, ticket
+        # Whoever has user and password is let in; the token is then only what the cookie holds.
+        self.token, self.login = token or (new_token() if login else ""), login
         self.also = {name.lower() for name in also}
         self.names = {*LOOPBACK, *self.also, host.strip("[]").lower()}
         # An address cannot be re-pointed as a name can, so with a token any address of this machine will do.
         self.any_address = not is_loopback(host)
         if self.any_address:
             self.names.add(socket.gethostname().lower())
+        # Cookies are shared by all ports of a host: two pages on one machine must not take each other's.
+        self.cookie = f"kohya_{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
+        self.guesses = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """ASGI."""
@@ -58,70 +72,123 @@ class Door:
         if reason := self.refusal(scope, headers):
             await answer(scope, send, 403, reason)
         elif self.token and not self.known(headers):
+            if headers.get("authorization", "").lower().startswith("basic "):
+                async with self.guesses:
+                    await asyncio.sleep(PAUSE)
             await self._ask(scope, send)
         else:
-            await self.app(scope, receive, send)
+            # A name that is not ours must not get into the addresses that the page is told.
+            headers = [pair for pair in scope["headers"] if pair[0].lower() != FORWARDED or self._is_ours_all(pair[1])]
+            await self.app({**scope, "headers": headers}, receive, send)
 
     def refusal(self, scope: Scope, headers: dict[str, str]) -> str:
         """Why a request is turned away whoever sent it, or ""."""
-        asked = urlsplit(f"//{headers.get('host', '')}")
-        if not self._is_ours(asked.hostname or ""):
+        name = name_of(headers.get("host", ""))
+        if not self._is_ours(name) or sum(key.lower() == b"host" for key, _ in scope["headers"]) > 1:
             return (
-                f"This page is not known as {asked.hostname!r}. If that is its name, such as behind a proxy, "
-                f"start it with --allowed-host {asked.hostname}."
+                f"This page is not known as {name!r}. If that is its name, such as behind a proxy, "
+                f"start it with --allowed-host {name}."
             )
         origin = headers.get("origin")
-        if origin is not None and not self._same(origin, headers.get("host", "")):
+        if origin is not None and not self._same(origin, headers):
             return "This request comes from another web site."
-        reading = scope.get("method") in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
-        if headers.get("sec-fetch-site") == "cross-site" and not reading:
+        opening = scope.get("method") in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
+        opening = opening and headers.get("sec-fetch-dest") not in FRAMES  # where clicks could be caught
+        if headers.get("sec-fetch-site") == "cross-site" and not opening:
             return "This request comes from another web site."
         return ""
 
     def known(self, headers: dict[str, str]) -> bool:
-        """Whether the visitor shows the token, in the cookie or as a bearer."""
+        """Whether the visitor shows the token, in the cookie or as a bearer, or user and password."""
         shown = [part.strip().partition("=")[2] for part in headers.get("cookie", "").split(";")
-                 if part.strip().startswith(f"{COOKIE}=")]  # fmt: skip
-        shown.append(headers.get("authorization", "").removeprefix("Bearer "))
-        return any(self._right(token) for token in shown)
-
-    def _right(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self.token.encode())
+                 if part.strip().startswith(f"{self.cookie}=")]  # fmt: skip
+        kind, _, credentials = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            shown.append(credentials)
+        if kind.lower() == "basic" and self.login and same(decoded(credentials), self.login):
+            return True
+        return any(same(token, self.token) for token in shown)
 
     def _is_ours(self, name: str) -> bool:
-        if name.lower() in self.names:
+        if name in self.names or self._is_allowed(name):
             return True
         try:
             return self.any_address and bool(ipaddress.ip_address(name))
         except ValueError:
             return False
 
-    def _same(self, origin: str, host: str) -> bool:
+    def _is_allowed(self, name: str) -> bool:
+        return name in self.also or any(known.startswith("*.") and name.endswith(known[1:]) for known in self.also)
+
+    def _is_ours_all(self, hosts: bytes) -> bool:
+        return all(self._is_ours(name_of(host.strip())) for host in hosts.decode("latin-1").split(","))
+
+    def _same(self, origin: str, headers: dict[str, str]) -> bool:
         """Whether an Origin names this page: its own Host, or an allowed name, since proxies change the Host."""
-        sent = urlsplit(origin)
-        same = sent.netloc.lower() == host.lower() or (sent.hostname or "") in self.also
-        return sent.scheme in ("http", "https") and same
+        if not origin.startswith(("http://", "https://")):
+            return False
+        sent = origin.partition("://")[2]
+        name = name_of(sent)
+        return sent.lower() == headers.get("host", "").lower() or (name not in LOOPBACK and self._is_allowed(name))
 
     async def _ask(self, scope: Scope, send: Any) -> None:
         """Take the token from the address into a cookie, so that it does not stay in the address; else ask for it."""
+        asked = [(b"www-authenticate", b'Basic realm="Kohya Trainer", charset="UTF-8"')] if self.login else []
         if scope["type"] != "http" or scope.get("method") not in ("GET", "HEAD"):
-            await answer(scope, send, 401, "The token is missing.")
+            await answer(scope, send, 401, "The token is missing.", asked)
             return
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         offered = query.pop("token", [""])[0]
-        if not self._right(offered):
-            await answer(scope, send, 401, "Wrong token." if offered else "", ask=True)
+        if not self._opens(offered):
+            ask = None if self.login else FORM
+            await answer(scope, send, 401, "Wrong token." if offered else "", asked, ask)
             return
         left = urlencode(query, doseq=True)
-        target = scope["path"] + (f"?{left}" if left else "")
-        safe = "/" + target.lstrip("/\\")  # never "//elsewhere"
-        cookie = f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000"
-        await _send(
-            send, 303, b"", [(b"location", safe.encode("latin-1", "replace")), (b"set-cookie", cookie.encode())]
-        )
+        # Relative, so that it stays on this page, whatever the path is and whatever a proxy put in front of it.
+        here = quote(scope["path"].replace("\\", "/").rpartition("/")[2])
+        where = f"./{here}" + (f"?{left}" if left else "")
+        secure = "; Secure" if scope.get("scheme") == "https" else ""
+        cookie = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000{secure}"
+        await send_all(send, 303, b"", [(b"location", where.encode()), (b"set-cookie", cookie.encode())])
+
+    def _opens(self, offered: str) -> bool:
+        """Whether this is the token, or the ticket, which is then used up."""
+        if self.ticket and same(offered, self.ticket):
+            self.ticket = ""
+            return True
+        return same(offered, self.token)
 
 
-async def answer(scope: Scope, send: Any, status: int, text: str, ask: bool = False) -> None:
+def same(one: str, other: str) -> bool:
+    """Whether two secrets are equal, in a time that tells nothing about them."""
+    first, second = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (one, other))
+    return hmac.compare_digest(first, second)
+
+
+def decoded(credentials: str) -> str:
+    """The user:password of a Basic authorization, or ""."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode("utf-8")
+    except (binascii.Error, ValueError):
+        return ""
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, without its port and in lower case; "" for what is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+FORM = (
+    '<form><label>Token <input name="token" type="password" autofocus autocomplete="current-password"></label> '
+    "<button>Open</button></form><p>It was printed when the page was started.</p>"
+)
+
+
+async def answer(scope: Scope, send: Any, status: int, text: str, headers: Iterable[tuple[bytes, bytes]] = (),
+                 form: str | None = None) -> None:  # fmt: skip
     """A short page, or JSON for what is no page view; a socket is closed."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
@@ -129,22 +196,19 @@ async def answer(scope: Scope, send: Any, status: int, text: str, ask: bool = Fa
     wants = dict(scope["headers"]).get(b"accept", b"")
     if b"text/html" not in wants:
         body = json.dumps({"error": text or "The token is missing."}).encode()
-        await _send(send, status, body, [(b"content-type", b"application/json")])
+        await send_all(send, status, body, [*headers, (b"content-type", b"application/json")])
         return
-    form = (
-        '<form><label>Token <input name="token" type="password" autofocus autocomplete="current-password"></label> '
-        "<button>Open</button></form><p>It was printed when the page was started.</p>"
-    )
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<title>Kohya Trainer</title><style>body{font:16px/1.5 system-ui,sans-serif;max-width:32rem;margin:15vh auto;"
         "padding:0 1rem;color-scheme:light dark}input,button{font:inherit;padding:.4rem .6rem}</style>"
-        f"<h1>Kohya Trainer</h1><p>{html.escape(text)}</p>{form if ask else ''}"
+        f"<h1>Kohya Trainer</h1><p>{html.escape(text)}</p>{form or ''}"
     )
-    await _send(send, status, page.encode(), [(b"content-type", b"text/html; charset=utf-8")])
+    await send_all(send, status, page.encode(), [*headers, (b"content-type", b"text/html; charset=utf-8")])
 
 
-async def _send(send: Any, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+async def send_all(send: Any, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """A whole answer at once."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
     await send({"type": "http.response.body", "body": body})

@@ -1,13 +1,18 @@
 """The door: names, origins and tokens, for every route and method alike."""
 
+import base64
 import contextlib
 import gzip
+import os
+import subprocess
+import sys
 
 import pytest
 
-from kohya_gui import app
+from kohya_gui import app, serving
 from kohya_gui.assets import FOLDER, Assets
 from kohya_gui.door import Door, is_loopback, new_token
+from kohya_gui.routes import Protected, Routes, is_open
 
 
 def knock(door, method="GET", path="/", query="", kind="http", **headers):
@@ -88,16 +93,77 @@ def test_a_link_from_elsewhere_may_open_the_page_but_not_more(door):
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE"])
 def test_without_the_token_nothing_is_served(guarded, path, method):
     assert knock(guarded, method, path)[0] == 401
-    assert knock(guarded, method, path, cookie="kohya_token=wrong", authorization="Bearer wrong")[0] == 401
+    assert knock(guarded, method, path, cookie=f"{guarded.cookie}=wrong", authorization="Bearer wrong")[0] == 401
 
 
 def test_a_socket_is_closed_without_the_token(guarded):
     assert knock(guarded, kind="websocket")[0] == 1008
 
 
+def test_user_and_password_open_the_door_and_guessing_is_slow(monkeypatch):
+    waited = []
+
+    async def sleep(seconds):
+        waited.append(seconds)
+
+    monkeypatch.setattr("kohya_gui.door.asyncio.sleep", sleep)
+    guarded = Door(page, "0.0.0.0", login="anna:long passwörd")
+    shown = base64.b64encode("anna:long passwörd".encode()).decode()
+    assert knock(guarded, "POST", authorization=f"Basic {shown}")[0] == 200 and not waited
+    for wrong in ("anna:long", "anna:", ":", "long passwörd", "\udcff"):
+        code = base64.b64encode(wrong.encode("utf-8", "surrogatepass")).decode()
+        status, headers, body = knock(guarded, authorization=f"Basic {code}", accept="text/html")
+        assert status == 401 and headers["www-authenticate"].startswith("Basic") and b"<form" not in body
+    for broken in ("Basic", "Basic !!!", "Basic " + "A" * 9999, "Bearer", "Bearer ", "Digest x"):
+        assert knock(guarded, authorization=broken)[0] == 401
+    assert len(waited) == 5 + 2  # nothing but a password that was tried costs time
+
+
+def test_a_ticket_opens_once(guarded):
+    guarded.ticket = "ticket"
+    assert knock(guarded, query="token=ticket")[0] == 303 and knock(guarded, query="token=ticket")[0] == 401
+    assert knock(guarded, query="token=")[0] == 401
+
+
+def test_two_pages_on_one_machine_keep_their_cookies_apart():
+    first, second = Door(page, "0.0.0.0", "the-token"), Door(page, "0.0.0.0", "another-token")
+    assert first.cookie != second.cookie
+    both = f"{first.cookie}=the-token; {second.cookie}=another-token"
+    assert knock(first, cookie=both)[0] == knock(second, cookie=both)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["[::1", "[", "a b", "127.0.0.1:99999", "@127.0.0.1", "127.0.0.1@evil.test", "\xff"])
+def test_what_is_no_name_is_refused_and_breaks_nothing(door, host):
+    assert knock(door, host=host)[0] in ((200,) if host.endswith(("99999", "@127.0.0.1")) else (403,))
+    assert knock(door, "POST", origin=f"http://{host}")[0] == 403
+
+
+def test_a_name_for_all_below_it_and_what_a_proxy_says():
+    seen = {}
+
+    async def behind(scope, receive, send):
+        seen.update(scope)
+        await page(scope, receive, send)
+
+    door = Door(behind, "127.0.0.1", also=["*.proxy.example"])
+    assert knock(door, "POST", host="pod-7860.proxy.example", origin="https://pod-7860.proxy.example")[0] == 200
+    assert knock(door, host="proxy.example.evil.test")[0] == knock(door, host="evilproxy.example")[0] == 403
+    for given, kept in (("evil.test", False), ("a.proxy.example", True), ("a.proxy.example, evil.test", False)):
+        assert knock(door, x_forwarded_host=given, x_forwarded_for="127.0.0.1")[0] == 200
+        assert (b"x-forwarded-host" in dict(seen["headers"])) == kept
+
+
+def test_no_other_site_may_show_the_page_in_a_frame(door):
+    opened = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    assert knock(door, sec_fetch_dest="document", **opened)[0] == 200
+    assert knock(door, sec_fetch_dest="iframe", **opened)[0] == 403
+    headers = knock(Protected(door))[1]
+    assert "frame-ancestors 'self'" in headers["content-security-policy"] and headers["x-frame-options"]
+
+
 def test_the_token_moves_from_the_address_into_a_cookie(guarded):
     status, headers, _ = knock(guarded, path="/", query="token=the-token&view=x", accept="text/html")
-    assert status == 303 and headers["location"] == "/?view=x"
+    assert status == 303 and headers["location"] == "./?view=x"
     assert "HttpOnly" in headers["set-cookie"] and "SameSite=Strict" in headers["set-cookie"]
     cookie = headers["set-cookie"].split(";")[0]
     assert knock(guarded, "POST", cookie=f"other=1; {cookie}")[0] == 200
@@ -107,7 +173,7 @@ def test_the_token_moves_from_the_address_into_a_cookie(guarded):
 def test_the_way_on_stays_on_this_page(guarded):
     for path in ("//evil.test", "/\\evil.test", "\\\\evil.test"):
         location = knock(guarded, path=path, query="token=the-token")[1]["location"]
-        assert location.startswith("/") and not location.startswith(("//", "/\\"))
+        assert location == "./evil.test"
 
 
 def test_a_wrong_token_is_asked_again(guarded):
@@ -147,18 +213,98 @@ def test_which_addresses_are_this_computer_only():
     assert len(new_token()) > 30 and new_token() != new_token()
 
 
-def test_another_address_gets_a_token_that_is_printed(monkeypatch, capsys):
+@pytest.fixture
+def started(monkeypatch):
+    """Start the page with arguments; what its door was told, or the exit code."""
     seen = {}
     monkeypatch.setattr(app, "build", lambda roots: None)
     monkeypatch.setattr(app, "application", lambda page, door, root_path: seen.update(door))
-    monkeypatch.setattr(app, "serve", lambda made, bound: bound.close())
-    assert app.main(["--host", "0.0.0.0", "--no-browser"]) == 0
-    assert len(seen["token"]) > 30 and f"?token={seen['token']}" in capsys.readouterr().out
-    assert app.main(["--no-browser"]) == 0 and seen["token"] == "" and seen["host"] == "127.0.0.1"
+    monkeypatch.setattr(app, "serve", lambda made, bound: (seen.update(bound=bound.getsockname()), bound.close()))
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+
+    def start(*arguments):
+        seen.clear()
+        code = app.main([*arguments, "--no-browser"])
+        return code if code else {"login": "", "token": "", **seen}
+
+    return start
+
+
+def test_alone_it_listens_to_this_computer_only(started, capsys):
+    seen = started()
+    assert seen["host"] == "127.0.0.1" == seen["bound"][0] and seen["token"] == ""
+    assert "http://127.0.0.1:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_another_address_gets_a_token_that_is_printed_once(started, capsys, host):
+    seen = started("--host", host)
+    said = capsys.readouterr()
+    assert len(seen["token"]) > 30 and said.out.count(seen["token"]) == 1 and f"?token={seen['token']}" in said.out
+    assert seen["ticket"] not in said.out and not said.err
+
+
+def test_tokens_and_passwords_come_from_where_only_the_user_looks(started, tmp_path, monkeypatch, capsys):
+    seen = started("--host", "0.0.0.0", "--token-file", str(tmp_path / "new" / "token"))
+    assert (tmp_path / "new" / "token").read_text().strip() == seen["token"]
+    assert os.name == "nt" or (tmp_path / "new" / "token").stat().st_mode & 0o077 == 0
+    assert started("--token-file", str(tmp_path / "new" / "token"))["token"] == seen["token"]
+    (tmp_path / "short").write_text("abc")
+    assert started("--token-file", str(tmp_path / "short")) == 2 and "8 characters" in capsys.readouterr().err
+    assert started("--token-file", str(tmp_path)) == 2 and "--token-file" in capsys.readouterr().err
+    monkeypatch.setenv("KOHYA_TOKEN", "from-the-environment")
+    assert started()["token"] == "from-the-environment"
+    monkeypatch.delenv("KOHYA_TOKEN")
+    monkeypatch.setattr("sys.stdin", None)
+    assert started("--host", "0.0.0.0", "--user", "anna") == 2 and "KOHYA_PASSWORD" in capsys.readouterr().err
+    monkeypatch.setenv("KOHYA_PASSWORD", "long enough")
+    seen = started("--host", "0.0.0.0", "--user", "anna")
+    assert seen["login"] == "anna:long enough" and seen["token"] == ""
+    assert "long enough" not in capsys.readouterr().out
+
+
+def test_over_ssh_the_tunnel_is_told_and_no_browser_takes_the_terminal(started, monkeypatch, capsys):
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 50000 10.0.0.2 22")
+    seen = started()
+    port = seen["bound"][1]
+    assert f"ssh -L {port}:127.0.0.1:{port} " in capsys.readouterr().out
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not serving.has_screen()
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert serving.has_screen()
 
 
 def test_a_port_in_use_is_said_in_a_sentence(capsys):
-    held = app.bind("127.0.0.1", 0)
-    assert app.main(["--port", str(held.getsockname()[1]), "--no-browser"]) == 2
+    held = serving.bind("127.0.0.1", 0)
+    for arguments in (["--port", str(held.getsockname()[1])], ["--host", "no.such.host.invalid"], ["--port", "99999"]):
+        assert app.main([*arguments, "--no-browser"]) == 2
+        assert "--port" in capsys.readouterr().err
     held.close()
-    assert "--port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "open_"),
+    [
+        ("GET", "/", True), ("GET", "/config", True), ("GET", "/gradio_api/info", True),
+        ("POST", "/gradio_api/run/predict", True), ("POST", "/gradio_api/queue/join", True),
+        ("GET", "/gradio_api/file=/tmp/x.png", True), ("GET", "/gradio_api/file=C:/x.png", True),
+        ("GET", "/gradio_api/file=http://10.0.0.1/", False), ("GET", "/gradio_api/file=https://evil.test/x", False),
+        ("GET", "/gradio_api/file=file://etc/passwd", False), ("GET", "/gradio_api/proxy=http://x.hf.space/", False),
+        ("GET", "/gradio_api/deep_link", False), ("GET", "/gradio_api/run/predict", False),
+        ("GET", "/monitoring", False), ("GET", "/monitoring/summary", False), ("GET", "/logout", False),
+        ("POST", "/gradio_api/vibe-edit/", False), ("POST", "/gradio_api/run-history/connect", False),
+        ("PUT", "/", False), ("DELETE", "/own/x", False), ("OPTIONS", "/gradio_api/run/predict", False),
+    ],
+)  # fmt: skip
+def test_only_the_routes_that_the_page_needs_are_open(method, path, open_):
+    assert is_open(method, path) is open_
+    assert knock(Routes(page), method, path)[0] == (200 if open_ else 404)
+
+
+def test_gradios_own_switches_do_not_count(monkeypatch):
+    code = "import kohya_gui.app, os; print([n for n in os.environ if n.startswith('GRADIO_')])"
+    given = {**os.environ, "GRADIO_SHARE": "True", "GRADIO_ALLOWED_PATHS": "/", "GRADIO_VIBE_MODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['GRADIO_ANALYTICS_ENABLED']"

@@ -1,0 +1,54 @@
+"""TensorBoard as a process of the page's own: on loopback, and deaf to all who do not show the page's secret.
+
+A port on loopback is open to every program and, by a name that is pointed at it, to web sites; so the page alone
+knows the secret. The process ends with the page, whose end of the pipe it watches.
+"""
+
+import hmac
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+HEADER = "HTTP_X_KOHYA_SECRET"
+
+
+def main() -> None:
+    """Serve until standard input ends. The first line there is JSON: secret, prefix, and where the curves are."""
+    asked = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_page, daemon=True).start()
+    from tensorboard import program
+
+    class Server(program.WerkzeugServer):
+        def __init__(self, app: Any, flags: Any) -> None:
+            super().__init__(guarded(app, asked["secret"]), flags)
+
+    board = program.TensorBoard(server_class=Server)
+    board.configure(host="127.0.0.1", port=0, path_prefix=asked["prefix"], logdir_spec=asked["folders"],
+                    reload_interval=5.0, load_fast="false", window_title="Curves")  # fmt: skip
+    address = board.launch()
+    print(json.dumps({"address": address}), flush=True)
+    threading.Event().wait()
+
+
+def guarded(app: Callable[..., Iterable[bytes]], secret: str) -> Callable[..., Iterable[bytes]]:
+    """A WSGI application that answers only to those who know the secret."""
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if hmac.compare_digest(environ.get(HEADER, "").encode("latin-1"), secret.encode()):
+            return app(environ, start)
+        start("403 Forbidden", [("Content-Type", "text/plain")])
+        return [b"Open TensorBoard from the page."]
+
+    return answer
+
+
+def _end_with_the_page() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
