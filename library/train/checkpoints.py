@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
-from library.train import checking, optim, save, state, trouble
+from library.train import optim, readback, save, state, trouble
 from library.train.figures import figures
 from library.train.metadata import Metadata
 
@@ -17,7 +17,7 @@ class Keeper:
         self._run, self._learner, self._updates, self._batches = run, learner, updates, batches
         self._names = save.names(config)
         self._every_epochs = save.every_n_epochs(config, run.clock.epochs)
-        self._shapes: checking.Shapes = {}
+        self._shapes: readback.Shapes = {}
         if run.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * run.ranks
             facts = figures(images, config, len(batches), run.clock.epochs, total)
@@ -72,9 +72,10 @@ class Keeper:
         if self._config.save.save_state:
             self._state(self._names.state(**when))
         if self._run.main:
-            for path in (old, old and self._names.average(old), old_state if self._config.save.save_state else None):
-                self._run.uploads.wait_for(path)
-                save.remove(path)
+            save.remove(old)
+            save.remove(old and self._names.average(old))
+            if self._config.save.save_state:
+                save.remove(old_state)
 
     def _check(self) -> None:
         """Nothing is saved that is not sound: neither after a step that failed, nor weights that are no numbers."""
@@ -97,8 +98,8 @@ class Keeper:
         run = self._run
         progress = run.clock.epoch, run.clock.step
         save.result(path, self._learner, self._config, self._metadata.of_file(*progress), progress)
-        self._shapes = self._shapes or checking.expected(self._learner)
-        checked = checking.check(path, self._shapes, self._config)
+        self._shapes = self._shapes or readback.expected(self._learner)
+        checked = readback.check(path, self._shapes, self._config)
         if not checked.get("ok", True):
             run.warn(f"{path.name} does not load as it should: {checked['text']}")
         run.saved(path, **checked)

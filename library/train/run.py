@@ -135,7 +135,7 @@ class Run:
             self.trackers.image(f"sample_{number}", image, self.clock.step)
 
     def saved(self, path: Path, **checked: Any) -> None:
-        """A file or the folder of a state is on the disk, whole; `checked` is what `checking` found."""
+        """A file or the folder of a state is on the disk, whole; `checked` is what `readback` found."""
         self.newest[trouble.kind_of(path)] = path
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
         self.event("saved", file=str(path), step=self.clock.step, bytes=size, **checked)

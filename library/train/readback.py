@@ -1,0 +1,63 @@
+"""Does the file that was just written load into its model? Asked of the file on the disk, right after each save."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError
+
+log = logging.getLogger(__name__)
+
+OURS = ("networks.lora", "networks.lora_flux")
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def expected(learner: Any) -> Shapes:
+    """The names and shapes that a file of this learner holds; they stay the same for the whole run."""
+    return {name: tuple(tensor.shape) for name, tensor in learner.state_dict().items()}
+
+
+def check(path: Path, shapes: Shapes, config: Any) -> dict[str, Any]:
+    """Compare a file's names and shapes with the model's, and look at a LoRA as `kohya tools verify` does.
+
+    Returns {"ok", "text"} for the run's record: `text` is a sentence. Nothing where only PyTorch could read the file.
+    It never ends a training: what goes wrong in here is the answer.
+    """
+    if path.suffix != ".safetensors":
+        return {}
+    try:
+        wrong = differences(path, shapes) or (_verified(path, config) if config.adapters else "")
+    except Exception as error:  # of a file that is broken, or a disk that is gone
+        log.warning("%s could not be checked", path, exc_info=True)
+        wrong = f"it cannot be read back: {error}"
+    against = "the model's names and shapes" if config.adapters else "what the model holds"
+    return {"ok": not wrong, "text": wrong or f"it loads: all {len(shapes)} tensors match {against}"}
+
+
+def differences(path: Path, shapes: Shapes) -> str:
+    """What a file and the model do not have in common; "" when all names and shapes match."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+    parts = {
+        "missing from it": [name for name in shapes if name not in found],
+        "unknown to the model": [name for name in found if name not in shapes],
+        "of another shape": [name for name in found if name in shapes and shapes[name] != found[name]],
+    }
+    return "; ".join(f"{len(names)} tensors are {words}, first {names[0]}" for words, names in parts.items() if names)
+
+
+def _verified(path: Path, config: Any) -> str:
+    """The first problem that `kohya tools verify` finds, with the base model's header where it can be read."""
+    from library.tools.verify import verify
+
+    if config.network.module not in OURS:
+        return ""
+    base = Path(config.model.pretrained_model_name_or_path or "")
+    try:
+        found = verify(path, base if base.is_file() else None)
+    except ConfigError:  # a base that only the trainer reads, such as a .ckpt
+        found = verify(path)
+    return found.problems[0] if found.problems else ""
