@@ -10,11 +10,6 @@ from typing import Any
 # "option", "option=value" or "script.option" -> why, and what to do instead
 PENDING: dict[str, str] = {
     "model_type=chroma": "Chroma is not supported; train FLUX.1 dev or schnell (model_type = flux)",
-    "debug_dataset": "leave it out; `kohya check run.toml` looks through the data",
-    "initial_epoch": "use resume, which goes on exactly where the state was saved",
-    "initial_step": "use resume, which goes on exactly where the state was saved",
-    "resume_from_huggingface": "download the state and give its folder to resume",
-    "huggingface_repo_id": "leave it out and upload the file when it is done",
 }
 
 

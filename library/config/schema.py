@@ -32,6 +32,7 @@ __all__ = [
     "draft",
     "flat",
     "missing",
+    "notes",
     "opt",
     "options",
     "parse",
@@ -188,6 +189,11 @@ def replace(config: C, **changes: Any) -> C:
 def missing(config: Any) -> list[str]:
     """What must be filled in before this config can be trained with, a sentence each."""
     return list(_ask(config, "missing"))
+
+
+def notes(config: Any) -> list[str]:
+    """What the user should know of this config though nothing is wrong, a sentence each."""
+    return list(_ask(config, "notes"))
 
 
 def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[str]) -> dict[str, Any]:

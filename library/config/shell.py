@@ -33,6 +33,11 @@ INTERRUPTED = 130  # what shells say of Ctrl+C
 
 def parse(config: type[C], argv: list[str] | None = None) -> C:
     """defaults < --config_file < flags. On mistakes: one line each on stderr, exit code 2."""
+    return _parsed(config, argv)[0]
+
+
+def _parsed(config: type[C], argv: list[str] | None) -> tuple[C, list[str]]:
+    """The config, and what its user has just been told about it."""
     try:
         flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv)
         if flags.pop("help", False):
@@ -51,11 +56,11 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     its first step ends with 130; one that is stopped later has saved its work and ends with 0. `work` is named and not
     imported, so that reading a command line needs no torch.
     """
-    made = parse(config, argv)
+    made, notes = _parsed(config, argv)
     module, name = work.split(":")
     train = getattr(importlib.import_module(module), name)
     try:
-        train(made)
+        train(made, notes)
     except ConfigError as e:
         fail(e, code=1)
     except KeyboardInterrupt:
@@ -70,7 +75,7 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     return 0
 
 
-def _parse(config: type[C], flags: dict[str, Any], problems: list[str]) -> C:
+def _parse(config: type[C], flags: dict[str, Any], problems: list[str]) -> tuple[C, list[str]]:
     path = config_path(flags.pop("config_file", None))
     writing = flags.pop("output_config", False)
     layers = [Layer(flags, "--")]
@@ -90,7 +95,7 @@ def _parse(config: type[C], flags: dict[str, Any], problems: list[str]) -> C:
     if writing:
         write_config(made, path)
         raise SystemExit(0)
-    return made
+    return made, notes
 
 
 def _read_file(path: Path, config: type, flags: Layer, problems: list[str]) -> dict[str, Any]:

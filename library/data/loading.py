@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -107,6 +107,10 @@ class Batches:
         if epoch != self.epoch:
             self.epoch, self.index = epoch, 0
 
+    def go_to(self, epoch: int, index: int) -> None:
+        """Give the batch with this number (from 0) of this epoch (from 1) next."""
+        self.epoch, self.index = epoch, min(index, len(self))
+
     def state_dict(self) -> dict[str, Any]:
         """Where in the data the training is; plain numbers and words."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, **self._made_of}
@@ -128,12 +132,21 @@ class Batches:
 
     def make(self, draw: Draw) -> Batch:
         """Make one batch; the same draw always gives the same batch."""
-        samples = []
-        for i, position in enumerate(draw.images):
-            key = f"{self.seed} {draw.epoch} {draw.index} {draw.slot + i}"
-            samples.append(self._sample(self.images.items[position], key, self._moment(draw)))
-        batch = _together(samples, [self.images.items[position] for position in draw.images])
+        parts = list(self.described(draw))
+        batch = _together([self._sample(part) for part in parts], [part.image for part in parts])
         return batch.pinned() if self._pin else batch
+
+    def described(self, draw: Draw) -> "Iterator[Part]":
+        """What chance makes of each image of a batch, before a file is opened."""
+        moment = self._moment(draw)
+        for i, position in enumerate(draw.images):
+            image = self.images.items[position]
+            key = f"{self.seed} {draw.epoch} {draw.index} {draw.slot + i}"
+            words = captions.process(image.caption, image.subset, Random(f"{key} caption"), moment)
+            random = Random(f"{key} view")
+            flip = image.subset.flip_aug and random.random() < 0.5
+            weight = getattr(self.config.data, "prior_loss_weight", 1.0) if image.is_reg else 1.0
+            yield Part(image, words, flip, weight, random)
 
     def draws(self, epoch: int) -> list[Draw]:
         """Which images make the batches of an epoch, in order."""
@@ -159,13 +172,10 @@ class Batches:
         known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
         return {**known, "number of processes": self.place[1]}
 
-    def _sample(self, image: "Image", key: str, moment: Moment) -> "Sample":
-        words = captions.process(image.caption, image.subset, Random(f"{key} caption"), moment)
+    def _sample(self, part: "Part") -> "Sample":
+        image, words, flip, weight, random = part
         text = self.images.text.load(image) if self.images.text else None
-        random = Random(f"{key} view")
-        flip = image.subset.flip_aug and random.random() < 0.5
         masked = bool(image.mask_file) and self.config.data.masked_loss
-        weight = getattr(self.config.data, "prior_loss_weight", 1.0) if image.is_reg else 1.0
         if self.images.latents:
             view = augment.middle(image.fit, flip)
             latents, mask = _from_cache(image, self.images.latents.load(image), flip)
@@ -178,6 +188,16 @@ class Batches:
             seen = pixels.look(pixels.read_mask(image.mask_file), view, image.interpolation)
             mask = torch.from_numpy(seen.astype(np.float32) / 255)
         return Sample(words, size_of(image, flip), weight, latents, pixel, text, mask)
+
+
+class Part(NamedTuple):
+    """One image of a batch as chance has it: its words, whether it is mirrored, its weight, and further chance."""
+
+    image: "Image"
+    caption: str
+    flip: bool
+    weight: float
+    random: Random
 
 
 @dataclass(slots=True)

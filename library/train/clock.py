@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from library.config.schema import ConfigError
+
 
 @dataclass(slots=True)
 class Clock:
@@ -25,7 +27,28 @@ class Clock:
             total = config.steps.max_train_epochs * per_epoch
         else:
             total = config.steps.max_train_steps
-        return cls(total=total, per_epoch=per_epoch, epochs=math.ceil(total / per_epoch))
+        clock = cls(total=total, per_epoch=per_epoch, epochs=math.ceil(total / per_epoch))
+        if config.steps.moved:
+            clock._begin(config.steps)
+        return clock
+
+    def _begin(self, steps: Any) -> None:
+        """Go to the first step that the config names. Without `skip_until_initial_step` only epochs count from there,
+        and the training ends with the last of them."""
+        epoch = (steps.initial_epoch or 1) - 1
+        first = epoch * self.per_epoch if steps.initial_step is None else steps.initial_step
+        if first >= self.total:
+            name = "initial_epoch" if steps.initial_step is None else "initial_step"
+            raise ConfigError(
+                f"{name}: this training has {self.total} steps in {self.epochs} epochs, so nothing is left to do; "
+                f"lower {name}, or raise max_train_steps or max_train_epochs"
+            )
+        done, self.in_epoch = divmod(first, self.per_epoch)
+        self.epoch = done + 1
+        if steps.skip_until_initial_step:
+            self.step = first
+        else:
+            self.in_epoch, self.total = 0, min(self.total, (self.epochs - done) * self.per_epoch)
 
     def tick(self) -> None:
         """One more step is done."""

@@ -1,5 +1,6 @@
 """Everything that can be known to go wrong before a model is loaded, all of it at once."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from library import data, families, learners
 from library.config import schema
 from library.config.schema import ConfigError
 from library.config.shell import first_process
+from library.data import showing
 from library.files import free_space
 from library.runs import reader
-from library.train import optim, prompts, save, schedule, state
+from library.runs.record import Record
+from library.train import hub, optim, prompts, save, schedule, state
 
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
@@ -22,6 +25,21 @@ def check(config: Any) -> list[str]:
     if found:
         raise ConfigError("\n".join(found))
     return remarks
+
+
+def show(config: Any) -> None:
+    """Print what a training would see, and train nothing (`debug_dataset`). Raises ConfigError as `check` does.
+
+    Only a run that the page has prepared leaves anything behind: its folder, which says that it is over.
+    """
+    if not first_process():
+        return
+    page = contextlib.nullcontext()
+    if os.environ.get("KOHYA_RUN_DIR"):
+        page = Record.start(schema.changed(config), config.script, config.save.output_dir or ".", "", config.title)
+    with page, contextlib.suppress(BrokenPipeError):  # whoever reads along has seen enough
+        for line in showing.lines(config, config.steps.seed or 0):
+            print(line)
 
 
 def problems(config: Any) -> Iterator[str]:
@@ -45,12 +63,19 @@ def findings(config: Any) -> tuple[list[str], list[str]]:
         *_alone(config),
         *_samples(config),
         *_machine(config),
-        *(state.problems(Path(config.steps.resume), config) if config.steps.resume else ()),
+        *hub.problems(config),
+        *_resumed(config),
     ]
     for problem in others:  # what is not given at all is said once
         if problem not in found and problem.split(":")[0].lstrip("-").split(" ")[0] not in named:
             found.append(problem)
     return found, [*images.warnings, *learners.notes(config), *optim.notes(config)]
+
+
+def _resumed(config: Any) -> Iterator[str]:
+    """A state on the hub is looked at when it has been downloaded."""
+    if config.steps.resume and not config.steps.resume_from_huggingface:
+        yield from state.problems(Path(config.steps.resume), config)
 
 
 def _space(config: Any) -> Iterator[str]:

@@ -57,7 +57,7 @@ def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> No
     """Take over a state folder written by `save`. ConfigError when it does not fit this run."""
     device = run.device
     facts = read_progress(folder)
-    if why := finished(folder, facts, run.clock.total, names(run.config).last):
+    if not run.config.steps.moved and (why := finished(folder, facts, run.clock.total, names(run.config).last)):
         raise ConfigError(why)
     learner.restore(load_file(folder / WEIGHTS))
     updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
@@ -68,13 +68,21 @@ def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> No
         run.accelerator.scaler.load_state_dict(_read(folder / SCALER, device))
     _compare(facts, run, batches.load_state_dict(facts["batches"]))
     run.seed = facts["seed"]
+    if run.config.steps.moved:
+        run.start(batches)
+    else:
+        _go_on(facts, run, batches)
+    if (folder / _randomness(run.rank)).is_file():
+        chance.restore(_read(folder / _randomness(run.rank), "cpu"), device)
+
+
+def _go_on(facts: Mapping[str, Any], run: Any, batches: Any) -> None:
+    """Set the clock to where the state was saved."""
     run.clock.step, run.clock.epoch = facts["current_step"], facts["current_epoch"]
     # Of other data, or other steps, the epoch may already be over at this place.
     steps = math.ceil(batches.index / run.config.steps.gradient_accumulation_steps)
     run.clock.in_epoch = min(steps, run.clock.per_epoch) if batches.epoch == run.clock.epoch else run.clock.per_epoch
     run.meter.load(facts["losses"][: run.clock.per_epoch])
-    if (folder / _randomness(run.rank)).is_file():
-        chance.restore(_read(folder / _randomness(run.rank), "cpu"), device)
 
 
 def _load_average(folder: Path, run: Any, updates: Any) -> None:
@@ -106,7 +114,8 @@ def problems(folder: Path, config: Any = None) -> list[str]:
         facts = read_progress(folder)
     except ConfigError as e:
         return [str(e)]
-    if config is None or config.steps.max_train_epochs:  # how many steps an epoch has is known later
+    # How many steps an epoch has is known later; and who says where to begin, need not begin there.
+    if config is None or config.steps.moved or config.steps.max_train_epochs:
         return []
     return [why] if (why := finished(folder, facts, config.steps.max_train_steps, names(config).last)) else []
 

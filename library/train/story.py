@@ -14,10 +14,13 @@ from library.train.updates import Updates
 from library.train.validation import Validation
 
 
-def tell(config: Any, remarks: Sequence[str] = ()) -> Path:
-    """Train what `config` describes and return the file that came of it. `remarks` go into the run's record."""
+def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
+    """Train what `config` describes and return the file that came of it.
+
+    `remarks` and `notes` go into the run's record; the notes have been said before.
+    """
     with Run(config) as run:
-        run.begin(remarks)
+        run.begin(remarks, notes)
         family = families.of(config)
 
         # What to learn from. Encoded once, then what encodes it leaves.

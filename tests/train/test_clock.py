@@ -10,7 +10,7 @@ from library.train.clock import Clock, windows
 def config(**steps):
     return SimpleNamespace(
         steps=SimpleNamespace(
-            **{"gradient_accumulation_steps": 1, "max_train_epochs": None, "max_train_steps": 10} | steps
+            moved=False, **{"gradient_accumulation_steps": 1, "max_train_epochs": None, "max_train_steps": 10} | steps
         )
     )
 

@@ -114,8 +114,33 @@ class AdapterSteps(Steps):
         None, "Start at this step. It wins over the first epoch.", label="First step", min=0, advanced=True
     )
     skip_until_initial_step: bool = opt(
-        False, "Skip the data that was seen before the first step.", label="Skip data", advanced=True
+        False,
+        "Count steps from the first step on, and skip the data before it. Off: only epochs are counted from there.",
+        label="Skip data",
+        advanced=True,
     )
+
+    @property
+    def moved(self) -> bool:
+        """Whether the training begins somewhere else than at its first step, or than its state says."""
+        return self.initial_step is not None or self.initial_epoch is not None
+
+    def check(self, run: Any) -> Iterator[str]:
+        """The first step lies before the last."""
+        yield from Steps.check(self, run)
+        if self.max_train_epochs and (self.initial_epoch or 0) > self.max_train_epochs and self.initial_step is None:
+            yield f"initial_epoch ({self.initial_epoch}) must not be above max_train_epochs ({self.max_train_epochs})"
+        if not self.max_train_epochs and (self.initial_step or 0) >= self.max_train_steps:
+            yield f"initial_step ({self.initial_step}) must be below max_train_steps ({self.max_train_steps})"
+
+    def notes(self, run: Any) -> Iterator[str]:
+        """What begins anew all the same."""
+        if self.initial_epoch and self.initial_step is not None:
+            yield "initial_epoch has no effect here: initial_step says where to begin"
+        if self.skip_until_initial_step and not self.moved:
+            yield "skip_until_initial_step has no effect here: neither initial_step nor initial_epoch is set"
+        if self.moved and not self.resume:
+            yield "without resume, the optimizer and the learning rate schedule begin anew, whatever the first step"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,6 @@
 """How a training learns: noise, loss, optimizer, length and validation."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -45,6 +46,7 @@ SchedulerName = Literal[
     "piecewise_constant",
     "adafactor",
 ]
+ON_HUB = r"[\w.-]+/[\w.-]+/[^:]+(:[^:]*(:(model|dataset|space)?)?)?"  # a folder in a repository of Hugging Face
 
 # Options by which weights are stepped within the backward pass, as soon as their gradients are there.
 EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
@@ -307,10 +309,15 @@ class Steps:
         advanced=True,
     )
 
+    @property
+    def moved(self) -> bool:
+        """Whether the training begins somewhere else than at its first step, or than its state says."""
+        return False
+
     def check(self, run: Any) -> Iterator[str]:
         """A state on the hub needs a name."""
-        if self.resume_from_huggingface and not self.resume:
-            yield "resume_from_huggingface needs resume: owner/repo/path[:revision[:repo_type]]"
+        if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
+            yield "resume_from_huggingface needs resume, written owner/repository/folder[:revision[:type]]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

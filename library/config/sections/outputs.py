@@ -1,11 +1,14 @@
 """What a training leaves behind: files, sample images, uploads, logs."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from library.config.reading import count, count_or_off
 from library.config.schema import opt
+
+REPOSITORIES = ("model", "dataset", "space")  # that Hugging Face has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +160,12 @@ class Hub:
         """An upload needs an address."""
         if self.save_state_to_huggingface and not self.huggingface_repo_id:
             yield "save_state_to_huggingface needs huggingface_repo_id, the repository to upload to"
+        if self.huggingface_repo_id and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.huggingface_repo_id):
+            yield f"huggingface_repo_id must be written owner/name, got {self.huggingface_repo_id!r}"
+        if self.huggingface_repo_type not in (None, *REPOSITORIES):
+            yield f"huggingface_repo_type must be model, dataset or space, got {self.huggingface_repo_type!r}"
+        if (self.huggingface_repo_visibility or "private").lower() not in ("public", "private"):
+            yield f"huggingface_repo_visibility must be public or private, got {self.huggingface_repo_visibility!r}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,6 @@ IDLE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are read straight from the file, and never held twice",
     "highvram": "the GPU's cache is emptied once after encoding, and not after every batch",
     "mem_eff_save": "files are always written tensor by tensor",
-    "skip_until_initial_step": "a resumed run always goes on exactly where its state was saved",
 }
 
 

@@ -1,0 +1,59 @@
+"""What a training would see, told line by line (`debug_dataset`). No model is needed, and nothing is written."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from library import data
+from library.config.schema import ConfigError, replace
+from library.data.images import Images, summary
+
+
+def lines(config: Any, seed: int) -> Iterator[str]:
+    """The data sets, their buckets, and every batch of the first epoch: sizes, captions as they are read, weights.
+
+    Raises ConfigError with everything that is wrong with the data.
+    """
+    config = replace(config, cache_info=False)  # which would write what it finds
+    checked = data.check(config, config.grid)
+    if checked.problems:
+        raise ConfigError("\n".join(checked.problems))
+    images = data.scan(config)
+    yield from (f"note: {warning}" for warning in checked.warnings)
+    yield from _sets(images)
+    yield from _batches(data.batches(images, config, seed), config)
+    if images.validation:
+        yield f"held back for validation: {len(images.validation)}"
+        yield from (f"  {image.path}" for image in images.validation.items)
+
+
+def _sets(images: Images) -> Iterator[str]:
+    told = summary(images)
+    yield (
+        f"{told['images']} images ({told['regularisation']} of them regularisation), seen {told['repeats']} times "
+        f"in {told['batches_per_epoch']} batches an epoch"
+    )
+    for number, dataset in enumerate(images.datasets):
+        width, height = dataset.resolution
+        yield f"data set {number}: {width}x{height}, batches of {dataset.batch_size}"
+        for subset in dataset.subsets:
+            own = sum(image.subset is subset for image in images.items)
+            place = subset.image_dir or subset.metadata_file
+            yield f"  {place}: {own} images, {subset.num_repeats} times{', regularisation' if subset.is_reg else ''}"
+        for row in (row for row in told["buckets"] if row["dataset"] == number):
+            width, height = row["size"]
+            yield f"  bucket {width}x{height}: {row['images']} images, {row['batches']} batches"
+
+
+def _batches(batches: Any, config: Any) -> Iterator[str]:
+    for draw in batches.draws(1):
+        parts = list(batches.described(draw))
+        width, height = parts[0].image.fit.bucket
+        yield f"batch {draw.index}: {width}x{height}"
+        for part in parts:
+            image = part.image
+            facts = [f"{image.size[0]}x{image.size[1]}", f"scaled to {image.fit.resized[0]}x{image.fit.resized[1]}"]
+            facts += ["mirrored"] * part.flip + [f"weight {part.weight:g}"] * (part.weight != 1)
+            facts += ["with a mask"] * bool(image.mask_file or image.subset.alpha_mask)
+            words = image.caption if config.cache.text else part.caption  # cached captions stay as they are written
+            yield f"  {image.path} ({', '.join(facts)})"
+            yield f'    "{words}"'
