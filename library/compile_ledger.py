@@ -232,7 +232,8 @@ class Ledger:
         return Compiled(
             block=self._owner.get(graph) or m.co_name or "?",
             graph=graph,
-            forward=bool(m.is_forward),
+            # On a GPU choosing among a kernel's variants is noted by itself, when it first runs: time, but no graph.
+            forward=bool(m.is_forward) and not m.is_runtime,
             seconds=seconds,
             reason=(m.recompile_reason or "").partition("\n")[0],
             cache_hits=(m.inductor_fx_local_cache_hit_count or 0) + (m.aotautograd_local_cache_hit_count or 0),
