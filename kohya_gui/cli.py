@@ -96,31 +96,48 @@ SCRIPT is sdxl_train_network, sdxl_train, flux_train_network or flux_train. Opti
 
 
 def check(argv: list[str]) -> int:
-    """Print everything that is wrong with a config, without loading a model; 0 when nothing is."""
+    """Print what is known about a training before a model is loaded; 0 when nothing has to be fixed."""
     import argparse
+    import json
 
-    from library.config.schema import ConfigError, build, missing, read_toml
+    from library.config.schema import ConfigError, build, read_toml
     from library.families import RUNS, config_class
 
     parser = argparse.ArgumentParser("kohya check", description="Look for mistakes in a config without training.")
     parser.add_argument("file", type=Path, help="the TOML of a training")
     parser.add_argument("--script", choices=list(RUNS), help="what it is for; guessed from the file when not given")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     asked = parser.parse_args(argv)
     script = asked.script or script_of(asked.file)
     notes: list[str] = []
     try:
         config = build(config_class(script), read_toml(asked.file), asked.file.name, notes)
-        from library.train.preflight import problems
-
-        found = missing(config) or list(problems(config))
     except ConfigError as wrong:
         found = str(wrong).splitlines()
-    for note in notes:
-        print(f"note: {note}")
-    if found:
         return complain("\n".join([*found, f"{len(found)} to fix in {asked.file} ({script})"]), FAILED)
+    from library.train import checking
+
+    report = checking.report(config)
+    if asked.json:
+        print(json.dumps(report.as_json()))
+        return FAILED if report.problems else DONE
+    for line in [*(f"note: {note}" for note in notes), *checking.lines(report.findings)]:
+        print(line)
+    if report.problems:
+        return complain(
+            "\n".join([*report.problems, f"{len(report.problems)} to fix in {asked.file} ({script})"]), FAILED
+        )
+    if report.fit:
+        print(report.fit.sentence())
     print(f"{asked.file} ({script}): nothing wrong was found")
     return DONE
+
+
+def probe(argv: list[str]) -> int:
+    """Try two steps with a config, and say what fits."""
+    from library.train.probing import main as try_out
+
+    return try_out(argv, script_of)
 
 
 def demo(argv: list[str]) -> int:
@@ -171,6 +188,7 @@ COMMANDS = {
     "gui": Command("open the page", gui),
     "train": Command("train with a config, headless", train),
     "check": Command("look for mistakes in a config, without training", check),
+    "probe": Command("try two steps of a training, and propose settings that fit", probe),
     "demo": Command("make a tiny model and pictures, and train a LoRA on them", demo),
     "doctor": Command("look at this machine and say what it can do", doctor),
     "tools": Command("merge, extract, resize, convert and check LoRA files", tools),

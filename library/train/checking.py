@@ -103,15 +103,19 @@ def largest(images: Any, config: Any) -> tuple[int, int]:
 def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator[Finding]:
     model = anatomy_of(config)
     if model.counted:
-        yield Finding("model", "ok", f"{config.title}: {model.denoiser / 1e9:.2f} billion parameters in the image model")
+        yield Finding(
+            "model", "ok", f"{config.title}: {model.denoiser / 1e9:.2f} billion parameters in the image model"
+        )
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
         yield from _captions(images)
         yield from _caches(config, images)
     optim = config.optim
-    yield Finding("training", "ok", f"{optim.optimizer or 'AdamW'} with the schedule {optim.lr_scheduler.split(':')[0]}")
+    yield Finding(
+        "training", "ok", f"{optim.optimizer or 'AdamW'} with the schedule {optim.lr_scheduler.split(':')[0]}"
+    )
     yield Finding("GPU", "ok" if gpu else "hint", f"{gpu}, {memory:.0f} GB" if memory else
-                  "no GPU was found: a training runs on the processor, which is for trying things out only")  # fmt: skip
+                  "no GPU was found: a training runs on the processor, which is for trying out only")  # fmt: skip
     yield _compiling(config, bool(gpu))
     if config.save.output_dir:
         yield _disk(config)
@@ -219,5 +223,3 @@ def lines(found: Sequence[Finding]) -> Iterator[str]:
     for finding in found:
         fix = "".join(f"; fix: {name} = {value}" for name, value in finding.fix.items())
         yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{fix}"
-
-

@@ -49,14 +49,19 @@ def problems(config: Any) -> Iterator[str]:
 
 def findings(config: Any) -> tuple[list[str], list[str]]:
     """Problems that stop a run, and remarks that do not."""
+    return judged(config, data.check(config, config.grid))
+
+
+def judged(config: Any, images: Any) -> tuple[list[str], list[str]]:
+    """The same, from what `data.check` has found."""
     found = list(schema.missing(config))
     named = {problem.split(":")[0].lstrip("-").split(" ")[0] for problem in found}
-    images = data.check(config, config.grid)
+    of_network, of_optimizer = list(learners.problems(config)), list(optim.problems(config))
     others = [
         *families.of(config).problems(),
         *images.problems,
-        *learners.problems(config),
-        *optim.problems(config),
+        *of_network,
+        *of_optimizer,
         *schedule.problems(config),
         *save.problems(config),
         *_space(config),
@@ -69,7 +74,8 @@ def findings(config: Any) -> tuple[list[str], list[str]]:
     for problem in others:  # what is not given at all is said once
         if problem not in found and problem.split(":")[0].lstrip("-").split(" ")[0] not in named:
             found.append(problem)
-    return found, [*images.warnings, *learners.notes(config), *optim.notes(config)]
+    notes = [] if of_network else [*learners.notes(config)]  # notes about what cannot be read would only be errors
+    return found, [*images.warnings, *notes, *([] if of_optimizer else optim.notes(config))]
 
 
 def _resumed(config: Any) -> Iterator[str]:

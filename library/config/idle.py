@@ -1,0 +1,123 @@
+"""Which options do nothing as the others are set, and why. A form greys them; the trainer ignores them anyway.
+
+A rule is about one or several options and names the option that would wake them, so that a reader knows what to change.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from library.config.schema import options
+from library.config.sections.run import IDLE_EVERYWHERE
+
+Rule = tuple[str, Callable[[Any], Any], str]  # options with blanks between, what wakes them, why they sleep otherwise
+
+
+def idle(config: Any) -> dict[str, str]:
+    """Options of a config that have no effect -> the reason, in words that go on after "No effect:"."""
+    known = options(type(config))
+    fixed = {**IDLE_EVERYWHERE, **getattr(config, "idle", {})}
+    found = {name: reason for name, reason in fixed.items() if name in known}
+    for names, wakes, reason in _rules(config):
+        if not wakes(config):
+            found |= {name: reason for name in names.split() if name in known and name not in found}
+    return found
+
+
+def _rules(config: Any) -> Iterator[Rule]:
+    yield from SHARED
+    yield from FLOW if config.family == "flux" else ()
+    yield from ADAPTERS if config.adapters else WHOLE
+
+
+def _scheduler(config: Any, *names: str) -> bool:
+    return bool(config.optim.lr_scheduler_type) or config.optim.lr_scheduler.split(":")[0] in names
+
+
+CYCLES = ("cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay")
+
+
+def _is_logged(config: Any) -> bool:
+    return bool(config.log.logging_dir or config.log.log_with)
+
+
+def _dataset(config: Any) -> bool:
+    return not config.data.dataset_config
+
+
+SHARED: tuple[Rule, ...] = (
+    ("compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_fallback "
+     "compile_cache_dir compile_blocks compile_activation_budget compile_compare_steps",
+     lambda c: c.compile.compile, "compile is off"),
+    ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
+    ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
+    ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),
+    ("min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale", lambda c: c.data.enable_bucket,
+     "enable_bucket is off"),
+    ("min_bucket_reso max_bucket_reso", lambda c: not c.data.bucket_no_upscale,
+     "bucket_no_upscale cuts each image to its own size"),
+    ("dataset_repeats", lambda c: c.data.in_json or c.data.dataset_config, "folders say their repeats in their names"),
+    ("keep_tokens keep_tokens_separator", lambda c: c.captions.shuffle_caption or c.captions.caption_tag_dropout_rate
+     or c.captions.token_warmup_step, "shuffle_caption and caption_tag_dropout_rate are off"),
+    ("token_warmup_min", lambda c: c.captions.token_warmup_step, "token_warmup_step is 0"),
+    ("caption_dropout_every_n_epochs caption_prefix caption_suffix enable_wildcard secondary_separator",
+     lambda c: not c.cache.text, "captions are encoded once, as they are written (cache_text_encoder_outputs)"),
+    ("vae_batch_size", lambda c: c.cache.latents, "cache_latents is off"),
+    ("skip_cache_check", lambda c: c.cache.cache_latents_to_disk
+     or getattr(c.cache, "cache_text_encoder_outputs_to_disk", False), "nothing is cached to disk"),
+    ("noise_offset_random_strength", lambda c: c.noise.noise_offset, "noise_offset is not set"),
+    ("multires_noise_discount", lambda c: c.noise.multires_noise_iterations, "multires_noise_iterations is not set"),
+    ("ip_noise_gamma_random_strength", lambda c: c.noise.ip_noise_gamma, "ip_noise_gamma is not set"),
+    ("huber_schedule huber_c huber_scale", lambda c: c.loss.loss_type in ("huber", "smooth_l1"),
+     "loss_type is neither huber nor smooth_l1"),
+    ("lr_scheduler_num_cycles", lambda c: _scheduler(c, *CYCLES),
+     "lr_scheduler has no cycles"),
+    ("lr_scheduler_power", lambda c: _scheduler(c, "polynomial"), "lr_scheduler is not polynomial"),
+    ("lr_scheduler_timescale", lambda c: _scheduler(c, "inverse_sqrt"), "lr_scheduler is not inverse_sqrt"),
+    ("lr_scheduler_min_lr_ratio", lambda c: _scheduler(c, "cosine_with_min_lr", "warmup_stable_decay"),
+     "lr_scheduler has no lowest rate"),
+    ("lr_decay_steps", lambda c: _scheduler(c, "warmup_stable_decay"), "lr_scheduler is not warmup_stable_decay"),
+    ("lr_scheduler", lambda c: not c.optim.lr_scheduler_type, "lr_scheduler_type names another"),
+    ("ema_every_n_steps ema_device", lambda c: c.optim.ema_decay, "ema_decay is 0"),
+    ("max_train_steps", lambda c: not c.steps.max_train_epochs, "max_train_epochs decides"),
+    ("save_last_n_epochs", lambda c: c.save.save_every_n_epochs or c.save.save_n_epoch_ratio,
+     "save_every_n_epochs is not set"),
+    ("save_last_n_steps", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
+    ("save_last_n_epochs_state save_last_n_steps_state", lambda c: c.save.save_state, "save_state is off"),
+    ("sample_sampler", lambda c: c.sample.sample_prompts, "sample_prompts is not set"),
+    ("log_prefix log_tracker_name log_tracker_config log_config", _is_logged, "logging_dir is not set"),
+    ("wandb_run_name wandb_api_key", lambda c: c.log.log_with in ("wandb", "all"), "log_with is not wandb"),
+    ("huggingface_repo_type huggingface_path_in_repo huggingface_token huggingface_repo_visibility "
+     "save_state_to_huggingface async_upload", lambda c: c.hub.huggingface_repo_id, "huggingface_repo_id is not set"),
+)  # fmt: skip
+
+FLOW: tuple[Rule, ...] = (
+    ("discrete_flow_shift", lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
+     "timestep_sampling is neither shift nor sigma"),
+    ("sigmoid_scale", lambda c: c.noise.timestep_sampling in ("sigmoid", "shift", "flux_shift"),
+     "timestep_sampling is not sigmoid, shift or flux_shift"),
+    ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
+     or c.noise.model_prediction_type == "sigma_scaled",
+     "neither timestep_sampling is sigma nor model_prediction_type sigma_scaled"),
+    ("logit_mean logit_std mode_scale", lambda c: c.noise.timestep_sampling == "sigma",
+     "timestep_sampling is not sigma"),
+    ("logit_mean logit_std", lambda c: c.noise.weighting_scheme == "logit_normal",
+     "weighting_scheme is not logit_normal"),
+    ("mode_scale", lambda c: c.noise.weighting_scheme == "mode", "weighting_scheme is not mode"),
+)  # fmt: skip
+
+ADAPTERS: tuple[Rule, ...] = (
+    ("network_dim", lambda c: not c.network.dim_from_weights, "dim_from_weights takes the ranks from the file"),
+    ("text_encoder_lr", lambda c: not c.network.network_train_unet_only, "network_train_unet_only is on"),
+    ("unet_lr", lambda c: not c.network.network_train_text_encoder_only, "network_train_text_encoder_only is on"),
+    ("base_weights_multiplier", lambda c: c.network.base_weights, "base_weights is not set"),
+    ("prior_loss_weight", lambda c: c.data.reg_data_dir or c.data.dataset_config, "reg_data_dir is not set"),
+    ("fused_backward_pass", lambda c: False, "adapters have few gradients to save"),
+    ("max_validation_steps validation_seed validate_every_n_steps validate_every_n_epochs",
+     lambda c: c.validation.validation_split or c.data.dataset_config, "validation_split is 0"),
+)  # fmt: skip
+
+WHOLE: tuple[Rule, ...] = (
+    ("fp8_base", lambda c: False, "the whole model learns, and 8 bits are too few for that"),
+    ("learning_rate_te1 learning_rate_te2", lambda c: getattr(c.steps, "train_text_encoder", False),
+     "train_text_encoder is off"),
+)  # fmt: skip

@@ -1,0 +1,254 @@
+"""The preflight report: each fault named, with a remedy that mends it; what a training needs; probing."""
+
+import json
+import time
+
+import pytest
+from PIL import Image
+
+from kohya_gui import cli
+from library.config.idle import ADAPTERS, FLOW, SHARED, WHOLE, idle
+from library.config.remedies import remedy
+from library.config.schema import ConfigError, build, draft, missing, options, read_toml, replace
+from library.demo.files import prepare
+from library.families import RUNS, config_class
+from library.train import anatomy, checking, fit, probing
+
+LORA, FLUX, WHOLE_SDXL = (config_class(s) for s in ("sdxl_train_network", "flux_train_network", "sdxl_train"))
+READY = {"mixed_precision": "bf16", "cache_latents": True, "cache_text_encoder_outputs": True, "network_dim": 16,
+         "network_train_unet_only": True}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("demo"), ("flux", "sdxl"))
+
+
+@pytest.fixture
+def config(demo, tmp_path):
+    made = build(FLUX, read_toml(demo.configs["flux_train_network"]), notes=[])
+    return replace(made, output_dir=str(tmp_path / "out"), compile=False)
+
+
+def told(config, verdict="bad"):
+    return [finding for finding in checking.report(config).findings if finding.verdict == verdict]
+
+
+# ---- the report
+
+
+def test_a_good_config_is_told_what_there_is(config):
+    report = checking.report(config)
+    assert report.problems == []
+    texts = {finding.topic: finding.text for finding in report.findings}
+    assert "12 images in 3 buckets, 18 batches an epoch: 60 steps are 4 epochs" in texts["images"]
+    assert {"model", "captions", "caches", "training", "GPU", "compiling", "disk"} <= set(texts)
+    assert json.loads(json.dumps(report.as_json()))["fit"]["peak"] > 0
+
+
+FAULTS = {
+    "the leaf folder": ({"train_data_dir": "LEAF"}, "images"),
+    "no prompts": ({"sample_every_n_steps": 3}, "samples"),
+    "a name that is taken": ({"output_name": "taken"}, "disk"),
+    "fp16 without a GPU": ({"mixed_precision": "fp16"}, "GPU"),
+    "an unknown backend": ({"compile": True, "compile_backend": "indutcor"}, "compiling"),
+    "a schedule that needs more": ({"lr_scheduler": "cosine_with_min_lr"}, "training"),
+    "an adapter of the other family": ({"network_module": "networks.lora"}, "training"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_and_its_remedy_mends_it(fault, config, demo, tmp_path):
+    changes, topic = FAULTS[fault]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "taken.safetensors").touch()
+    leaf = str(next(demo.images.iterdir()))
+    broken = replace(config, **{name: leaf if value == "LEAF" else value for name, value in changes.items()})
+    found = told(broken)
+    assert [finding.topic for finding in found] == [topic] and found[0].fix, found
+    assert told(replace(broken, **found[0].fix)) == []
+
+
+def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
+    found = [f for f in told(replace(config, caption_extension=".caption"), "hint") if f.topic == "captions"]
+    assert found and found[0].fix == {"caption_extension": ".txt"}
+
+
+def test_everything_is_looked_at_within_seconds(config, tmp_path):
+    """10,000 images take less than 10 s; here 2,000 take less than 10, whatever else the machine does."""
+    folder = tmp_path / "many" / "1_cat"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (640, 480)).save(folder / "0.png")
+    data = (folder / "0.png").read_bytes()
+    for number in range(2000):
+        (folder / f"{number}.png").write_bytes(data)
+    begun = time.process_time()
+    report = checking.report(replace(config, train_data_dir=str(tmp_path / "many")))
+    assert report.problems == [] and time.process_time() - begun < 10
+
+
+def test_the_command_says_it_in_lines_or_as_json(demo, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["check", str(demo.configs["flux_train_network"]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"topic", "verdict", "text", "fix"} == set(found["findings"][0])
+    (tmp_path / "sdxl_train.toml").write_text("learning_rate = -1\n", encoding="utf-8")
+    assert cli.main(["check", "sdxl_train.toml"]) == 1
+    assert "learning_rate must be at least 0" in capsys.readouterr().err
+
+
+# ---- remedies of the options' own rules
+
+RULES = [
+    (LORA, {"cache_text_encoder_outputs": True}),
+    (LORA, {"shuffle_caption": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}),
+    (LORA, {"random_crop": True, "cache_latents": True}),
+    (LORA, {"full_bf16": True}),
+    (LORA, {"full_bf16": True, "full_fp16": True, "mixed_precision": "bf16"}),
+    (LORA, {"fp8_base": True}),
+    (LORA, {"compile": True, "compile_mode": "reduce-overhead", "blocks_to_swap": 4}),
+    (LORA, {"compile": True, "compile_activation_budget": 0.5, "gradient_checkpointing": True}),
+    (LORA, {"enable_bucket": True, "resolution": "2048"}),
+    (LORA, {"bucket_reso_steps": 40, "enable_bucket": True}),
+    (LORA, {"lr_warmup_steps": 10, "lr_scheduler": "constant"}),
+    (LORA, {"blocks_to_swap": 4, "cpu_offload_checkpointing": True}),
+    (LORA, {"network_train_unet_only": True, "network_train_text_encoder_only": True}),
+    (LORA, {"face_crop_aug_range": "2.0,4.0", "enable_bucket": True}),
+    (LORA, {"scale_v_pred_loss_like_noise_pred": True}),
+    (FLUX, {"loss_type": "huber"}),
+    (WHOLE_SDXL, {"fused_backward_pass": True, "optimizer_type": "AdamW"}),
+    (WHOLE_SDXL, {"train_text_encoder": True, "cache_text_encoder_outputs": True}),
+]
+
+
+@pytest.mark.parametrize(("cls", "given"), RULES, ids=lambda case: " ".join(case) if isinstance(case, dict) else "")
+def test_a_broken_rule_has_a_remedy(cls, given):
+    with pytest.raises(ConfigError) as error:
+        build(cls, given)
+    known = options(cls)
+    broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
+    for _ in range(3):  # one remedy may uncover the next problem
+        problem = str(error.value).splitlines()[0]
+        mends = remedy(problem, broken)
+        assert mends, problem
+        given = {**given, **mends}
+        broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
+        try:
+            build(cls, given, notes=[])
+        except ConfigError as wrong:
+            error = type("E", (), {"value": wrong})
+        else:
+            return
+    raise AssertionError(error.value)
+
+
+def test_what_only_a_person_can_know_has_no_remedy():
+    empty = build(LORA, {}, notes=[])
+    by_name = {line.split()[0]: remedy(line, empty) for line in missing(empty)}
+    assert by_name == {"pretrained_model_name_or_path": {}, "train_data_dir": {}, "output_dir": {},
+                       "resolution": {"resolution": "1024"}}  # fmt: skip
+
+
+# ---- options without effect
+
+
+def test_rules_about_idle_options_name_options_and_can_wake_them():
+    every = {name for script in RUNS for name in options(config_class(script))}
+    for names, _, reason in (*SHARED, *FLOW, *ADAPTERS, *WHOLE):
+        assert set(names.split()) <= every, names
+        assert reason and reason[0].islower()
+    quiet = idle(build(LORA, {}, notes=[]))
+    assert quiet["compile_mode"] == "compile is off" and "noise_offset" not in quiet
+    awake = idle(build(LORA, {"compile": True, "loss_type": "huber", "enable_bucket": True}, notes=[]))
+    assert not {"compile_mode", "huber_c", "bucket_reso_steps"} & set(awake)
+
+
+# ---- what a training needs
+
+
+def needs(cls, size=(1024, 1024), **given):
+    known = options(cls)
+    config = build(cls, {name: value for name, value in {**READY, **given}.items() if name in known}, notes=[])
+    return fit.estimate(config, size, "NVIDIA H200", 139.8)
+
+
+def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
+    plain, kept = needs(FLUX, gradient_checkpointing=True), needs(FLUX)
+    assert 24 < plain.peak < 34 < kept.peak  # 22 GB of weights, and what 57 blocks keep
+    assert needs(FLUX, gradient_checkpointing=True, fp8_base=True).peak < plain.peak - 9
+    assert needs(FLUX, gradient_checkpointing=True, blocks_to_swap=20).peak < plain.peak - 7
+    assert needs(FLUX, train_batch_size=4).parts["activations"] == pytest.approx(
+        4 * kept.parts["activations"], rel=0.01
+    )
+    assert needs(FLUX, (512, 512)).parts["activations"] < kept.parts["activations"] / 2
+    assert kept.step < plain.step and "published model" in plain.basis and plain.fits
+    assert 5 < needs(LORA, gradient_checkpointing=True).peak < 12
+    whole = needs(WHOLE_SDXL, gradient_checkpointing=True)
+    assert whole.parts["optimizer"] == pytest.approx(2 * whole.parts["gradients"], rel=0.01)
+
+
+def test_parameters_are_counted_in_headers(demo):
+    from library.families.weights import header
+
+    for script in ("flux_train_network", "sdxl_train_network"):
+        config = build(config_class(script), read_toml(demo.configs[script]), notes=[])
+        found = anatomy.of(config)
+        every = header(config.model.pretrained_model_name_or_path)
+        own = {n: s for n, s in every.items() if config.family == "flux" or n.startswith("model.diffusion_model.")}
+        assert found.counted and found.denoiser == anatomy._numbers(own)
+    assert {b.kind for b in found.blocks} == {"transformer", "conv"} and max(b.scale for b in found.blocks) > 1
+
+
+# ---- probing
+
+
+class Machine:
+    """A machine on which what fits is known: peak memory and speed follow from the settings."""
+
+    def __init__(self, memory):
+        self.memory, self.asked = memory, []
+
+    def attempt(self, config):
+        memory = config.memory
+        peak = 10 + (0 if memory.gradient_checkpointing else 30) - 0.2 * (memory.blocks_to_swap or 0)
+        self.asked.append(config)
+        if peak > self.memory:
+            return probing.Try({}, False, error="The GPU ran out of memory.")
+        step = (
+            1.0
+            + 0.4 * memory.gradient_checkpointing
+            + 0.02 * (memory.blocks_to_swap or 0)
+            - 0.3 * config.compile.compile
+        )
+        return probing.Try({}, True, peak, step)
+
+
+def probed(memory, **given):
+    config = build(FLUX, {**READY, **given}, notes=[])
+    machine = Machine(memory)
+    return probing.Probe(config, (1024, 1024), memory, machine.attempt).run()
+
+
+def test_a_probe_makes_it_fit_and_then_fast():
+    small = probed(12)
+    assert small.best.changes["gradient_checkpointing"] and not small.tries[0].fits
+    assert "compile = True" in small.sentence()
+    large = probed(100, gradient_checkpointing=True, blocks_to_swap=10)
+    assert large.best.changes["blocks_to_swap"] == 0 and large.best.step < 1.4
+    assert len(large.tries) <= probing.TRIES and "A batch of" in large.sentence()
+    assert probed(1).best is None and "lower the resolution" in probed(1).sentence()
+
+
+def test_a_probe_that_fails_otherwise_says_why():
+    config = build(FLUX, READY, notes=[])
+    broken = probing.Probe(config, (64, 64), 10, lambda made: probing.Try({}, False, error="no such file")).run()
+    assert len(broken.tries) == 1 and "no such file" in broken.sentence()
+
+
+def test_a_try_is_a_training_on_made_pictures(config, tmp_path):
+    made = probing.prepared(replace(config, max_train_epochs=3, lr_scheduler="cosine"), (128, 192), tmp_path / "try")
+    assert checking.report(made).problems == []
+    assert made.steps.max_train_steps == probing.WARM + probing.TIMED and not made.steps.max_train_epochs
+    assert {Image.open(p).size for p in (tmp_path / "try").rglob("*.png")} == {(128, 192)}
+    assert made.memory == config.memory and made.precision == config.precision
