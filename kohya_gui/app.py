@@ -37,7 +37,8 @@ def build(roots: Sequence[Path] = ()) -> Page:
     """The page. `roots` are the folders below which files may be listed, read and written."""
     with Page(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as page:
         gr.HTML(
-            f"<header><h1>{TITLE}</h1><p>LoRA and fine-tuning for SDXL and FLUX.1</p></header>",
+            f"<header><h1>{TITLE}</h1><p>LoRA and fine-tuning for SDXL and FLUX.1</p>"
+            '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>',
             elem_id="top",
             apply_default_css=False,
         )

@@ -15,6 +15,7 @@ from kohya_gui.door import App, Scope, answer, send_all
 from library.runs import reader
 
 PREFIX = "/tensorboard"
+FONTS = "/font-roboto/"  # which TensorBoard asks for at the root, whatever its own path is
 RUNS = 50  # the newest ones, whose folders are shown
 PATIENCE = 60.0  # seconds that it may take to start
 LARGEST = 4_000_000  # bytes that a browser may send to TensorBoard at once
@@ -32,6 +33,9 @@ class Board:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """ASGI."""
         path = scope.get("path", "")
+        if path.startswith(FONTS) and self.server.running:
+            path = PREFIX + path
+            scope = {**scope, "path": path}
         if scope["type"] != "http" or not (path == PREFIX or path.startswith(f"{PREFIX}/")):
             await self.app(scope, receive, send)
         elif path == PREFIX:

@@ -127,9 +127,10 @@ class Door:
         """Whether an Origin names this page: its own Host, or an allowed name, since proxies change the Host."""
         if not origin.startswith(("http://", "https://")):
             return False
-        sent = origin.partition("://")[2]
-        name = name_of(sent)
-        return sent.lower() == headers.get("host", "").lower() or (name not in LOOPBACK and self._is_allowed(name))
+        sent = origin.partition("://")[2].lower()
+        forwarded = headers.get(FORWARDED.decode(), "")  # which no web site can send along
+        own = [headers.get("host", "").lower(), *([forwarded.lower()] if self._is_ours(name_of(forwarded)) else [])]
+        return sent in own or (name_of(sent) not in LOOPBACK and self._is_allowed(name_of(sent)))
 
     async def _ask(self, scope: Scope, send: Any) -> None:
         """Take the token from the address into a cookie, so that it does not stay in the address; else ask for it."""
