@@ -144,12 +144,14 @@ def test_output_config_needs_a_file():
 def test_main_trains_and_tells_what_only_training_finds(capsys, monkeypatch):
     trained = []
     module = type(sys)("fake_training")
-    module.train = trained.append
+    module.train = lambda config, notes: trained.append((config, notes))
     monkeypatch.setitem(sys.modules, "fake_training", module)
-    assert shell.main(FluxLora, ["--seed", "3"], "fake_training:train") == 0
-    assert trained[0].steps.seed == 3
+    assert shell.main(FluxLora, ["--seed", "3", "--mem_eff_attn"], "fake_training:train") == 0
+    ((config, notes),) = trained
+    assert config.steps.seed == 3
+    assert capsys.readouterr().err == f"note: {notes[0]}\n" and "mem_eff_attn is ignored" in notes[0]
 
-    def fails(config):
+    def fails(config, notes):
         raise ConfigError("model.safetensors does not exist\noutput_dir is full")
 
     module.train = fails
