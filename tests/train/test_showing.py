@@ -18,7 +18,14 @@ def shown(demo, tmp_path, capsys):
     folder = pictures(tmp_path / "images", SIZES)
 
     def show(**values):
-        base = {"debug_dataset": True, "train_batch_size": 2, "min_bucket_reso": 64, "seed": 1, "cache_info": True}
+        base = {
+            "debug_dataset": True,
+            "train_batch_size": 2,
+            "min_bucket_reso": 64,
+            "seed": 1,
+            "cache_info": True,
+            "resolution": 96,
+        }
         base |= {"pretrained_model_name_or_path": None, "output_dir": tmp_path / "out", "train_data_dir": folder}
         config = config_of(demo, SCRIPT, **base | values)
         (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
