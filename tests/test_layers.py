@@ -33,18 +33,19 @@ MAY_IMPORT = {
     "library.compile_checks": (*BOTTOM, "library.compile_settings"),
     "library.memory": (*BOTTOM, "library.compile_utils", "library.compile_ledger"),
     "library.demo": (*BOTTOM, "library.families", "library.runs"),
+    "library.curation": (*BOTTOM, "library.data", "library.runs"),
     "library.tools": (*BOTTOM, "library.families"),
     "library.train": ("library",),
     "library.bench": ("library",),
     "library": (),
     "kohya_gui.cli": ("library", "kohya_gui"),
-    "kohya_gui": (*BOTTOM, "library.runs", "library.families", "library.tools"),
+    "kohya_gui": (*BOTTOM, "library.runs", "library.families", "library.tools", "library.curation"),
     "sd-scripts": (*BOTTOM, "library.train", "library.families"),
 }
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
-NEVER_HEAVY = ("library.config", "library.files", "library.runs", "kohya_gui")
+NEVER_HEAVY = ("library.config", "library.files", "library.runs", "library.curation", "kohya_gui")
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.bench.doctor", "library.train")
 ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it
 

@@ -1,0 +1,323 @@
+"""A folder of images as its owner wants to see it: each picture with its words, its bucket, and what is wrong."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from library.config import dataset as datasets
+from library.config.schema import ConfigError
+from library.curation import tags, thumbs
+from library.data import augment, captions, folders
+from library.data.buckets import Buckets, Fit, Size
+from library.data.folders import Listing, number
+from library.data.images import Image, Images, bucket_rules, summary
+from library.data.pixels import check_file, header_size, is_turned
+from library.data.threads import Report, spread
+
+OTHER_ENDINGS = (".txt", ".caption")
+MUCH_CUT, MUCH_LARGER = 0.2, 1.5
+
+
+@dataclass(slots=True)
+class Picture:
+    """An image of the folder."""
+
+    path: str
+    name: str  # inside the opened folder, with /
+    folder: str  # the same of its folder; "" is the opened one
+    num_bytes: int
+    modified: int
+    caption_file: str  # where its words are, or would be
+    repeats: int = 1
+    size: Size = (0, 0)
+    caption: str | None = None  # the whole file; None when there is none
+    fit: Fit | None = None
+    unused: str = ""  # why a training would leave it out
+    broken: str = ""  # why it cannot be decoded
+    foreign: bool = False  # its caption file is no UTF-8
+    turned: bool = False  # it says that it should be shown turned, which trainers do not follow
+
+    @property
+    def words(self) -> str:
+        """What a training reads of its caption file."""
+        return captions.first_line(self.caption or "")
+
+    @property
+    def cut(self) -> tuple[float, float]:
+        """The shares of its width and of its height that the bucket cuts away."""
+        if self.fit is None:
+            return 0.0, 0.0
+        (width, height), (bucket_width, bucket_height) = self.fit.resized, self.fit.bucket
+        return 1 - bucket_width / width, 1 - bucket_height / height
+
+    @property
+    def seen(self) -> tuple[float, float, float, float]:
+        """What is seen of it, as shares: left, top, width, height."""
+        if self.fit is None:
+            return 0.0, 0.0, 1.0, 1.0
+        view = augment.middle(self.fit)
+        (width, height), (wide, high) = view.resized, view.size
+        return view.left / width, view.top / height, wide / width, high / height
+
+    @property
+    def larger(self) -> float:
+        """How many times it is enlarged."""
+        if self.fit is None or not min(self.size):
+            return 1.0
+        return max(self.fit.resized[0] / self.size[0], self.fit.resized[1] / self.size[1])
+
+    @property
+    def used(self) -> bool:
+        """Whether a training would see it."""
+        return not (self.unused or self.broken)
+
+
+@dataclass(slots=True)
+class Place:
+    """A folder of images: the opened one, or one inside it."""
+
+    folder: str
+    repeats: int
+    words: str
+    images: int
+    unused: str = ""
+
+
+@dataclass(slots=True)
+class Album:
+    """All of it."""
+
+    root: Path
+    config: Any
+    pictures: list[Picture] = field(default_factory=list)
+    known: dict[str, Picture] = field(default_factory=dict)  # by name
+    places: list[Place] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group
+    double_groups: list[dict[str, Any]] = field(default_factory=list)
+    compared: bool = False
+    may: Callable[[str], bool] = lambda path: True  # whether a link may be followed to where it leads
+
+    @property
+    def rules(self) -> Buckets:
+        """How its images are sorted into buckets."""
+        return bucket_rules(datasets.load(self.config)[0])
+
+    def find(self, name: str) -> Picture:
+        """A picture by its name. Raises ConfigError for one that is not known, whoever asks."""
+        try:
+            return self.known[name]
+        except KeyError:
+            raise ConfigError(f"{name} is not in {self.root}: look at the folder again") from None
+
+    def hold(self, pictures: list[Picture]) -> None:
+        """Have these pictures from now on."""
+        self.pictures, self.known = pictures, {picture.name: picture for picture in pictures}
+
+    def count(self) -> dict[str, Any]:
+        """What a training would make of it: images, repeats, buckets, steps. The trainer's own count."""
+        base = datasets.load(self.config)[0]
+        items = [
+            Image(p.path, p.size, p.words, p.repeats, base.template, 0, p.fit)
+            for p in self.pictures
+            if p.used and p.fit is not None
+        ]
+        told = summary(Images(items, (replace(base, subsets=()),)))
+        accumulated = self.config.steps.gradient_accumulation_steps
+        per_epoch = math.ceil(told["batches_per_epoch"] / accumulated)
+        steps, epochs = self.config.steps.max_train_steps, self.config.steps.max_train_epochs
+        if epochs:
+            steps = per_epoch * epochs
+        elif per_epoch:
+            epochs = math.ceil(steps / per_epoch)
+        return {**told, "steps_per_epoch": per_epoch, "steps": steps, "epochs": epochs or 0, "batch": base.batch_size}
+
+
+def opened(
+    root: Path, config: Any, report: Report | None = None, may: Callable[[str], bool] = lambda path: True
+) -> Album:
+    """Look at a folder: the one that holds folders named <repeats>_<words>, or one with images.
+
+    Links are followed where `may` says so. Raises ConfigError when the folder cannot be listed. What was known of
+    unchanged files is remembered.
+    """
+    album = Album(root, config, may=may)
+    try:
+        _find(album)
+    except OSError as error:
+        raise ConfigError(f"{root} cannot be listed: {error.strerror or error}") from None
+    album.notes += _other_captions(album)
+    facts = spread(partial(_facts, album), album.pictures, report, "looking at images")
+    rules = album.rules
+    for picture, (size, broken, turned) in zip(album.pictures, facts, strict=True):
+        picture.size, picture.broken, picture.turned = size, broken, turned
+        fitted(picture, rules)
+    spread(partial(reread, album), album.pictures, report, "reading captions")
+    album.hold(album.pictures)
+    return album
+
+
+def fitted(picture: Picture, rules: Buckets) -> None:
+    """Find a picture's bucket."""
+    picture.fit = rules.fit(picture.size) if min(picture.size) > 0 else None
+    if picture.fit is None and not picture.broken and not picture.unused:
+        picture.unused = "too thin for any bucket"
+
+
+def reread(album: Album, picture: Picture) -> None:
+    """Read a picture's caption file anew."""
+    picture.caption, picture.foreign = None, False
+    if not _safe(album, picture.caption_file):
+        picture.foreign, picture.caption = True, ""
+        return
+    try:
+        with open(picture.caption_file, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return
+    except OSError:
+        picture.foreign, picture.caption = True, ""
+        return
+    try:
+        picture.caption = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        picture.foreign, picture.caption = True, data.decode("utf-8", "replace")
+
+
+# ---- looking
+
+
+def _find(album: Album) -> None:
+    here = folders.listing(album.root)
+    safe = [name for name in here.folders if _safe(album, os.path.join(album.root, name))]
+    inner = [(name, folders.listing(album.root / name)) for name in safe]
+    has_concepts = any(folders.concept(album.root / name) for name, _ in inner)
+    own = folders.concept(album.root)
+    why = "images directly in the folder are not used: they belong into one named <repeats>_<words>"
+    _take(album, here, Place("", own.repeats if own else 1, own.words if own else "", 0, why if has_concepts else ""))
+    for name, listing in inner:
+        concept = folders.concept(album.root / name)
+        reason = "" if concept else "its name does not begin with a number of repeats"
+        if concept and not concept.repeats:
+            reason = "it has 0 repeats"
+        place = Place(name, concept.repeats if concept else 1, concept.words if concept else "", 0, reason)
+        _take(album, listing, place)
+        deeper = [one for one in listing.folders if folders.listing(album.root / name / one).images]
+        if deeper:
+            album.notes.append(f"Images in {folders.some(deeper)} inside {name} are not used: one level is read.")
+    if own and not has_concepts and here.images:
+        album.notes.append(f"As the image folder of a training, name the folder above: {album.root.parent}")
+    elif not has_concepts and here.images:
+        album.notes.append("A training wants these images in a folder named <repeats>_<words>: see Prepare folder.")
+
+
+def _take(album: Album, listing: Listing, place: Place) -> None:
+    ending = album.config.captions.caption_extension
+    start = f"{place.folder}/" if place.folder else ""
+    for name, file in listing.images.items():
+        caption_file = listing.path(os.path.splitext(name)[0] + ending)
+        picture = Picture(listing.path(name), start + name, place.folder, file.num_bytes, file.modified, caption_file)
+        picture.repeats, picture.unused = place.repeats, place.unused
+        album.pictures.append(picture)
+    for name in listing.undecodable:
+        album.pictures.append(
+            Picture(
+                listing.path(name),
+                start + name,
+                place.folder,
+                0,
+                0,
+                listing.path(os.path.splitext(name)[0] + ending),
+                broken="there is no decoder for it here: convert it to PNG or WebP",
+            )  # fmt: skip
+        )
+    place.images = len(listing.images) + len(listing.undecodable)
+    if place.images:
+        album.places.append(place)
+    stems = {os.path.splitext(name)[0] for name in listing.images}
+    endings = Counter(end for stem, end in map(os.path.splitext, listing.names) if stem in stems)
+    for other in OTHER_ENDINGS:
+        if other != ending and endings[other] and not endings[ending]:
+            many = number(endings[other], f"{other} file")
+            where = place.folder or "The folder"
+            album.notes.append(f"{where} has {many}, which are not read: set the caption files' ending to {other}.")
+
+
+def _other_captions(album: Album) -> list[str]:
+    """Two images that share a caption file, such as a.png and a.jpg."""
+    shared = Counter(picture.caption_file for picture in album.pictures)
+    twice = [os.path.basename(path) for path, count in shared.items() if count > 1]
+    return [f"Images of one name share a caption file: {folders.some(twice)}."] if twice else []
+
+
+def _safe(album: Album, path: str) -> bool:
+    """Whether a path is no link, or one that may be followed."""
+    return not os.path.islink(path) or album.may(path)
+
+
+def _facts(album: Album, picture: Picture) -> tuple[Size, str, bool]:
+    if not _safe(album, picture.path):
+        return (0, 0), "it is a link that leads out of the folders of this page", False
+    if picture.broken:
+        return (0, 0), picture.broken, False
+    return _known(picture.path, picture.modified, picture.num_bytes)
+
+
+@lru_cache(maxsize=1 << 17)
+def _known(path: str, modified: int, num_bytes: int) -> tuple[Size, str, bool]:
+    """Size, why it cannot be decoded, and whether it lies on its side; date and length make the memory safe."""
+    size = header_size(path, modified, num_bytes)
+    if min(size) < 1:
+        return size, "this is no image that can be read", False
+    if size[0] * size[1] > thumbs.PIXELS:
+        return size, f"{size[0]} x {size[1]} pixels are too many", False
+    return size, check_file(path), is_turned(path, size)
+
+
+# ---- choosing
+
+Test = Callable[[Album, Picture], bool]
+KINDS: dict[str, tuple[str, Test]] = {
+    "all": ("All images", lambda a, p: True),
+    "missing": ("Without a caption", lambda a, p: p.caption is None),
+    "empty": ("Caption without words", lambda a, p: p.caption is not None and not p.words and not p.foreign),
+    "foreign": ("Caption that cannot be read", lambda a, p: p.foreign),
+    "lines": ("Caption of several lines", lambda a, p: len(captions.lines(p.caption or "").split("\n")) > 1),
+    "broken": ("Broken images", lambda a, p: bool(p.broken)),
+    "unused": ("Not used", lambda a, p: bool(p.unused)),
+    "cut": ("Cut by more than a fifth", lambda a, p: p.used and max(p.cut) > MUCH_CUT),
+    "enlarged": ("Enlarged over 1.5 times", lambda a, p: p.used and p.larger > MUCH_LARGER),
+    "turned": ("Lying on the side", lambda a, p: p.turned),
+    "double": ("The same or alike", lambda a, p: p.name in a.doubles),
+}
+
+
+def choose(album: Album, kind: str, words: str = "", folder: str | None = None, trigger: str = "") -> list[Picture]:
+    """The pictures of a kind, of a folder, whose name or caption has these words; `trigger`: those without it."""
+    if kind not in KINDS and kind != "trigger":
+        raise ConfigError(f"show is {kind!r}: use one of {', '.join(KINDS)}")
+    has = tags.trigger(trigger) if trigger.strip() else None
+    test: Test = KINDS[kind][1] if kind in KINDS else lambda a, p: has is not None and not has(p.words)
+    wanted = words.casefold().strip()
+    found = [
+        p
+        for p in album.pictures
+        if (folder is None or p.folder == folder)
+        and (not wanted or wanted in p.name.casefold() or wanted in (p.caption or "").casefold())
+        and test(album, p)
+    ]
+    return sorted(found, key=lambda p: (album.doubles[p.name], p.name)) if kind == "double" else found
+
+
+def counts(album: Album, trigger: str = "") -> dict[str, int]:
+    """How many pictures there are of each kind."""
+    found = {kind: sum(map(partial(test, album), album.pictures)) for kind, (_, test) in KINDS.items()}
+    if trigger.strip():
+        has = tags.trigger(trigger)
+        found["trigger"] = sum(not has(p.words) for p in album.pictures)
+    return found

@@ -1,0 +1,82 @@
+"""Images that are the same, byte for byte, or that look the same."""
+
+import hashlib
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from PIL import Image
+
+from library.config.schema import ConfigError
+from library.curation import thumbs
+
+Hash = tuple[int, int]
+Report = Callable[[str, int, int], None]
+NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another picture about 64
+PLAIN = 2.0  # grey levels of spread below which a picture has nothing to be known by
+ROWS = 512
+
+
+def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -> list[list[str]]:
+    """Groups of files with the same content; given are (path, bytes). Only files of one length are read."""
+    by_length: defaultdict[int, list[str]] = defaultdict(list)
+    for path, length in files:
+        by_length[length].append(path)
+    doubtful = [path for paths in by_length.values() if len(paths) > 1 for path in paths]
+    by_content: defaultdict[str, list[str]] = defaultdict(list)
+    for at, path in enumerate(doubtful):
+        if report:
+            report("comparing files", at, len(doubtful))
+        try:
+            with open(path, "rb") as file:
+                by_content[hashlib.file_digest(file, "blake2b").hexdigest()].append(path)
+        except OSError:
+            continue
+    return sorted(sorted(paths) for paths in by_content.values() if len(paths) > 1)
+
+
+def looks(path: str) -> Hash | None:
+    """What a picture looks like, in 128 bits: whether it gets brighter to the right, and downwards, in 8 x 8 places.
+
+    None when it cannot be read, or is so plain that it would be like any other.
+    """
+    try:
+        with Image.open(io.BytesIO(thumbs.thumb(path))) as image:
+            backed = Image.new("RGB", image.size, (128, 128, 128))
+            backed.paste(image, mask=image.getchannel("A") if "A" in image.getbands() else None)
+    except (ConfigError, OSError):
+        return None
+    grey = np.asarray(backed.convert("L").resize((9, 9), Image.Resampling.BOX), dtype=np.int16)
+    if grey.std() < PLAIN:
+        return None
+    right, down = grey[:8, 1:] > grey[:8, :-1], grey[1:, :8] > grey[:-1, :8]
+    return _number(right), _number(down)
+
+
+def near(hashes: Sequence[Hash | None], most: int = NEAR) -> list[list[int]]:
+    """Groups of positions whose pictures look alike, directly or by way of others."""
+    known = [at for at, one in enumerate(hashes) if one is not None]
+    bits = np.array([hashes[at] for at in known], dtype=np.uint64).reshape(-1, 2)
+    parent = list(range(len(known)))
+
+    def find(at: int) -> int:
+        while parent[at] != at:
+            parent[at] = parent[parent[at]]
+            at = parent[at]
+        return at
+
+    for start in range(0, len(known), ROWS):
+        rows = bits[start : start + ROWS]
+        apart = np.bitwise_count(rows[:, None, :] ^ bits[None, :, :]).sum(axis=2, dtype=np.uint16)
+        for row, other in zip(*np.nonzero(apart <= most), strict=True):
+            if start + row < other:
+                parent[find(int(other))] = find(int(start + row))
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for at, position in enumerate(known):
+        groups[find(at)].append(position)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _number(bits: np.ndarray) -> int:
+    return int.from_bytes(np.packbits(bits.flatten()).tobytes(), "big")

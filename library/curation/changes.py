@@ -1,0 +1,176 @@
+"""What can be done to the images of an album. Every one of these can be taken back (trash.py)."""
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from library.config.schema import ConfigError
+from library.curation import alike, trash
+from library.curation.album import Album, Picture, reread
+from library.curation.tags import Edit
+from library.data import folders
+from library.data.folders import number
+from library.data.threads import Report, spread
+
+MOST_REPEATS = 10_000
+UNFIT = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+CAPTIONS = (".txt", ".caption")
+
+
+def caption(album: Album, name: str, text: str, expected: str | None) -> Picture:
+    """Give one image other words. `expected` is what the caller believes to be there now (None: no file).
+
+    Raises ConfigError when something else is there: another program wrote it meanwhile.
+    """
+    picture = album.find(name)
+    with trash.lock(album.root.resolve()):
+        reread(album, picture)
+        if picture.caption != expected:
+            raise ConfigError(f"{name}: its caption was changed elsewhere meanwhile; it is shown as it is now")
+        if not (text == "" and picture.caption is None):
+            with trash.Change(album.root, f"Caption of {name}") as change:
+                change.write({Path(picture.caption_file): text})
+            reread(album, picture)
+    return picture
+
+
+def preview(pictures: Sequence[Picture], edit: Edit) -> list[tuple[Picture, str]]:
+    """Which captions a change of tags would change, and to what. Images without a caption get one only by adding."""
+    found, seen = [], set()
+    for picture in pictures:
+        if picture.foreign or (picture.caption is None and edit.action != "add") or picture.caption_file in seen:
+            continue
+        seen.add(picture.caption_file)
+        after = edit.apply(picture.caption or "")
+        if after != (picture.caption or ""):
+            found.append((picture, after))
+    return found
+
+
+def edit_tags(album: Album, pictures: Sequence[Picture], edit: Edit, report: Report | None = None) -> int:
+    """Change the tags of many captions at once; how many were changed."""
+    with trash.lock(album.root.resolve()):
+        spread(partial(reread, album), list(pictures), report, "reading captions")
+        changed = preview(pictures, edit)
+        with trash.Change(album.root, _title(edit, len(changed))) as change:
+            change.write({Path(p.caption_file): after for p, after in changed}, report)
+        for picture in pictures:
+            reread(album, picture)
+    return len(changed)
+
+
+def remove(album: Album, names: Sequence[str]) -> int:
+    """Move images, with their captions and caches, into the trash; how many images."""
+    pictures = [album.find(name) for name in dict.fromkeys(names)]
+    others = [p for p in album.pictures if p.name not in {one.name for one in pictures}]
+    kept = {os.path.splitext(p.path)[0] for p in others}
+    alone = [p for p in pictures if os.path.splitext(p.path)[0] not in kept]
+    names_in = {folder: sorted(os.listdir(folder)) for folder in {Path(p.path).parent for p in alone}}
+    files = [Path(p.path) for p in pictures]
+    files += [f for p in alone for f in companions(Path(p.path), names_in[Path(p.path).parent])]
+    what = pictures[0].name if len(pictures) == 1 else number(len(pictures), "image")
+    with trash.lock(album.root.resolve()), trash.Change(album.root, f"Removed {what}") as change:
+        change.remove(dict.fromkeys(files))
+    album.hold(others)
+    return len(pictures)
+
+
+def companions(image: Path, names: Sequence[str]) -> list[Path]:
+    """The files of a folder (its names, sorted) that belong to an image: its captions, and caches beside it."""
+    stem = image.stem
+    cache = re.compile(re.escape(stem) + r"((_\d+x\d+)?_\w+)?\.npz")
+    found = []
+    for name in names[bisect_left(names, stem) :]:
+        if not name.startswith(stem):
+            break
+        if name in (stem + ending for ending in CAPTIONS) or cache.fullmatch(name):
+            found.append(image.with_name(name))
+    return found
+
+
+def compare(album: Album, report: Report | None = None) -> None:
+    """Find images that are there twice, or look alike, and note them in the album."""
+    pictures = [p for p in album.pictures if not p.broken]
+    at = {p.path: i for i, p in enumerate(pictures)}
+    same = [
+        [at[path] for path in group] for group in alike.same_bytes([(p.path, p.num_bytes) for p in pictures], report)
+    ]
+    content = {i: number for number, group in enumerate(same) for i in group}
+    groups = alike.near(spread(alike.looks, [p.path for p in pictures], report, "comparing looks"))
+    # Pictures too plain to be known by their looks are in no such group, but may be there twice.
+    groups += [group for group in same if not any(i in members for members in groups for i in group)]
+    album.doubles, album.double_groups, album.compared = {}, [], True
+    for group in groups:
+        album.doubles |= {pictures[i].name: len(album.double_groups) for i in group}
+        is_same = len({content.get(i, -1 - i) for i in group}) == 1
+        album.double_groups.append({"how": "the same" if is_same else "alike", "count": len(group)})
+
+
+def folder_name(repeats: int, words: str) -> str:
+    """The name of a folder of images: <repeats>_<words>. Raises ConfigError for what cannot be one."""
+    words = words.strip()
+    if not 1 <= repeats <= MOST_REPEATS:
+        raise ConfigError(f"repeats is {repeats}: use 1 to {MOST_REPEATS}")
+    if not words or UNFIT.search(words) or words.endswith((".", " ")) or not words.isprintable() or len(words) > 120:
+        raise ConfigError("words: write what the folder shows, such as 'zorb cat'; not / \\ : * ? \" < > |")
+    return f"{repeats}_{words}"
+
+
+def rename(album: Album, folder: str, repeats: int, words: str) -> str:
+    """Give a folder of the album other repeats and words; its new name."""
+    if folder not in {place.folder for place in album.places} or not folder:
+        raise ConfigError(f"{folder or 'the opened folder'} is no folder inside {album.root}")
+    name = folder_name(repeats, words)
+    if name == folder:
+        return name
+    with trash.lock(album.root.resolve()), trash.Change(album.root, f"Renamed {folder} to {name}") as change:
+        change.move([(album.root / folder, album.root / name)])
+    return name
+
+
+def gather(album: Album, repeats: int, words: str) -> str:
+    """Move the images that lie directly in the opened folder, with their captions, into <repeats>_<words>; its name."""
+    name = folder_name(repeats, words)
+    here = folders.listing(album.root)
+    images = [album.root / image for image in here.images]
+    if not images:
+        raise ConfigError(f"no images lie directly in {album.root}: there is nothing to move")
+    names = sorted(os.listdir(album.root))
+    files = dict.fromkeys([*images, *(f for image in images for f in companions(image, names))])
+    moved = number(len(images), "image")
+    with trash.lock(album.root.resolve()), trash.Change(album.root, f"Moved {moved} into {name}") as change:
+        change.move([(file, album.root / name / file.name) for file in files])
+    return name
+
+
+def bring(album: Album, source: Path, repeats: int, words: str, report: Report | None = None) -> str:
+    """Copy the images of another folder, with their captions, into <repeats>_<words> of this one; its name.
+
+    The source is only read. Raises ConfigError when it is the target, or has no images.
+    """
+    name = folder_name(repeats, words)
+    target = album.root / name
+    if source.resolve() == target.resolve():
+        raise ConfigError(f"{source} is that folder already")
+    images = [source / image for image in folders.listing(source).images]
+    if not images:
+        raise ConfigError(f"no images lie directly in {source}: there is nothing to copy")
+    names = sorted(os.listdir(source))
+    files = dict.fromkeys([*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTIONS)])
+    copied = number(len(images), "image")
+    with trash.lock(album.root.resolve()), trash.Change(album.root, f"Copied {copied} into {name}") as change:
+        change.copy([(file, target / file.name) for file in files], report)
+    return name
+
+
+def _title(edit: Edit, count: int) -> str:
+    what = {
+        "add": f"Added {edit.put!r} to",
+        "remove": f"Removed {edit.find!r} from",
+        "replace_tag": f"Replaced {edit.find!r} by {edit.put!r} in",
+        "replace_text": f"Replaced {edit.find!r} by {edit.put!r} in",
+    }[edit.action]
+    return f"{what} {number(count, 'caption')}"

@@ -1,0 +1,100 @@
+"""Small versions of images, made when they are asked for and kept in the user's cache folder."""
+
+import hashlib
+import io
+import os
+import threading
+import time
+from pathlib import Path
+
+import platformdirs
+from PIL import Image
+
+from library.config.schema import ConfigError
+from library.data.pixels import extensions
+from library.files import write_atomic
+
+SIDES = (320, 1280)  # what may be asked for
+PIXELS = 80_000_000  # of an image that is opened at all; one of a few kilobytes may claim billions
+LIMIT = 600 * 2**20  # bytes of all that is kept
+DAY = 86400.0
+
+_at_once = threading.Semaphore(2)  # whole images in memory
+_pruned = [0.0]
+
+
+def root() -> Path:
+    """Where they are kept."""
+    given = os.environ.get("KOHYA_HOME")
+    home = Path(given).expanduser() / "cache" if given else platformdirs.user_cache_path("kohya", appauthor=False)
+    return home / "thumbnails"
+
+
+def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
+    """An image as WebP, scaled down so that no side is longer than `side`, and as it is stored: nothing is turned.
+
+    Raises ConfigError when there is no such image, when it cannot be decoded, or when it has too many pixels.
+    """
+    if side not in SIDES:
+        raise ConfigError(f"side is {side}: use one of {', '.join(map(str, SIDES))}")
+    try:
+        about = os.stat(path)
+    except OSError:
+        raise ConfigError(f"{path} is not there") from None
+    known = f"{os.path.abspath(path)}|{about.st_mtime_ns}|{about.st_size}|{side}".encode("utf-8", "surrogateescape")
+    name = hashlib.blake2b(known, digest_size=16).hexdigest()
+    kept = root() / name[:2] / f"{name}.webp"
+    try:
+        return kept.read_bytes()
+    except OSError:
+        pass
+    made = _made(path, side)
+    write_atomic(kept, made)
+    if time.time() - _pruned[0] > DAY:
+        _pruned[0] = time.time()
+        threading.Thread(target=prune, name="thumbnails", daemon=True).start()
+    return made
+
+
+def opened(path: str | Path) -> Image.Image:
+    """An image whose header was read and whose size is sane. Raises ConfigError otherwise."""
+    extensions()
+    try:
+        with_limit = Image.open(path)
+    except Exception as error:  # what decoders raise for damaged files has no common kind
+        raise ConfigError(f"{path} cannot be read as an image: {type(error).__name__}") from error
+    if with_limit.width * with_limit.height > PIXELS:
+        with_limit.close()
+        raise ConfigError(f"{path} has {with_limit.width} x {with_limit.height} pixels, too many to be shown")
+    return with_limit
+
+
+def prune(limit: int = LIMIT) -> int:
+    """Remove what was made longest ago until the rest fits into `limit` bytes; the bytes that are left."""
+    files = []
+    for path in root().glob("*/*.webp"):
+        try:
+            about = path.stat()
+            files.append((about.st_mtime, about.st_size, path))
+        except OSError:
+            continue
+    left = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if left <= limit:
+            break
+        path.unlink(missing_ok=True)
+        left -= size
+    return left
+
+
+def _made(path: str | Path, side: int) -> bytes:
+    with _at_once, opened(path) as image:
+        try:
+            image.draft("RGB", (side, side))  # JPEG is decoded in an eighth of the size where that is enough
+            small = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
+            small.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        except Exception as error:
+            raise ConfigError(f"{path} cannot be decoded: {type(error).__name__}") from error
+    out = io.BytesIO()
+    small.save(out, "WEBP", quality=82, method=2)
+    return out.getvalue()

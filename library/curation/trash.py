@@ -1,0 +1,309 @@
+"""Changes to a data folder that can be taken back, one by one, also after a restart or a crash.
+
+A change is a folder `.trash/<date>/<time>-<mark>/` with a journal. Each line of the journal says what is about to be
+done and holds what was there before; it is on the disk before anything is touched. Taking back goes through the journal
+from its end, and leaves alone whatever is no longer as the change left it.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from library.config.schema import ConfigError
+from library.data.threads import Report, spread
+from library.files import clear_errors, need_space, write_atomic
+from library.runs import process
+
+FOLDER, ABOUT, JOURNAL, KEPT = ".trash", "operation.json", "journal.jsonl", "files"
+OPEN, DONE, UNDONE = "open", "done", "undone"
+SHOWN = 50
+
+_locks: dict[str, threading.Lock] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A change that was made."""
+
+    folder: Path  # its own, in the trash
+    title: str
+    when: float
+    state: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What taking back a change did."""
+
+    title: str
+    count: int
+    left: tuple[str, ...]  # what was altered since, and is as it was
+
+
+class Change:
+    """A change to a data folder, as a context manager. What fails half-way is taken back, unless `keep` says not to."""
+
+    def __init__(self, root: str | Path, title: str, keep: bool = False) -> None:
+        self.root, self.title, self.keep, self.count = Path(root).resolve(), title, keep, 0
+        now = time.time_ns()
+        day, clock = time.strftime("%Y-%m-%d %H%M%S", time.localtime(now / 1e9)).split()
+        self.folder = _trash(self.root) / day / f"{clock}-{now % 10**9:09d}-{secrets.token_hex(2)}"
+        self.when = now / 1e9
+
+    def __enter__(self) -> "Change":
+        with clear_errors(self.folder):
+            self.folder.mkdir(parents=True)
+        self._note(OPEN)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if kind is not None and not self.keep:
+            _take_back(self.root, self.folder)
+            self._note(UNDONE)
+        elif self.count:
+            self._note(DONE)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)  # nothing was done, so nothing is kept in it
+
+    def write(self, texts: Mapping[Path, str], report: Report | None = None, phase: str = "writing captions") -> int:
+        """Write text files, each at once or not at all; how many differ from what was there."""
+        before = {path: _text(_inside(self.root, path)) for path in texts}
+        changed = {path: text for path, text in texts.items() if before[path] != text}
+        self._journal({"write": self._name(p), "before": before[p], "after": text} for p, text in changed.items())
+        spread(lambda item: write_atomic(*item), list(changed.items()), report, phase)
+        self.count += len(changed)
+        return len(changed)
+
+    def move(self, moves: Iterable[tuple[Path, Path]]) -> None:
+        """Give files or folders new places in the data folder; nothing may be there yet."""
+        pairs = [(_inside(self.root, old), _inside(self.root, new)) for old, new in moves]
+        for old, new in pairs:
+            if os.path.lexists(new):
+                raise ConfigError(f"{new} is there already: nothing was moved")
+            if not os.path.lexists(old):
+                raise ConfigError(f"{old} is gone: look at the folder again")
+        if len({new for _, new in pairs}) < len(pairs):
+            raise ConfigError("two files would get the same name: nothing was moved")
+        self._journal({"move": self._name(old), "to": self._name(new)} for old, new in pairs)
+        for old, new in pairs:
+            with clear_errors(new):
+                new.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(old, new)
+        self.count += len(pairs)
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Move files into the trash."""
+        names = [self._name(_inside(self.root, path)) for path in paths]
+        place = self.folder.relative_to(self.root).as_posix()
+        self._journal({"move": name, "to": f"{place}/{KEPT}/{name}"} for name in names)
+        for name in names:
+            target = self.folder / KEPT / name
+            with clear_errors(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(self.root / name, target)
+        self.count += len(names)
+
+    def copy(self, pairs: Iterable[tuple[Path, Path]], report: Report | None = None) -> None:
+        """Copy files from anywhere to new places in the data folder; nothing may be there yet."""
+        pairs = [(source, _inside(self.root, target)) for source, target in pairs]
+        for _, target in pairs:
+            if os.path.lexists(target):
+                raise ConfigError(f"{target} is there already: nothing was copied")
+        need_space(self.root, sum(source.stat().st_size for source, _ in pairs))
+        self._journal({"copy": self._name(target)} for _, target in pairs)
+        spread(lambda pair: write_atomic(pair[1], partial(shutil.copyfile, pair[0])), pairs, report, "copying")
+        self.count += len(pairs)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def _journal(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Write down what is about to be done, and wait until the disk has it."""
+        path = self.folder / JOURNAL
+        with clear_errors(path), path.open("a", encoding="ascii") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _note(self, state: str) -> None:
+        about = {"title": self.title, "when": self.when, "state": state, "count": self.count, **process.identity()}
+        write_atomic(self.folder / ABOUT, json.dumps(about, indent=1))
+
+
+def history(root: str | Path) -> list[Past]:
+    """The changes that were made to a data folder and not taken back, the last one first."""
+    return [past for past in _all(Path(root).resolve()) if past.state != UNDONE][:SHOWN]
+
+
+def undo(root: str | Path, report: Report | None = None) -> Undone:
+    """Take back the last change that stands. Raises ConfigError when there is none, or when it is still being made."""
+    root = Path(root).resolve()
+    with lock(root):
+        last = next((past for past in _all(root) if past.state != UNDONE), None)
+        if last is None:
+            raise ConfigError("there is nothing to take back")
+        about = _about(last.folder)
+        if last.state == OPEN and process.alive(about):
+            raise ConfigError(f"{last.title!r} is still at work: stop it, or wait until it has ended")
+        count, left = _take_back(root, last.folder, report)
+        write_atomic(last.folder / ABOUT, json.dumps({**about, "state": UNDONE}, indent=1))
+        return Undone(last.title, count, tuple(left))
+
+
+def lock(root: Path) -> threading.Lock:
+    """One change of a data folder at a time."""
+    return _locks.setdefault(str(root), threading.Lock())
+
+
+# ---- reading what was written
+
+
+def _trash(root: Path) -> Path:
+    trash = root / FOLDER
+    if trash.is_symlink():
+        raise ConfigError(f"{trash} is a link: remove it, so that changes can be kept in this folder")
+    return trash
+
+
+def _all(root: Path) -> Iterator[Past]:
+    """Every change, the last one first."""
+    for day in sorted(_folders(_trash(root)), reverse=True):
+        for folder in sorted(_folders(day), reverse=True):
+            if about := _about(folder):
+                count = about.get("count") or sum(1 for _ in _lines(folder))
+                yield Past(folder, str(about.get("title")), float(about["when"]), str(about.get("state")), count)
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return []
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        return about if isinstance(about, dict) and isinstance(about.get("when"), int | float) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+    """The journal. Its last line may be torn: then nothing of it was done."""
+    try:
+        text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(found, dict):
+            yield found
+
+
+# ---- taking back
+
+
+def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[int, list[str]]:
+    """Undo a journal from its end: how many steps were undone, and what was altered since. Harmless when repeated."""
+    lines = list(_lines(folder))[::-1]
+    step = partial(_take_back_one, root, folder)
+    only_texts = all("write" in line for line in lines) and len({str(line["write"]) for line in lines}) == len(lines)
+    # Texts of different files do not depend on each other; moves do.
+    done = spread(step, lines, report, "taking back") if only_texts else list(map(step, lines))
+    left = [str(next(iter(line.values()), "")) for line, one in zip(lines, done, strict=True) if one is None]
+    _remove_empty(root, lines)
+    return sum(map(bool, done)), left
+
+
+def _take_back_one(root: Path, folder: Path, line: dict[str, Any]) -> bool | None:
+    """Undo one step. True: done; False: it had not been done; None: what is there now is something else."""
+    kind = next(iter(line), "")
+    try:
+        path = _inside(root, _named(root, line.get(kind)))
+        return {"write": _unwrite, "move": _unmove, "copy": _uncopy}[kind](root, folder, path, line)
+    except (KeyError, ConfigError, OSError):
+        return None
+
+
+def _unwrite(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool | None:
+    before, now = line.get("before"), _text(path)
+    if now == before:
+        return False
+    if now != line.get("after"):
+        return None
+    if before is None:
+        path.unlink()  # its words are in the journal
+    else:
+        write_atomic(path, str(before).encode("utf-8", "surrogateescape"))
+    return True
+
+
+def _unmove(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool | None:
+    there = _inside(root, _named(root, line.get("to")), own=folder)
+    if not os.path.lexists(there):
+        return False if os.path.lexists(path) else None
+    if os.path.lexists(path):
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(there, path)
+    return True
+
+
+def _uncopy(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool | None:
+    if not os.path.lexists(path):
+        return False
+    target = folder / "undone" / path.relative_to(root)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(path, target)
+    return True
+
+
+def _remove_empty(root: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Remove the folders that moves and copies had made, if nothing is in them."""
+    for name in {str(line.get("to", line.get("copy", ""))) for line in lines} - {""}:
+        place = PurePosixPath(name).parent
+        while place.parts and FOLDER not in place.parts:
+            try:
+                _inside(root, _named(root, str(place))).rmdir()
+            except (ConfigError, OSError):
+                break
+            place = place.parent
+
+
+def _named(root: Path, name: Any) -> Path:
+    """A path that a journal names; not taken on trust, since a folder from elsewhere may bring a journal of its own."""
+    pure = PurePosixPath(name) if isinstance(name, str) else PurePosixPath("/")
+    foreign = os.name == "nt" and any(sign in str(name) for sign in "\\:")
+    if pure.is_absolute() or ".." in pure.parts or foreign or not pure.parts:
+        raise ConfigError(f"{name} is no path inside of {root}")
+    return root / pure
+
+
+def _inside(root: Path, path: Path, own: Path | None = None) -> Path:
+    """A path whose folder is in the data folder, links followed, and not in the trash but in `own`."""
+    parent = path.parent.resolve()
+    hidden = FOLDER in path.parts[len(root.parts) :]
+    if not parent.is_relative_to(root) or (hidden and not (own and path.is_relative_to(own))):
+        raise ConfigError(f"{path} is not inside of {root}: nothing was changed")
+    return parent / path.name
+
+
+def _text(path: Path) -> str | None:
+    """What a file holds; bytes that are no UTF-8 become characters that lead back to them. None: there is no file."""
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,53 @@
+"""Work that takes a while, on a thread: how far it is, what came of it, and how to stop it."""
+
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from library.config.schema import ConfigError
+
+Report = Callable[[str, int, int], None]
+
+
+class Stopped(Exception):
+    """The user wanted it to end."""
+
+
+class Work:
+    """One piece of work. `work(report)` is called at once; a stop reaches it at its next report."""
+
+    def __init__(self, work: Callable[[Report], dict[str, Any]]) -> None:
+        self.id, self.phase, self.done, self.total = secrets.token_hex(8), "", 0, 0
+        self.result: dict[str, Any] | None = None
+        self.error = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(work,), name=f"work {self.id}", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, but not for longer; whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self._stop.set()
+
+    def _run(self, work: Callable[[Report], dict[str, Any]]) -> None:
+        try:
+            self.result = work(self._report)
+        except Stopped:
+            self.error = "Stopped."
+        except ConfigError as error:
+            self.error = str(error)
+        except OSError as error:
+            self.error = f"{error.filename or 'A file'}: {error.strerror or error}"
+        except Exception as error:
+            self.error = f"This should not have happened ({type(error).__name__}: {error})."
+            raise
+
+    def _report(self, phase: str, done: int, total: int) -> None:
+        self.phase, self.done, self.total = phase, done, total
+        if self._stop.is_set():
+            raise Stopped

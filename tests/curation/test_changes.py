@@ -1,0 +1,138 @@
+"""Edits of captions and folders, and that each can be taken back to the letter."""
+
+import pytest
+
+from library import data as trainer
+from library.config.schema import ConfigError
+from library.curation import album, changes, tags
+from library.curation.tags import Edit
+from library.curation.trash import history, undo
+from tests.curation.conftest import config
+from tests.curation.test_trash import tree
+
+
+@pytest.fixture
+def found(data):
+    return album.opened(data, config(data))
+
+
+@pytest.mark.parametrize(
+    ("edit", "before", "after"),
+    [
+        (Edit("add", put="zorb"), "cat, hat", "zorb, cat, hat"),
+        (Edit("add", put="zorb, x", at_end=True), "cat, Zorb", "cat, Zorb, x"),
+        (Edit("add", put="zorb"), "", "zorb"),
+        (Edit("add", put="zorb"), "a\r\nb\n", "zorb, a\r\nzorb, b\n"),
+        (Edit("remove", find="Hat, cat"), "cat,hat,  dog", "dog"),
+        (Edit("remove", find="Hat", match_case=True), "cat,hat,  dog", "cat,hat,  dog"),
+        (Edit("remove", find="at"), "cat, hat", "cat, hat"),
+        (Edit("replace_tag", find="cat", put="dog"), "a, cat, b, cat", "a, dog, b"),
+        (Edit("replace_tag", find="cat", put="a, kitten"), "cat, a", "kitten, a"),
+        (Edit("replace_tag", find="c+", put="d"), "c+, cc", "d, cc"),
+        (Edit("replace_tag", find="x", put="d"), "a ,b", "a ,b"),
+        (Edit("replace_text", find="a.b", put=r"\1"), "A.B axb", r"\1 axb"),
+        (Edit("replace_text", find="red hat", put="", match_case=True), "Red hat, red hat", "Red hat, "),
+        (Edit("remove", find="b", separator="|"), "a|b| c", "a| c"),
+    ],
+)
+def test_edits(edit, before, after):
+    assert edit.apply(before) == after
+    assert edit.apply(after) in (after, edit.apply(edit.apply(after)))
+
+
+def test_edits_without_a_meaning_are_refused():
+    for action, words in (
+        ("add", {}),
+        ("remove", {"find": " , "}),
+        ("replace_text", {"put": "x"}),
+        ("eat", {"find": "x"}),
+    ):
+        if action == "remove":
+            words = {"find": " "}
+        with pytest.raises(ConfigError):
+            Edit(action, **words)
+
+
+def test_tags_are_counted_once_for_each_caption():
+    found = tags.frequencies(["a, b, A", "a\nb", "c", ""])
+    assert found == [("a", 2), ("b", 2), ("c", 1)]
+    assert tags.frequencies(["red hat, hat"], prefix="RED") == [("red hat", 1)]
+    assert tags.trigger("zorb")("a Zorb, cat") and not tags.trigger("zorb")("zorbs") and tags.trigger("c++")("c++, x")
+
+
+def test_a_caption_is_edited_and_taken_back(found, data):
+    start = tree(data)
+    picture = changes.caption(found, "10_cat/1.png", "a new one", "zorb, cat, red hat, 1")
+    assert picture.caption == "a new one" and (data / "10_cat" / "1.txt").read_text() == "a new one"
+    changes.caption(found, "2_dog/panorama.png", "wide", None)
+    with pytest.raises(ConfigError, match="changed elsewhere"):
+        changes.caption(found, "10_cat/1.png", "lost", "zorb, cat, red hat, 1")
+    with pytest.raises(ConfigError, match="is not in"):
+        changes.caption(found, "../../etc/passwd", "x", None)
+    assert [past.title for past in history(data)] == ["Caption of 2_dog/panorama.png", "Caption of 10_cat/1.png"]
+    undo(data)
+    undo(data)
+    assert tree(data) == start
+
+
+def test_many_captions_are_edited_and_taken_back(found, data):
+    start = tree(data)
+    edit = Edit("replace_tag", find="red hat", put="blue hat")
+    assert len(changes.preview(found.pictures, edit)) == 5 and tree(data) == start
+    assert changes.edit_tags(found, found.pictures, edit) == 5
+    assert (data / "10_cat" / "3.txt").read_text() == "zorb, cat, blue hat, 3"
+    assert (data / "2_dog" / "broken.txt").read_bytes() == b"caf\xe9"
+    assert changes.edit_tags(found, found.pictures, Edit("add", put="zorb")) == 6  # four have it, one is no UTF-8
+    assert (data / "2_dog" / "panorama.txt").read_text() == "zorb"
+    assert changes.edit_tags(found, found.pictures, Edit("remove", find="absent")) == 0
+    assert len(history(data)) == 2
+    undo(data)
+    undo(data)
+    assert tree(data) == start
+
+
+def test_images_go_with_what_belongs_to_them(found, data):
+    folder = data / "10_cat"
+    for name in ("1_0096x0064_sdxl.npz", "1_te_outputs.npz", "1.npz", "10.txt", "1_other.txt"):
+        (folder / name).write_text("x")
+    start = tree(data)
+    assert changes.remove(found, ["10_cat/1.png", "10_cat/1.png"]) == 1
+    gone = start.keys() - tree(data).keys()
+    assert gone == {f"10_cat/1{end}" for end in (".png", ".txt", "_0096x0064_sdxl.npz", "_te_outputs.npz", ".npz")}
+    assert len(found.pictures) == 10
+    undo(data)
+    assert tree(data) == start
+
+
+def test_a_folder_is_prepared_for_a_training_and_back(data):
+    plain = data / "later"
+    (plain / "c.txt").write_text("words")
+    start = tree(plain)
+    found = album.opened(plain, config(plain))
+    assert changes.gather(found, 7, "zorb cat") == "7_zorb cat"
+    scanned = trainer.scan(config(plain))
+    assert [(i.repeats, i.caption) for i in scanned.items] == [(7, "words")]
+    found = album.opened(plain, config(plain))
+    assert changes.rename(found, "7_zorb cat", 3, "zorb") == "3_zorb"
+    found = album.opened(plain, config(plain))
+    before = tree(data / "10_cat")
+    assert changes.bring(found, data / "10_cat", 2, "more") == "2_more"
+    assert len(trainer.scan(config(plain))) == 5 and tree(data / "10_cat") == before
+    for _ in range(3):
+        assert undo(plain).left == ()
+    assert tree(plain) == start and sorted(p.name for p in plain.iterdir()) == [".trash", "c.png", "c.txt"]
+
+
+def test_folders_that_cannot_be_made_are_refused(found, data):
+    start = tree(data)
+    for attempt in (
+        lambda: changes.rename(found, "10_cat", 0, "cat"), lambda: changes.rename(found, "10_cat", 3, "a/b"),
+        lambda: changes.rename(found, "10_cat", 3, ".."), lambda: changes.rename(found, "..", 3, "x"),
+        lambda: changes.rename(found, "", 3, "x"), lambda: changes.rename(found, "10_cat", 2, "dog"),
+        lambda: changes.gather(found, 3, " "), lambda: changes.bring(found, data / "10_cat", 10, "cat"),
+        lambda: changes.bring(found, data / "later", 2, "dog") and changes.bring(found, data / "later", 2, "dog"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            attempt()
+    undo(data)  # the one that could be copied
+    assert tree(data) == start

@@ -1,0 +1,182 @@
+"""No change can destroy an original: everything can be taken back, in any state of interruption."""
+
+import json
+import os
+
+import pytest
+
+from library.config.schema import ConfigError
+from library.curation import trash
+from library.curation.trash import Change, history, undo
+
+
+def tree(root):
+    """Every file outside of the trash with what is in it."""
+    return {
+        p.relative_to(root).as_posix(): p.read_bytes()
+        for p in sorted(root.rglob("*"))
+        if p.is_file() and ".trash" not in p.parts
+    }
+
+
+@pytest.fixture
+def root(tmp_path):
+    data = tmp_path / "data"
+    (data / "10_cat").mkdir(parents=True)
+    for i in range(4):
+        (data / "10_cat" / f"{i}.png").write_bytes(bytes([i]) * 9)
+        (data / "10_cat" / f"{i}.txt").write_text(f"cat, {i}")
+    (data / "10_cat" / "odd.txt").write_bytes(b"caf\xe9\r\n")
+    return data
+
+
+def test_many_steps_are_taken_back_in_turn(root):
+    start = tree(root)
+    with Change(root, "words") as change:
+        assert (
+            change.write(
+                {
+                    root / "10_cat" / "0.txt": "dog",
+                    root / "10_cat" / "new.txt": "x",
+                    root / "10_cat" / "1.txt": "cat, 1",
+                }
+            )
+            == 2
+        )
+    one = tree(root)
+    with Change(root, "gone") as change:
+        change.remove([root / "10_cat" / "2.png", root / "10_cat" / "2.txt", root / "10_cat" / "odd.txt"])
+    two = tree(root)
+    with Change(root, "other name") as change:
+        change.move([(root / "10_cat", root / "5_cat")])
+    assert "10_cat/2.png" not in two and "5_cat/0.txt" in tree(root)
+    assert [past.title for past in history(root)] == ["other name", "gone", "words"]
+    for title, before in (("other name", two), ("gone", one), ("words", start)):
+        assert undo(root).title == title and tree(root) == before
+    with pytest.raises(ConfigError, match="nothing to take back"):
+        undo(root)
+    assert history(root) == []
+
+
+def test_what_was_altered_since_is_left_alone(root):
+    with Change(root, "words") as change:
+        change.write({root / "10_cat" / f"{i}.txt": "dog" for i in range(3)})
+    (root / "10_cat" / "1.txt").write_text("by hand")
+    done = undo(root)
+    assert done.count == 2 and done.left == ("10_cat/1.txt",)
+    assert (root / "10_cat" / "1.txt").read_text() == "by hand" and (root / "10_cat" / "0.txt").read_text() == "cat, 0"
+
+
+def test_a_removed_image_does_not_come_back_over_a_new_one(root):
+    with Change(root, "gone") as change:
+        change.remove([root / "10_cat" / "2.png"])
+    (root / "10_cat" / "2.png").write_bytes(b"new")
+    assert undo(root).left == ("10_cat/2.png",)
+    assert (root / "10_cat" / "2.png").read_bytes() == b"new"
+    assert [p.read_bytes() for p in (root / ".trash").rglob("2.png")] == [bytes([2]) * 9]
+
+
+def test_what_fails_half_way_is_taken_back(root, monkeypatch):
+    start, real, calls = tree(root), os.rename, []
+
+    def rename(old, new):
+        calls.append(old)
+        if len(calls) == 3:
+            raise OSError(5, "the disk is tired")
+        real(old, new)
+
+    monkeypatch.setattr(trash.os, "rename", rename)
+    with pytest.raises(OSError, match="tired"), Change(root, "half") as change:
+        change.remove([root / "10_cat" / f"{i}.png" for i in range(4)])
+    assert tree(root) == start and history(root) == []
+
+
+@pytest.mark.parametrize("reached", [0, 1, 2, 3])
+def test_a_killed_change_can_be_taken_back(root, reached):
+    """As after kill -9: the journal is there, and some of what it says was done."""
+    start = tree(root)
+    change = Change(root, "killed")
+    change.__enter__()
+    names = [root / "10_cat" / f"{i}.txt" for i in range(3)]
+    change._journal({"write": change._name(p), "before": p.read_text(), "after": "dog"} for p in names)
+    for path in names[:reached]:
+        path.write_text("dog")
+    with open(change.folder / "journal.jsonl", "a") as file:
+        file.write('{"write": "10_cat/3.t')  # torn
+    about = json.loads((change.folder / "operation.json").read_text())
+    with pytest.raises(ConfigError, match="still at work"):
+        undo(root)
+    (change.folder / "operation.json").write_text(json.dumps({**about, "process_start": 1.0}))
+    assert undo(root).count == reached
+    assert tree(root) == start
+
+
+def test_copies_are_taken_back_without_being_destroyed(root, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.png").write_bytes(b"a")
+    start = tree(root)
+    with Change(root, "copied") as change:
+        change.copy([(source / "a.png", root / "3_dog" / "a.png")])
+    assert (root / "3_dog" / "a.png").read_bytes() == b"a"
+    undo(root)
+    assert tree(root) == start and not (root / "3_dog").exists() and (source / "a.png").exists()
+    assert [p.read_bytes() for p in (root / ".trash").rglob("a.png")] == [b"a"]
+
+
+def test_nothing_is_overwritten(root):
+    start = tree(root)
+    for old, new in (("0.png", "1.png"), ("gone.png", "x.png")):
+        with pytest.raises(ConfigError), Change(root, "move") as change:
+            change.move([(root / "10_cat" / old, root / "10_cat" / new)])
+    with pytest.raises(ConfigError, match="the same name"), Change(root, "move") as change:
+        change.move([(root / "10_cat" / "0.png", root / "x.png"), (root / "10_cat" / "1.png", root / "x.png")])
+    with pytest.raises(ConfigError), Change(root, "copy") as change:
+        change.copy([(root / "10_cat" / "0.png", root / "10_cat" / "1.png")])
+    assert tree(root) == start
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../secret.txt",
+        "/etc/passwd",
+        "a/../secret.txt",
+        "",
+        ".",
+        None,
+        7,
+        "link/secret.txt",
+        ".trash/x/operation.json",
+    ],
+)
+@pytest.mark.parametrize("kind", ["write", "move", "copy"])
+def test_a_journal_from_elsewhere_leads_nowhere(root, kind, name):
+    """A downloaded data set may bring a trash of its own."""
+    secret = root.parent / "secret.txt"
+    secret.write_text("mine")
+    if os.name != "nt":
+        (root / "link").symlink_to(root.parent)
+    folder = root / ".trash" / "2026-01-01" / "000000-1-aa"
+    folder.mkdir(parents=True)
+    (folder / "operation.json").write_text(json.dumps({"title": "t", "when": 1.0, "state": "done", "count": 1}))
+    line = {"write": {"write": name, "before": "theirs", "after": "mine"}, "move": {"move": "x.txt", "to": name},
+            "copy": {"copy": name}}[kind]  # fmt: skip
+    (folder / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    start = tree(root)
+    undo(root)
+    assert secret.read_text() == "mine" and tree(root) == start
+
+
+@pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
+def test_a_trash_that_is_a_link_is_refused(root):
+    (root / ".trash").symlink_to(root.parent)
+    with pytest.raises(ConfigError, match="is a link"), Change(root, "x") as change:
+        change.write({root / "a.txt": "x"})
+
+
+def test_no_change_outside_of_the_folder(root):
+    for path in (root.parent / "x.txt", root / ".." / "x.txt", root / ".trash" / "x.txt"):
+        with pytest.raises(ConfigError, match="not inside"), Change(root, "x") as change:
+            change.write({path: "x"})
+    assert not (root.parent / "x.txt").exists() and history(root) == []
