@@ -20,7 +20,7 @@ def identity(pid: int | None = None) -> dict[str, Any]:
 def find(known: dict[str, Any]) -> psutil.Process | None:
     """The living process that `identity` once described, or None when it ended or another one wears its number."""
     pid, start = known.get("pid"), known.get("process_start")
-    if not isinstance(pid, int) or not isinstance(start, int | float):
+    if not isinstance(pid, int) or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
         return None
     try:
         found = psutil.Process(pid)
@@ -34,11 +34,19 @@ def find(known: dict[str, Any]) -> psutil.Process | None:
 
 def alive(known: dict[str, Any]) -> bool:
     """Whether the process that `identity` described is still at work on this machine."""
-    return known.get("host", HOST) == HOST and find(known) is not None
+    return find(known) is not None
 
 
-def end(roots: list[psutil.Process], grace: float = GRACE) -> None:
-    """End processes and all that they started: ask first, and after `grace` seconds insist."""
+def exists(pid: Any) -> bool:
+    """Whether some process has this number and is no zombie."""
+    try:
+        return isinstance(pid, int) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
+    """End processes and all that they started: ask first, after `grace` seconds insist. Whether all have ended."""
     doomed: dict[int, psutil.Process] = {}
     for root in roots:
         try:
@@ -52,4 +60,5 @@ def end(roots: list[psutil.Process], grace: float = GRACE) -> None:
     for victim in stubborn:
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.kill()
-    psutil.wait_procs(stubborn, timeout=grace)
+    _, left = psutil.wait_procs(stubborn, timeout=grace)
+    return not any(exists(one.pid) for one in left)

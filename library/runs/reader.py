@@ -12,6 +12,7 @@ from typing import Any
 from library.runs import explain, layout, process, registry
 
 SILENCE = 60.0  # seconds without a sign of life after which a run on another machine counts as gone
+FRESH = 6.0  # seconds within which a heartbeat says more than the time at which a process seems to have started
 PATIENCE = 30.0  # seconds that a prepared run may take until its launcher is on record
 POINTS = 1500  # points of the loss curve that are kept; a longer one is thinned, which no screen can show
 
@@ -37,6 +38,11 @@ class Run:
     def active(self) -> bool:
         """Whether it still works."""
         return self.state in layout.ACTIVE
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it works, or has worked, on this computer."""
+        return self.facts.get("host", process.HOST) == process.HOST
 
     @property
     def error(self) -> str | None:
@@ -86,7 +92,7 @@ def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None]
         return ("interrupted", "There has been no sign of life from the other computer.") if silent else None
     if not known and time.time() - facts.get("started", 0) < PATIENCE:
         return None
-    if process.alive(known):
+    if process.alive(known) or (begun and _is_beating(facts)):
         return None
     found = explain.cause(tail(folder))
     if asked := layout.stop_asked(folder):
@@ -94,6 +100,11 @@ def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None]
     if not begun:
         return "failed", found or "The training ended before it began. Its log says more."
     return ("failed", found) if found else ("interrupted", "The training was cut off: its process is gone.")
+
+
+def _is_beating(facts: dict[str, Any]) -> bool:
+    """Whether a process of this number has just given a sign of life: its start seems to move when the clock is set."""
+    return abs(time.time() - facts.get("heartbeat", 0)) < FRESH and process.exists(facts.get("pid"))
 
 
 def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:

@@ -78,7 +78,7 @@ class Record:
         if in_shell:
             folder = Path(output_dir).absolute() / "runs" / layout.new_id(output_name or script)
             folder.mkdir(parents=True)
-            facts = {"id": folder.name, "started": time.time(), "from": "shell"}
+            facts = {"id": folder.name, "started": time.time(), "from": "shell", "folder": str(Path.cwd())}
         else:
             folder = Path(prepared).absolute()
         facts |= {

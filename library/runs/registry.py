@@ -1,6 +1,7 @@
 """Where the runs of this user are: one small pointer per run, so that a run started in a shell is found by the page."""
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 import platformdirs
@@ -25,10 +26,16 @@ def folders() -> dict[str, Path]:
     """Every remembered run that still has its folder, by id."""
     found = {}
     for pointer in (home() / "runs").glob("*.json"):
-        folder = layout.load(pointer).get("folder")
+        folder = _folder(pointer)
         if layout.is_id(pointer.stem) and folder and Path(folder).is_dir():
             found[pointer.stem] = Path(folder)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _folder(pointer: Path) -> str:
+    """What a pointer says, which never changes: the page asks for all of them every second."""
+    return str(layout.load(pointer).get("folder") or "")
 
 
 def folder(run_id: str) -> Path:

@@ -5,15 +5,43 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from library.config.command import command
+from library.config.command import command, launch_options
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
-from library.runs import layout, process, reader, registry
+from library.runs import lanes, layout, process, reader, registry
 
 ENVIRONMENT = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training that can be started: what the launcher has to know of a config, without the config's class."""
+
+    script: str
+    title: str
+    name: str
+    output: str  # an absolute folder
+    toml: str
+    how: Mapping[str, Any] = field(default_factory=dict)  # fields of library.config.command.Launch
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # by the variable that hands them over
+    folder: str = ""  # what relative paths in the config start from
+    resumes: str = ""  # the run that is gone on with
+    queued: str = ""  # the entry of the queue that it comes from
+
+
+def job(config: Any, **how: Any) -> Job:
+    """The job of a config; see `launch`. Raises ConfigError for launch options that do not go together."""
+    launch_options(how)
+    secrets = {variable: value for name, variable in ENVIRONMENT.items() if (value := _secret(config, name))}
+    output = Path(config.save.output_dir).expanduser().absolute()
+    kept = {name: value for name, value in how.items() if value is not None}
+    name = config.save.output_name or config.script
+    return Job(config.script, config.title, name, str(output), to_toml(config), kept, secrets, str(Path.cwd()))
 
 
 def launch(config: Any, **how: Any) -> str:
@@ -22,21 +50,35 @@ def launch(config: Any, **how: Any) -> str:
     `how` goes to `library.config.command.command` (number of processes and the like). Secrets of the config reach the
     training by its environment and are written nowhere. Raises ConfigError when the run cannot begin.
     """
-    if busy := reader.active():
-        raise ConfigError(f"{busy.id} is still {busy.state}: stop it, or wait until it has ended.")
-    secrets = {variable: value for name, variable in ENVIRONMENT.items() if (value := _secret(config, name))}
-    folder = _prepare(config)
-    environment = {**os.environ, **secrets, "KOHYA_RUN_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    arguments = command(folder / layout.TOML, config.script, **how)
+    return begin(job(config, **how))
+
+
+def begin(asked: Job) -> str:
+    """Start a job on lanes that are free; the run's id. Raises ConfigError when there are none, or it cannot begin."""
+    with lanes.choosing():
+        active = [run for run in reader.runs() if run.active and run.is_here]
+        own = lanes.choose(asked.how, lanes.free(run.facts for run in active))
+        if not own:
+            names = " and ".join(run.id for run in active)
+            doing = f"{names} is still {active[0].state}" if len(active) == 1 else f"{names} are still at work"
+            raise ConfigError(f"{doing}: stop it, or wait until it has ended, or add this one to the queue.")
+        if twin := next((run for run in active if writes_into(run.facts) == (asked.output, asked.name)), None):
+            raise ConfigError(f"output_name: {twin.id} is writing {asked.name} into this folder; choose another name.")
+        folder = _prepare(asked, own)
+    arguments = command(folder / layout.TOML, asked.script, **lanes.launch_options(asked.how, own))
+    given = {**os.environ, **asked.secrets, **lanes.environment(own), "KOHYA_RUN_DIR": str(folder)}
     try:
-        started = _detached(arguments, folder / layout.LOG, environment)
+        started = detached(arguments, folder / layout.LOG, given, asked.folder)
     except OSError as error:
         _failed(folder, f"The training could not be started: {error}.")
         raise ConfigError(f"The training could not be started: {error}.") from error
     layout.store(folder / layout.LAUNCHER, {**process.identity(started.pid), "command": arguments})
-    # Someone has to take note of the end, or the ended process stays in the table as a zombie.
-    threading.Thread(target=started.wait, name="run reaper", daemon=True).start()
     return folder.name
+
+
+def writes_into(facts: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The folder and the name of a run's files."""
+    return facts.get("output_dir"), facts.get("output_name")
 
 
 def _secret(config: Any, name: str) -> str | None:
@@ -44,32 +86,36 @@ def _secret(config: Any, name: str) -> str | None:
     return getattr(getattr(config, known[name].section), name) if name in known else None
 
 
-def _prepare(config: Any) -> Path:
-    name = config.save.output_name or config.script
-    output = Path(config.save.output_dir).expanduser().absolute()
-    folder = output / "runs" / layout.new_id(name)
+def _prepare(asked: Job, own: Sequence[str]) -> Path:
+    folder = Path(asked.output) / "runs" / layout.new_id(asked.name)
     try:
         folder.mkdir(parents=True)
-        write_atomic(folder / layout.TOML, to_toml(config))
-        facts = {"id": folder.name, "script": config.script, "title": config.title, "state": "starting",
-                 "started": time.time(), "from": "page", "output_dir": str(output), "output_name": name,
-                 "error": None}  # fmt: skip
+        write_atomic(folder / layout.TOML, asked.toml)
+        facts = {"id": folder.name, "script": asked.script, "title": asked.title, "state": "starting",
+                 "started": time.time(), "from": "page", "output_dir": asked.output, "output_name": asked.name,
+                 "lanes": list(own), "launch": dict(asked.how), "folder": asked.folder, "resumes": asked.resumes,
+                 "queued": asked.queued, "error": None}  # fmt: skip
         layout.store(folder / layout.RUN, facts)
         registry.add(folder)
     except OSError as error:
-        raise ConfigError(f"output_dir: {output} cannot be written ({error.strerror or error}).") from error
+        raise ConfigError(f"output_dir: {asked.output} cannot be written ({error.strerror or error}).") from error
     return folder
 
 
-def _detached(arguments: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[Any]:
+def detached(arguments: Sequence[str], log: Path, given: Mapping[str, str], folder: str = "") -> subprocess.Popen[Any]:
     """Start a process in a session of its own (a process group without a console on Windows), its words in a file."""
     apart: dict[str, Any] = {"start_new_session": True}
     if sys.platform == "win32":
         apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
+    place = folder if folder and Path(folder).is_dir() else None
+    own = {**given, "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as out:
-        return subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment, **apart
+        started = subprocess.Popen(
+            list(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=own, cwd=place, **apart
         )
+    # Someone has to take note of the end, or the ended process stays in the table as a zombie.
+    threading.Thread(target=started.wait, name="reaper", daemon=True).start()
+    return started
 
 
 def _failed(folder: Path, why: str) -> None:

@@ -21,9 +21,22 @@ def request(run_id: str, how: str) -> None:
         _end(found)
 
 
+def wish(run_id: str, what: str) -> None:
+    """Ask a run to draw its samples ("sample") or to save a file and a state ("save") after this step, and to go on.
+
+    Raises KeyError for an unknown run and ValueError for an unknown wish. A run that has ended is left as it is.
+    """
+    if what not in layout.WISHES:
+        raise ValueError(f"A run can {' or '.join(layout.WISHES)} on the way, not {what!r}.")
+    found = reader.run(run_id)
+    if found.active:
+        write_atomic(layout.wish_file(found.folder, what), "")
+
+
 def _end(found: reader.Run) -> None:
     known = (layout.load(found.folder / layout.LAUNCHER), found.facts)
-    process.end([p for p in map(process.find, known) if p is not None])
+    if not process.end([p for p in map(process.find, known) if p is not None]):
+        return  # the system does not let it go yet: it is shown as stopping until it has ended
     facts = layout.load(found.folder / layout.RUN)
     if facts.get("state") in layout.ACTIVE:
         layout.store(found.folder / layout.RUN, facts | {"state": "stopped", "ended": time.time(), "phase": None})

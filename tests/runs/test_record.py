@@ -152,7 +152,15 @@ def test_a_killed_trainer_is_interrupted(tmp_path):
 def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
     with begin(tmp_path) as record:
         pass
-    other = {"state": "running", **process.identity(), "heartbeat": time.time()}
+    other = {"state": "running", **process.identity(), "heartbeat": time.time() - 60}
     other["process_start"] -= 100
     layout.store(record.folder / "run.json", other)
     assert reader.run(record.id).state == "interrupted"
+
+
+def test_a_clock_that_is_set_interrupts_nothing(tmp_path):
+    with begin(tmp_path) as record:
+        moved = {"state": "running", **process.identity(), "heartbeat": time.time()}
+        moved["process_start"] -= 3600  # when the system sets its clock, every process seems to have started then
+        layout.store(record.folder / "run.json", moved)
+        assert reader.run(record.id).state == "running"

@@ -1,0 +1,75 @@
+"""A support bundle: what one needs to find out why a run failed, and nothing that is the user's own affair.
+
+Settings are shown by name; of their values only numbers, switches and words from a fixed list. From the log goes every
+line that quotes a caption or a prompt; of a line that names a file of the user's, only what stands before it is kept.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+from library.runs import layout, reader, scrubbing
+
+README = """This is a support bundle of one training. Look through it before you pass it on: it is all plain text.
+
+run.json         what ran, on which machine, how it stands, and what was set (names, numbers and switches)
+progress.jsonl   the newest steps, phases, graphs and saves
+log.txt          the end of the log, and log-trainer.txt where the page started the run
+doctor.json      what `kohya doctor` says of this machine
+
+Left out on purpose: captions, prompts, images and their names, model and folder names, tokens, keys, your name, and the
+name of this computer. <...> stands where something was taken out.
+"""
+FACTS = ("script", "title", "state", "step", "total_steps", "epochs", "seed", "versions", "hardware", "compile",
+         "lanes", "from", "started", "ended", "heartbeat", "phase", "peak_memory_gb", "peak_ram_gb",
+         "data")  # fmt: skip
+EVENTS = {
+    "step": ("step", "epoch", "loss", "avr_loss", "lr", "grad_norm", "s_it", "eta", "data_s", "transfer_s", "compute_s",
+             "memory_gb"),
+    "phase": ("name", "done", "total"),
+    "compile": ("step", "block", "graph", "forward", "seconds", "reason", "cache_hits", "failed", "total"),
+    "saved": ("step", "bytes", "ok", "text"),
+    "sample": ("step", "number"),
+    "validation": ("step", "epoch", "when", "loss", "divergence"),
+    "warning": ("text",),
+    "error": ("text",),
+}  # fmt: skip
+NEWEST = 3000  # events
+LINES, BYTES = 2000, 400_000  # of the log
+
+
+def bundle(run: reader.Run, doctor: str = "") -> bytes:
+    """The zip file of a run; `doctor` is what `kohya doctor --json` has printed."""
+    clean = scrubbing.of(run)
+    parts = {
+        "README.txt": README,
+        "run.json": _pretty(_facts(run, clean)),
+        "progress.jsonl": "".join(f"{json.dumps(event)}\n" for event in _events(run, clean)),
+        "log.txt": clean.text(reader.tail(run.folder, LINES, BYTES)),
+        "doctor.json": clean.text(doctor),
+    }
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in parts.items():
+            if content.strip():
+                file.writestr(name, content)
+    return packed.getvalue()
+
+
+def _facts(run: reader.Run, clean: "scrubbing.Scrubber") -> dict[str, Any]:
+    found = {name: clean.inside(run.facts[name]) for name in FACTS if name in run.facts}
+    found["state"], found["error"] = run.state, clean.text(run.error or "")
+    return {**found, "config": scrubbing.settings(run.facts.get("config") or {})}
+
+
+def _events(run: reader.Run, clean: "scrubbing.Scrubber") -> Iterator[dict[str, Any]]:
+    for event in reader.events(run.folder)[0][-NEWEST:]:
+        kind = event.get("kind")
+        if kept := EVENTS.get(str(kind)):
+            yield {"t": event.get("t"), "kind": kind, **{n: clean.inside(event[n]) for n in kept if n in event}}
+
+
+def _pretty(values: dict[str, Any]) -> str:
+    return layout.dump(values, indent=1) + "\n"

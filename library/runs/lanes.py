@@ -1,0 +1,106 @@
+"""Which GPUs there are, and which of them a training gets: one lane per GPU, or a single one on the processor."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from library.config.values import ConfigError
+from library.runs import locking, registry
+
+CPU = "cpu"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PATIENCE = 15.0  # seconds that another may take to start a training
+
+
+def lanes() -> tuple[str, ...]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; ("cpu",) where there is none."""
+    given = os.environ.get(VISIBLE)
+    if given is not None:
+        shown = tuple(part.strip() for part in given.split(",") if part.strip() not in ("", "-1"))
+        return shown or (CPU,)
+    return tuple(map(str, range(_count()))) or (CPU,)
+
+
+@lru_cache(maxsize=1)
+def _count() -> int:
+    smi = shutil.which("nvidia-smi")
+    if not smi:
+        return 0
+    try:
+        said = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=20, check=False, **_quiet()).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in said.splitlines())
+
+
+def _quiet() -> dict[str, Any]:
+    """No console window that flashes up on Windows."""
+    return {"creationflags": subprocess.CREATE_NO_WINDOW} if os.name == "nt" else {}
+
+
+@contextlib.contextmanager
+def choosing() -> Iterator[None]:
+    """Nobody else on this machine gives lanes away meanwhile. Raises ConfigError when somebody does not let go."""
+    with locking.held(Path(registry.home()) / "lanes.lock", PATIENCE) as mine:
+        if not mine:
+            raise ConfigError("another training is just being started: try again in a moment")
+        yield
+
+
+def taken(active: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The lanes of runs that work, from their run.json. A run that was started in a shell may use any of them."""
+    found: set[str] = set()
+    for facts in active:
+        found |= set(facts.get("lanes") or (*lanes(), CPU))
+    return found
+
+
+def choose(how: Mapping[str, Any], free: Iterable[str]) -> tuple[str, ...]:
+    """The lanes that a training gets out of those that are free; () when it has to wait.
+
+    `how` are its launch options. Raises ConfigError for GPUs that this machine does not have.
+    """
+    every, left = lanes(), tuple(free)
+    if how.get("cpu") or every == (CPU,):
+        return (CPU,) if CPU in left else ()
+    asked = str(how.get("gpu_ids") or "").replace(" ", "").strip(",")
+    if asked and asked != "all":
+        wanted = tuple(asked.split(","))
+        if unknown := [name for name in wanted if name not in every]:
+            raise ConfigError(f"gpu_ids: there is no GPU {unknown[0]} here, only {', '.join(every)}")
+        return wanted if set(wanted) <= set(left) else ()
+    count = len(every) if asked == "all" else min(_processes(how), len(every))
+    known = tuple(lane for lane in every if lane in left)
+    return known[:count] if len(known) >= count else ()
+
+
+def free(active: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The lanes on which no run works."""
+    busy = taken(active)
+    return tuple(lane for lane in dict.fromkeys((*lanes(), CPU)) if lane not in busy)
+
+
+def environment(own: Iterable[str]) -> dict[str, str]:
+    """What lets a training see its own lanes only."""
+    own = tuple(own)
+    # Numbered as nvidia-smi does it, and not by speed.
+    return {} if CPU in own else {VISIBLE: ",".join(own), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def launch_options(how: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
+    """The launch options of a training that got these lanes."""
+    own = tuple(own)
+    if CPU in own:
+        return dict(how)
+    several = {"main_process_port": how.get("main_process_port") or 0} if _processes(how) > 1 else {}
+    return {**how, "gpu_ids": ",".join(own), **several}  # 0: any port that is free, as another run may have the usual
+
+
+def _processes(how: Mapping[str, Any]) -> int:
+    machines = int(how.get("num_machines") or 1)
+    return max(1, int(how.get("num_processes") or 1) // max(1, machines))

@@ -1,0 +1,265 @@
+"""The queue of trainings: one file that any number of browsers may change, worked off by a process of its own.
+
+`<home>/queue/queue.json` says what waits and in which order; beside it lie each entry's config and, for this user's
+eyes only, its tokens. Whoever changes the file holds its lock. The page shows what the file says and keeps nothing.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from library.config.values import ConfigError
+from library.files import write_atomic
+from library.runs import layout, locking, process, reader, registry, start
+
+RUNNER = [sys.executable, "-m", "library.runs.worker"]
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 10.0  # seconds that another browser may hold the file
+ARRIVAL = 10.0  # seconds until a process that was started must have written itself down
+MOST = 500  # entries that may wait
+KEPT = 50  # entries that have ended and are still shown
+
+
+@dataclass
+class Entry:
+    """One training that waits, works or has ended."""
+
+    id: str
+    script: str
+    title: str
+    name: str
+    output: str
+    how: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""
+    resumes: str = ""
+    added: float = 0.0
+    run: str = ""  # the run's id, once it was started
+    ended: str = ""  # how it ended: a run's final state, or "failed" where it could not even begin
+    error: str = ""  # why it could not begin
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was not started yet."""
+        return not self.run and not self.ended
+
+
+@dataclass
+class Queue:
+    """All entries in their order, and how they are worked off."""
+
+    entries: list[Entry] = field(default_factory=list)
+    paused: str = ""  # why nothing is started, "" when it goes on
+    go_on: bool = True  # with the next one, when one fails
+    worker: dict[str, Any] = field(default_factory=dict)  # the process that works it off
+    called: float = 0.0  # when that process was started last
+
+    @property
+    def waiting(self) -> list[Entry]:
+        """What was not started yet, in order."""
+        return [entry for entry in self.entries if entry.waits]
+
+    @property
+    def is_worked(self) -> bool:
+        """Whether its process lives."""
+        called = 0 <= time.time() - self.called < ARRIVAL
+        return process.alive(self.worker) if self.worker else called
+
+    @property
+    def halted(self) -> bool:
+        """Whether something waits and nobody works on it, as after the computer was started anew."""
+        return bool(self.waiting) and not self.paused and not self.is_worked
+
+    def find(self, entry_id: str) -> Entry:
+        """An entry by its id. Raises ConfigError when another browser has removed it."""
+        for entry in self.entries:
+            if entry.id == entry_id:
+                return entry
+        raise ConfigError("This training is not in the queue any more.")
+
+
+def place() -> Path:
+    """The folder of the queue."""
+    return registry.home() / "queue"
+
+
+def read() -> Queue:
+    """The queue as it stands."""
+    found = layout.load(place() / "queue.json")
+    known = {f.name for f in fields(Entry)}
+    given = [entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_id(entry.get("id"))]
+    entries = [Entry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
+    worker = found.get("worker")
+    return Queue(
+        entries,
+        str(found.get("paused") or ""),
+        bool(found.get("go_on", True)),
+        worker if isinstance(worker, dict) else {},
+        float(found.get("called") or 0.0),
+    )
+
+
+@contextlib.contextmanager
+def changing() -> Iterator[Queue]:
+    """The queue, to be changed and written back; nobody else changes it meanwhile."""
+    with locking.held(place() / "queue.lock", PATIENCE) as mine:
+        if not mine:
+            raise ConfigError("The queue is being changed by another program: try again in a moment.")
+        found = read()
+        before = asdict(found)
+        yield found
+        if asdict(found) != before:
+            layout.store(place() / "queue.json", asdict(found))
+
+
+def add(job: start.Job, first: bool = False) -> Entry:
+    """Put a job at the end of the queue (or in front), and have it worked off unless the queue waits for its user."""
+    entry = Entry(
+        f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", job.script, job.title, job.name, job.output,
+        dict(job.how), job.folder, job.resumes, time.time(),
+    )  # fmt: skip
+    with changing() as queue:
+        if len(queue.waiting) >= MOST:
+            raise ConfigError(f"{MOST} trainings wait already: let some of them run first.")
+        if any((e.output, e.name) == (entry.output, entry.name) for e in queue.waiting):
+            raise ConfigError(f"output_name {entry.name} waits in the queue for the same folder: choose another name.")
+        halted = queue.halted
+        write_atomic(_toml(entry), job.toml)
+        _keep_secrets(entry, job.secrets)
+        queue.entries.insert(_front(queue) if first else len(queue.entries), entry)
+        _forget_old(queue)
+    if not halted:
+        work()
+    return entry
+
+
+def job_of(entry: Entry) -> start.Job:
+    """What an entry is to start. Raises ConfigError when its config is gone."""
+    try:
+        toml = _toml(entry).read_text(encoding="utf-8")
+    except OSError:
+        raise ConfigError(f"The config of {entry.name} is gone from {place()}: add it again.") from None
+    return start.Job(
+        entry.script, entry.title, entry.name, entry.output, toml, entry.how, layout.load(_secrets(entry)),
+        entry.folder, entry.resumes, entry.id,
+    )  # fmt: skip
+
+
+def remove(entry_id: str) -> None:
+    """Take an entry out; a training that works goes on."""
+    with changing() as queue:
+        entry = queue.find(entry_id)
+        queue.entries.remove(entry)
+        forget(entry)
+
+
+def move(entry_id: str, by: int) -> None:
+    """Move a waiting entry among those that wait: by -1 it comes sooner, by 1 later; at the ends it stays."""
+    with changing() as queue:
+        entry, waiting = queue.find(entry_id), queue.waiting
+        if entry not in waiting:
+            raise ConfigError(f"{entry.name} does not wait any more, so it cannot be moved.")
+        to = waiting.index(entry) + by
+        if 0 <= to < len(waiting):
+            other = queue.entries.index(waiting[to])
+            queue.entries.remove(entry)
+            queue.entries.insert(other, entry)
+
+
+def clear() -> None:
+    """Take out all that has ended."""
+    with changing() as queue:
+        for entry in [e for e in queue.entries if state_of(e)[0] in layout.FINAL]:
+            queue.entries.remove(entry)
+            forget(entry)
+
+
+def pause() -> None:
+    """Start nothing more. What works goes on."""
+    with changing() as queue:
+        queue.paused = "It was paused."
+
+
+def go_on() -> None:
+    """Work the queue off, after a pause or after the computer was started anew."""
+    with changing() as queue:
+        queue.paused = ""
+        for entry in queue.entries:  # what ended while nobody looked is no reason to stop
+            state = state_of(entry)[0]
+            entry.ended = entry.ended or (state if state in layout.FINAL else "")
+    work()
+
+
+def after_failure(go_on: bool) -> None:
+    """Whether the next training starts when one has failed."""
+    with changing() as queue:
+        queue.go_on = go_on
+
+
+def state_of(entry: Entry) -> tuple[str, str]:
+    """How an entry stands, "waiting" or a run's state, and why it failed."""
+    if entry.run:
+        try:
+            run = reader.run(entry.run)
+        except KeyError:
+            return entry.ended or "interrupted", "The folder of its run is gone."
+        return run.state, run.error or ""
+    return entry.ended or "waiting", entry.error
+
+
+def work() -> None:
+    """Have the queue worked off, if it is not already. Two that are started at once sort it out between them."""
+    with changing() as queue:
+        if not queue.waiting or queue.paused or queue.is_worked:
+            return
+        queue.called, queue.worker = time.time(), {}
+        start.detached(RUNNER, place() / "worker.txt", os.environ, str(ROOT))
+
+
+def forget(entry: Entry) -> None:
+    """Remove an entry's files."""
+    for file in (_toml(entry), _secrets(entry)):
+        file.unlink(missing_ok=True)
+
+
+def forget_secrets(entry: Entry) -> None:
+    """Remove an entry's tokens, once they were handed over."""
+    _secrets(entry).unlink(missing_ok=True)
+
+
+def resumed(job: start.Job, run_id: str) -> start.Job:
+    """The same job as the continuation of a run."""
+    return replace(job, resumes=run_id)
+
+
+def _front(queue: Queue) -> int:
+    return next((i for i, entry in enumerate(queue.entries) if entry.waits), len(queue.entries))
+
+
+def _forget_old(queue: Queue) -> None:
+    ended = [entry for entry in queue.entries if entry.ended]
+    for entry in ended[: max(0, len(ended) - KEPT)]:
+        queue.entries.remove(entry)
+        forget(entry)
+
+
+def _toml(entry: Entry) -> Path:
+    return place() / f"{entry.id}.toml"
+
+
+def _secrets(entry: Entry) -> Path:
+    return place() / f"{entry.id}.secrets.json"
+
+
+def _keep_secrets(entry: Entry, found: Any) -> None:
+    """Tokens wait in a file that only this user may read, until their training starts."""
+    if found:
+        file = os.open(_secrets(entry), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "w", encoding="utf-8") as out:
+            json.dump(dict(found), out)

@@ -1,0 +1,72 @@
+"""Going on with a run: from which state, and with which settings."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from library.config.values import ConfigError
+from library.runs import layout, reader
+
+PROGRESS = "train_state.json"  # in a state's folder, written with it
+
+
+def newest_state(run: reader.Run) -> Path | None:
+    """The state folder with the most steps that this run has saved, else the one it started from; None: neither."""
+    saved = reader.progress(run.folder).update().told.get("saved", ())
+    found = [Path(str(event.get("file") or "")) for event in saved]
+    found = [path if path.is_absolute() else Path(run.facts.get("folder") or ".") / path for path in found]
+    mine = [path for path in found if path.name.endswith("-state") and step_of(path) is not None]
+    if mine:
+        return max(mine, key=lambda path: step_of(path) or 0)
+    given = settings(run).get("steps", {}).get("resume")
+    return Path(given) if given and step_of(Path(given)) is not None else None
+
+
+def step_of(state: Path) -> int | None:
+    """After which step a state was saved; None for what is no state."""
+    try:
+        step = json.loads((state / PROGRESS).read_text(encoding="utf-8"))["current_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def settings(run: reader.Run) -> dict[str, Any]:
+    """What differed from the defaults in a run, by section."""
+    found = run.facts.get("config")
+    return {name: values for name, values in (found or {}).items() if isinstance(values, dict)}
+
+
+def is_wanted(run: reader.Run, others: Iterable[reader.Run]) -> bool:
+    """Whether a run has something left to do that no other run has taken over."""
+    left = run.state in ("interrupted", "stopped", "failed") and not run.active
+    return left and not any(other.facts.get("resumes") == run.id for other in others)
+
+
+def launch_options(run: reader.Run) -> dict[str, Any]:
+    """How a run was launched, as far as that is known."""
+    found = run.facts.get("launch")
+    return found if isinstance(found, dict) else {}
+
+
+def toml(run: reader.Run) -> str:
+    """The config file of a run that the page started, "" for others."""
+    try:
+        return (run.folder / layout.TOML).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def problems(run: reader.Run) -> Iterator[str]:
+    """What stands in the way of going on."""
+    if run.active:
+        yield f"{run.id} is still {run.state}: stop it first."
+    if not run.facts.get("script"):
+        yield f"{run.id} does not say which script it ran: start it anew from its config."
+
+
+def check(run: reader.Run) -> None:
+    """Raise ConfigError when a run cannot be gone on with."""
+    if found := list(problems(run)):
+        raise ConfigError("\n".join(found))

@@ -1,0 +1,178 @@
+"""Taking out of texts what is nobody else's affair: names, places, captions, prompts, tokens."""
+
+import getpass
+import os
+import re
+import socket
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from library.runs import layout, reader
+from library.runs.record import ENVIRONMENT, Secrets
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = 4  # characters; what is shorter is found in any text, and says nothing
+MOST_FILES, MOST_BYTES = 5000, 20_000  # of captions that are looked at, and of each
+CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".toml")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
+SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # how a value looks that is a word from a list, and no path or sentence
+
+# Options whose values are words of ours; of every other text only its presence is told.
+WORDS = frozenset((
+    "network_module", "network_args", "optimizer_type", "optimizer_args", "lr_scheduler", "lr_scheduler_type",
+    "lr_scheduler_args", "mixed_precision", "save_precision", "save_model_as", "compile_backend", "compile_mode",
+    "compile_dynamic", "compile_profile", "dynamo_backend", "attn_mode", "split_mode", "loss_type", "huber_schedule",
+    "timestep_sampling", "model_prediction_type", "model_type", "weighting_scheme", "resolution",
+    "resize_interpolation", "sample_sampler", "caption_extension", "log_with", "console_log_level", "full_precision",
+    "fp8_format", "text_encoder_lr", "block_lr",
+))  # fmt: skip
+TOKENS = re.compile(r"hf_\w{8,}|\b[0-9a-f]{40}\b|sk-[\w-]{16,}|gh[pousr]_\w{16,}|(?<=\btoken=)[\w-]+")
+# An absolute path: POSIX, Windows, a network share, or one in the home folder.
+PATH = re.compile(
+    r"(?:(?<![\w<>./:])(?:~|/(?=[^\s/]))|\b[A-Za-z]:[\\/]|\\\\(?=\w)|file://|<(?!program|python)\w+>[\\/])"
+)
+
+
+@dataclass(frozen=True)
+class Scrubber:
+    """Knows what is private about one run."""
+
+    secrets: Secrets
+    names: tuple[tuple[str, str], ...]  # what is replaced, and by what; the longest first
+    quoted: frozenset[str]  # captions and prompts: a line that holds one goes
+
+    def text(self, text: str) -> str:
+        """Line by line without anything private."""
+        return "\n".join(self._line(line) for line in text.splitlines()) + ("\n" if text.endswith("\n") else "")
+
+    def inside(self, value: Any) -> Any:
+        """A value of JSON with all its texts, and the names of its fields, made clean."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(name)): self.inside(inner) for name, inner in value.items()}
+        return [self.inside(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    def _line(self, line: str) -> str:
+        if any(words in line for words in self.quoted):
+            return "<a line with a caption or a prompt>"
+        line = TOKENS.sub("<token>", self.secrets.out_of(line))
+        for place, shown in ((str(ROOT), "<program>"), (sys.prefix, "<python>"), (sys.base_prefix, "<python>")):
+            line = line.replace(place, shown)
+        for name, shown in self.names:
+            line = line.replace(name, shown)
+        # Paths may hold blanks, so nobody can tell where one ends: the rest of the line goes with it.
+        found = PATH.search(line)
+        return f"{line[: found.start()]}<path>" if found else line
+
+
+def of(run: reader.Run) -> Scrubber:
+    """What is private about this run: its own texts, its data set's, and this user's."""
+    config = run.facts.get("config") or {}
+    private = {value: f"<{name}>" for name, value in _texts(config) if name not in WORDS}
+    private |= {Path(value).name: shown for value, shown in private.items() if "/" in value or "\\" in value}
+    for name in ("output_name", "id", "output_dir", "folder"):
+        if len(value := str(run.facts.get(name) or "")) >= SHORT:
+            private[value] = f"<{name}>"
+    private |= dict(_people())
+    quoted: set[str] = set()
+    for file in _data(config):
+        if len(file.stem) >= SHORT and not file.stem.isdigit():
+            private.setdefault(file.stem, "<file>")
+        private.setdefault(file.parent.name, "<folder>")
+        if file.suffix.lower() in CAPTIONS:
+            quoted |= set(_lines(file))
+    for event in reader.events(run.folder)[0]:
+        if event.get("kind") == "sample":
+            quoted.add(str(event.get("prompt") or ""))
+    quoted = {words for words in quoted if len(words) > SHORT}
+    longest = sorted(((n, shown) for n, shown in private.items() if len(n) >= SHORT), key=lambda pair: -len(pair[0]))
+    return Scrubber(Secrets(config), tuple(longest), frozenset(quoted))
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run by name, with the values that are numbers, switches and words of ours."""
+    plain = layout.without_secrets(config)
+    return {name: settings(v) if isinstance(v, Mapping) else _shown(name, v) for name, v in plain.items()}
+
+
+def _shown(name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_shown(name, inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    return value if name in WORDS and SETTINGS.fullmatch(value) else "<set>"
+
+
+def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _texts(value)
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str):
+                yield name, text
+
+
+def _people() -> Iterator[tuple[str, str]]:
+    """Who works here, and where."""
+    yield str(Path.home()), "<home>"
+    yield socket.gethostname(), "<computer>"
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = ""
+    if user not in ("", "root", "user"):
+        yield user, "<user>"
+    for name in ENVIRONMENT:
+        if os.environ.get(name):
+            yield os.environ[name], "<token>"
+
+
+def _data(config: Mapping[str, Any]) -> Iterator[Path]:
+    """The files of the data set, and those that hold captions or prompts."""
+    folders = [text for _, text in _texts_of(config, ("train_data_dir", "reg_data_dir", "conditioning_data_dir"))]
+    for name, text in _texts_of(config, ("dataset_config", "in_json", "sample_prompts", "validation_prompts")):
+        file = Path(text).expanduser()
+        yield file
+        if name == "dataset_config":
+            folders += _folders_in(file)
+    left = MOST_FILES
+    for folder in folders:
+        for where, _, names in os.walk(Path(folder).expanduser()):
+            for name in names:
+                if Path(name).suffix.lower() in (*CAPTIONS, *IMAGES) and left > 0:
+                    left -= 1
+                    yield Path(where) / name
+
+
+def _texts_of(config: Mapping[str, Any], names: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(name, text) for name, text in _texts(config) if name in names]
+
+
+def _folders_in(file: Path) -> list[str]:
+    """Folders and files that a data set's own config names."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    subsets = [s for d in found.get("datasets") or [] if isinstance(d, dict) for s in d.get("subsets") or [d]]
+    keys = ("image_dir", "image_directory", "conditioning_data_dir")
+    return [str(s[key]) for s in subsets if isinstance(s, dict) for key in keys if s.get(key)]
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """What stands in a file of captions or prompts, line by line; of JSON and TOML the quoted texts as well."""
+    try:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            content = opened.read(MOST_BYTES)
+    except OSError:
+        return
+    for line in content.splitlines():
+        words = line.strip()
+        yield words
+        yield words.partition(" --")[0]
+        yield from re.findall(r'"((?:[^"\\]|\\.){8,})"', words)

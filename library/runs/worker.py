@@ -1,0 +1,100 @@
+"""The process that works the queue off: `python -m library.runs.worker`. It ends when nothing is left to do.
+
+It lives on when the page and the browser are gone, and of all that are started only one works: the one that holds the
+lock. Trainings are no part of it and go on without it; the next worker finds them by their records.
+"""
+
+import os
+import signal
+import sys
+import time
+
+from library.config.values import ConfigError
+from library.runs import lanes, layout, locking, process, queue, reader, start
+
+PERIOD = 0.5  # seconds between two looks at the queue
+HANDOVER = 5.0  # seconds that the worker before may take to end
+
+
+def main() -> int:
+    """Work until nothing waits and nothing that was started from the queue works."""
+    for name in ("SIGINT", "SIGHUP"):  # a terminal's affairs are not ours
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_IGN)
+    with locking.held(queue.place() / "worker.lock", HANDOVER) as mine:
+        while mine and round_():
+            time.sleep(PERIOD)
+    return 0
+
+
+def round_() -> bool:
+    """Note what has ended and start what can begin; whether there is more to come."""
+    try:
+        with queue.changing() as found:
+            for entry in found.entries:
+                note(found, entry)
+            if not found.paused:
+                start_next(found)
+            works = any(entry.run and not entry.ended for entry in found.entries)
+            goes_on = works or bool(found.waiting and not found.paused)
+            found.worker, found.called = (process.identity() if goes_on else {}), 0.0
+            return goes_on
+    except (ConfigError, OSError) as error:  # a full disk, or a browser that holds the file: look again
+        print(f"{time.strftime('%H:%M:%S')} {error}", file=sys.stderr, flush=True)
+        return True
+
+
+def note(found: queue.Queue, entry: queue.Entry) -> None:
+    """Write down how a training ended, and pause after a failure where that is wanted."""
+    if not entry.run or entry.ended:
+        return
+    state, _ = queue.state_of(entry)
+    if state not in layout.FINAL:
+        return
+    entry.ended = state
+    after(found, entry)
+
+
+def after(found: queue.Queue, entry: queue.Entry) -> None:
+    """A training of the queue has ended."""
+    queue.forget_secrets(entry)
+    if entry.ended in ("failed", "interrupted") and not found.go_on:
+        found.paused = f"{entry.name} {'has failed' if entry.ended == 'failed' else 'was interrupted'}."
+
+
+def start_next(found: queue.Queue) -> None:
+    """Start what finds free lanes, in order: who waits for certain GPUs keeps them from those behind, and no others."""
+    active = [run for run in reader.runs() if run.active and run.is_here]
+    known = {run.facts.get("queued"): run.id for run in active}
+    free = list(lanes.free(run.facts for run in active))
+    for entry in found.waiting:
+        if found.paused or not free:
+            return
+        if entry.id in known:  # started by a worker that ended before it could say so
+            entry.run = known[entry.id]
+            continue
+        try:
+            own = lanes.choose(entry.how, free)
+            if own:
+                entry.run = start.begin(queue.job_of(entry))
+                free = [lane for lane in free if lane not in own]
+            else:
+                free = _left(entry, free)
+        except ConfigError as error:
+            entry.ended, entry.error = "failed", str(error)
+            after(found, entry)
+
+
+def _left(entry: queue.Entry, free: list[str]) -> list[str]:
+    """What those behind an entry may have, which waits for lanes itself."""
+    asked = str(entry.how.get("gpu_ids") or "").replace(" ", "").split(",")
+    if entry.how.get("cpu"):
+        return [lane for lane in free if lane != lanes.CPU]
+    if asked in ([""], ["all"]):
+        return [lane for lane in free if lane == lanes.CPU]
+    return [lane for lane in free if lane not in asked]
+
+
+if __name__ == "__main__":
+    os.chdir(queue.ROOT)
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""The queue: order, lanes, failures, two workers at once, and what survives when processes or the computer end."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from library.config.schema import ConfigError
+from library.runs import lanes, layout, locking, process, queue, reader, start, stop, worker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A worker whose trainings pretend: each writes its record, for as many seconds as its TOML says, and may fail.
+WORKER = """
+import sys
+from library.runs import start, worker
+start.command = lambda path, script, **how: [sys.executable, "-c", {child!r}, str(path)]
+sys.exit(worker.main())
+"""
+CHILD = """
+import os, sys, time, tomllib
+from library.runs.record import Record
+toml = tomllib.load(open(sys.argv[1], "rb"))
+with Record.start({}, "flux_train_network", toml["output_dir"], toml["output_name"]) as record:
+    record.note(seen=os.environ.get("CUDA_VISIBLE_DEVICES"), token=os.environ.get("HF_TOKEN"))
+    for step in range(1, int(toml.get("seconds", 0) * 20) + 2):
+        record.step({"step": step, "loss": 0.1})
+        if toml.get("fails"):
+            raise RuntimeError("CUDA out of memory")
+        if record.stop_requested():
+            break
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(child=textwrap.dedent(CHILD))])
+    yield tmp_path / "home"
+    for entry in queue.read().entries:
+        if entry.waits:
+            queue.remove(entry.id)
+    for run in reader.runs():
+        stop.request(run.id, "now")
+    until(lambda: not queue.read().worker)
+
+
+def job(tmp_path, name, how=None, secrets=None, **toml):
+    values = {"output_dir": str(tmp_path / "out"), "output_name": name, **toml}
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    return start.Job("flux_train_network", "FLUX.1 LoRA", name, str(tmp_path / "out"), text, how or {}, secrets or {})
+
+
+def until(true, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, queue.read()
+        time.sleep(0.05)
+
+
+def states():
+    return [queue.state_of(entry)[0] for entry in queue.read().entries]
+
+
+def runs_of(*names):
+    found = {run.facts["output_name"]: run for run in reader.runs()}
+    return [found[name] for name in names]
+
+
+def test_three_of_which_the_second_fails(tmp_path):
+    for name, more in (("one", {}), ("two", {"fails": True}), ("three", {})):
+        queue.add(job(tmp_path, name, secrets={"HF_TOKEN": "canary-token"}, **more))
+    kept = list(queue.place().glob("*.secrets.json"))
+    assert kept and (os.name == "nt" or all(stat.S_IMODE(f.stat().st_mode) == 0o600 for f in kept))
+    until(lambda: not queue.read().worker and not queue.read().waiting)
+    assert states() == ["finished", "failed", "finished"]
+    one, two, three = runs_of("one", "two", "three")
+    assert one.facts["ended"] <= two.facts["started"] and two.facts["ended"] <= three.facts["started"]
+    assert one.facts["token"] == "canary-token" and one.facts["lanes"] == ["cpu"]
+    for file in tmp_path.rglob("*"):  # handed over by the environment, and kept nowhere
+        assert not file.is_file() or file.name == "run.json" or b"canary-token" not in file.read_bytes(), file
+    queue.clear()
+    assert queue.read().entries == [] and list(queue.place().glob("*.toml")) == []
+
+
+def test_after_a_failure_it_waits_where_that_is_wanted_and_goes_on_when_told(tmp_path):
+    queue.after_failure(False)
+    queue.add(job(tmp_path, "one", fails=True))
+    queue.add(job(tmp_path, "two"))
+    until(lambda: queue.read().paused)
+    assert queue.read().paused == "one has failed." and states() == ["failed", "waiting"]
+    queue.go_on()
+    until(lambda: states() == ["failed", "finished"])
+
+
+def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
+    queue.add(job(tmp_path, "one", seconds=60))
+    until(lambda: states() == ["running"])
+    entry = queue.add(job(tmp_path, "two"))
+    (run,) = runs_of("one")
+    for pid in (queue.read().worker["pid"], run.facts["pid"]):  # a power cut
+        psutil.Process(pid).kill()
+        psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=5)
+    until(lambda: states() == ["interrupted", "waiting"])
+    found = queue.read()
+    assert found.halted and not found.is_worked
+    queue.add(job(tmp_path, "three"))  # adding does not set off what waited before
+    time.sleep(0.3)
+    assert states() == ["interrupted", "waiting", "waiting"] and queue.read().halted
+    queue.go_on()
+    until(lambda: states() == ["interrupted", "finished", "finished"])
+    assert queue.read().find(entry.id).ended == "finished"
+
+
+def test_a_training_goes_on_without_its_worker_and_is_found_by_the_next(tmp_path):
+    queue.add(job(tmp_path, "one", seconds=3))
+    until(lambda: states() == ["running"])
+    queue.add(job(tmp_path, "two"))
+    psutil.Process(queue.read().worker["pid"]).kill()
+    until(lambda: queue.read().halted)
+    assert states() == ["running", "waiting"]
+    queue.go_on()
+    until(lambda: queue.read().worker)
+    assert states() == ["running", "waiting"]  # one lane
+    until(lambda: states() == ["finished", "finished"])
+
+
+def test_of_many_workers_one_works(tmp_path):
+    queue.add(job(tmp_path, "one", seconds=1))
+    for _ in range(4):
+        start.detached(queue.RUNNER, tmp_path / "worker.txt", os.environ, str(ROOT))
+    queue.add(job(tmp_path, "two"))
+    until(lambda: states() == ["finished", "finished"])
+    assert len(reader.runs()) == 2  # neither was started twice
+
+
+def test_browsers_that_change_it_at_once_lose_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(queue, "work", lambda: None)
+
+    def browser(number):
+        for i in range(5):
+            entry = queue.add(job(tmp_path, f"{number}-{i}"))
+            queue.move(entry.id, -1)
+            if i == 4:
+                queue.remove(entry.id)
+
+    threads = [threading.Thread(target=browser, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    left = [entry.name for entry in queue.read().entries]
+    assert sorted(left) == sorted(f"{n}-{i}" for n in range(4) for i in range(4))
+
+
+def test_order_names_and_entries_that_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(queue, "work", lambda: None)
+    one, two, three = (queue.add(job(tmp_path, name)) for name in ("one", "two", "three"))
+    queue.move(three.id, -1)
+    queue.move(one.id, -1)
+    queue.move(two.id, 1)
+    assert [entry.name for entry in queue.read().entries] == ["one", "three", "two"]
+    assert [entry.name for entry in [queue.add(job(tmp_path, "zero"), first=True), queue.read().entries[0]]] == [
+        "zero", "zero"]  # fmt: skip
+    with pytest.raises(ConfigError, match="choose another name"):
+        queue.add(job(tmp_path, "two"))
+    queue.remove(two.id)
+    for act in (lambda: queue.remove(two.id), lambda: queue.move(two.id, 1), lambda: queue.move("../x", 1)):
+        with pytest.raises(ConfigError, match="not in the queue any more"):
+            act()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"entries": [7, {"id": "../x"}, {}], "worker": 3, "paused": null}']
+)
+def test_a_broken_file_is_an_empty_queue(tmp_path, content):
+    queue.place().mkdir(parents=True)
+    (queue.place() / "queue.json").write_text(content)
+    assert queue.read() == queue.Queue()
+
+
+def test_one_lane_for_each_gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
+    assert lanes.lanes() == ("0", "1", "3")
+    busy = [{"lanes": ["1"]}]
+    assert lanes.free(busy) == ("0", "3", "cpu") and lanes.free([{}]) == ()  # one from a shell may use them all
+    free = lanes.free(busy)
+    assert lanes.choose({}, free) == ("0",) and lanes.choose({"cpu": True}, free) == ("cpu",)
+    assert lanes.choose({"gpu_ids": "1"}, free) == () and lanes.choose({"gpu_ids": "3, 0"}, free) == ("3", "0")
+    assert lanes.choose({"num_processes": 2}, free) == ("0", "3") and lanes.choose({"gpu_ids": "all"}, free) == ()
+    with pytest.raises(ConfigError, match="no GPU 7 here"):
+        lanes.choose({"gpu_ids": "7"}, free)
+    assert lanes.environment(("0", "3"))["CUDA_VISIBLE_DEVICES"] == "0,3" and lanes.environment(("cpu",)) == {}
+    assert lanes.launch_options({"num_processes": 2}, ("0", "3"))["main_process_port"] == 0
+
+
+def test_two_lanes_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    queue.pause()
+    for name, how in (
+        ("one", {"gpu_ids": "1"}),
+        ("both", {"gpu_ids": "0,1"}),
+        ("two", {}),
+        ("three", {"gpu_ids": "1"}),
+    ):
+        queue.add(job(tmp_path, name, how, seconds=1))
+    queue.go_on()
+    until(lambda: states().count("finished") == 4)
+    one, both, two, three = runs_of("one", "both", "two", "three")
+    assert [run.facts["seen"] for run in (one, both, three)] == ["1", "0,1", "1"]
+    assert both.facts["started"] >= one.facts["ended"] and three.facts["started"] >= both.facts["ended"]
+    assert two.facts["started"] >= both.facts["ended"] and two.facts["started"] < three.facts["ended"]
+    assert {two.facts["seen"], three.facts["seen"]} == {"0", "1"}
+
+
+def test_what_cannot_begin_has_failed_with_its_sentence(tmp_path):
+    (tmp_path / "out").write_text("a file in the way")
+    entry = queue.add(job(tmp_path, "one"))
+    until(lambda: states() == ["failed"])
+    assert "output_dir" in queue.state_of(queue.read().find(entry.id))[1]
+
+
+def test_two_that_write_the_same_files_do_not_run_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    folder = tmp_path / "out" / "runs" / "one-1"
+    facts = {"state": "running", **process.identity(), "lanes": ["0"], "output_dir": str(tmp_path / "out")}
+    layout.store(folder / "run.json", {**facts, "output_name": "one"})
+    from library.runs import registry
+
+    registry.add(folder)
+    with pytest.raises(ConfigError, match="choose another name"):
+        start.begin(job(tmp_path, "one"))
+    (folder / "run.json").unlink()
+
+
+def test_a_lock_is_one_process_only_and_ends_with_it(tmp_path):
+    code = "import sys, time\nfrom library.runs import locking\nfrom pathlib import Path\n"
+    code += "with locking.held(Path(sys.argv[1]), 0) as mine:\n    print(mine, flush=True)\n    time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a.lock")], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline().strip() == "True"
+    with locking.held(tmp_path / "a.lock", 0.1) as mine:
+        assert not mine
+    other.kill()
+    other.wait()
+    with locking.held(tmp_path / "a.lock", 5) as mine:
+        assert mine
+    assert worker.PERIOD < 1
