@@ -137,7 +137,7 @@ def measure(family, way, backend):
             memory=SimpleNamespace(checkpointing=False, blocks_to_swap=None),
             adapters=True,
         )
-        memory.prepare(model, kind, config, torch.device("cpu"), num_shapes=len(BUCKETS))
+        memory.prepare(model, kind, config, torch.device("cpu"), sizes=BUCKETS)
     for height, width in BUCKETS:
         call(height, width).square().mean().backward()
     LEDGER.drain()

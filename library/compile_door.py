@@ -17,11 +17,13 @@ class Inputs(Protocol):
     """What blocks of one class are called with, by position, so that one graph can serve all of them.
 
     `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
-    size depends on the bucket: ((position, dimension), ...).
+    size depends on the bucket: ((position, dimension), ...). `sizes` says how many graphs each block needs: one, unless
+    sizes are compiled one by one.
     """
 
     streams: tuple[int, ...]
     dynamic: tuple[tuple[int, int], ...]
+    sizes: int
 
 
 def shape_of(block: nn.Module) -> Shape:

@@ -5,6 +5,8 @@ from typing import Any, ClassVar
 
 import torch
 
+OWN_LIMIT = 8  # of PyTorch: graphs of one function
+
 
 def version() -> tuple[int, int]:
     """PyTorch's version, major and minor."""
@@ -38,7 +40,12 @@ class Settings(threading.local):
 SETTINGS = Settings()
 
 
-def wanted_settings(args: Any, device: torch.device) -> list[tuple[Any, str, Any]]:
+def limit_of(args: Any, sizes: int) -> int:
+    """How many graphs one block may have: as asked for, or as many as it needs; 0 where PyTorch's own limit does."""
+    return int(args.compile_cache_size_limit) or (sizes if sizes > OWN_LIMIT else 0)
+
+
+def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[tuple[Any, str, Any]]:
     """Global switches that block-wise compilation needs."""
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
@@ -54,8 +61,8 @@ def wanted_settings(args: Any, device: torch.device) -> list[tuple[Any, str, Any
         (inductor, "force_layout_optimization", True),
         (functorch, "activation_memory_budget", getattr(args, "compile_activation_budget", 1.0)),
     ]
-    if args.compile_cache_size_limit and version() < (2, 13):
-        wanted.append((torch._dynamo.config, "recompile_limit", int(args.compile_cache_size_limit)))
+    if (limit := limit_of(args, sizes)) and version() < (2, 13):
+        wanted.append((torch._dynamo.config, "recompile_limit", limit))
     if device.type == "cuda":
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         safe = "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random"

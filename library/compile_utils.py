@@ -18,7 +18,7 @@ from library import compile_cache
 from library.compile_checks import check_recording, hooked, problems
 from library.compile_door import Inputs, shape_of, with_door
 from library.compile_ledger import LEDGER
-from library.compile_settings import SETTINGS, version, wanted_settings
+from library.compile_settings import SETTINGS, limit_of, version, wanted_settings
 from library.config.schema import ConfigError
 
 __all__ = ["check_recording", "problems"]  # with what is defined below
@@ -54,8 +54,11 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def torch_compile_options(args: Any) -> dict[str, Any]:
-    """The options -> keyword arguments of torch.compile. `auto` and 0 leave the choice to PyTorch."""
+def torch_compile_options(args: Any, sizes: int = 1) -> dict[str, Any]:
+    """The options -> keyword arguments of torch.compile. `auto` and 0 leave the choice to PyTorch.
+
+    Its limit of graphs is raised where it is known that more `sizes` are compiled one by one.
+    """
     dynamic = str(args.compile_dynamic or "auto").lower()
     chosen: dict[str, Any] = {
         "backend": args.compile_backend,
@@ -64,9 +67,9 @@ def torch_compile_options(args: Any) -> dict[str, Any]:
     }
     if args.compile_mode not in (None, "default"):
         chosen["mode"] = args.compile_mode
-    if args.compile_cache_size_limit and version() >= (2, 13):
+    if (limit := limit_of(args, sizes)) and version() >= (2, 13):
         # The keyword holds in every thread; the config value is invisible to autograd's threads (pytorch#186537).
-        chosen["recompile_limit"] = int(args.compile_cache_size_limit)
+        chosen["recompile_limit"] = limit
     return chosen
 
 
@@ -88,12 +91,13 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     if wrong := [*problems(args, device, disable_linear), *hooked(model, blocks)]:
         raise ConfigError("\n".join(wrong))
     compile_cache.use(getattr(args, "compile_cache_dir", None), device)
-    SETTINGS.want(wanted_settings(args, device))
+    sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
+    SETTINGS.want(wanted_settings(args, device, sizes))
     LEDGER.listen()
     if device.type == "cuda" and args.compile_mode in ("reduce-overhead", "max-autotune"):
         # What the step before has left in the memory of recorded graphs may be written over from here on.
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
-    options = torch_compile_options(args)
+    options = torch_compile_options(args, sizes)
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
     for block in blocks:
         if disable_linear:
@@ -103,7 +107,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         streams = given.streams if given else ()
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
         block.__class__ = with_door(type(block), shape, streams, dynamic, kind in learning)
-        LEDGER.expect(kind, shape)
+        LEDGER.expect(kind, shape, given.sizes if given else 1)
     if waiting := getattr(args, "compile_compare_steps", 0):
         LEDGER.savings.held, LEDGER.savings.begin = waiting, functools.partial(_begin, blocks, options)
     else:

@@ -43,6 +43,7 @@ class Batch:
     text: dict[str, Tensor] | None = None  # by the names of the family's cache, when captions are cached
     mask: Tensor | None = None  # float32 [B,1,h,w]; the loss is multiplied by it
     keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's own answer
+    full: int = 0  # how many images a batch of this data set has, where it is not the last of its bucket
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -102,6 +103,25 @@ class Batches:
             found[height // LATENT, width // LATENT] += -(-len(members) // self._sizes[key])
         return found
 
+    def kinds(self) -> Counter[tuple[int, int, int]]:
+        """How many batches of an epoch, over all processes, have so many images with latents of this height and width.
+
+        Short batches count as full ones, which they can be filled up to.
+        """
+        found: Counter[tuple[int, int, int]] = Counter()
+        for key, members in self._buckets.items():
+            width, height = key[1]
+            found[self._sizes[key], height // LATENT, width // LATENT] += -(-len(members) // self._sizes[key])
+        return found
+
+    def example(self, kind: tuple[int, int, int]) -> Batch:
+        """A batch of this kind, with nothing but images of its bucket. Changes nothing about the batches to come."""
+        number, height, width = kind
+        for key, members in self._buckets.items():
+            if (self._sizes[key], key[1]) == (number, (width * LATENT, height * LATENT)):
+                return self.make(Draw(self.epoch, 0, tuple(members[:number])))
+        raise ValueError(f"there are no batches of {number} images with latents of {height} x {width}")
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, or stay in the middle of it when it is the current one."""
         if epoch != self.epoch:
@@ -134,6 +154,7 @@ class Batches:
         """Make one batch; the same draw always gives the same batch."""
         parts = list(self.described(draw))
         batch = _together([self._sample(part) for part in parts], [part.image for part in parts])
+        batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
         return batch.pinned() if self._pin else batch
 
     def described(self, draw: Draw) -> "Iterator[Part]":

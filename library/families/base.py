@@ -55,6 +55,7 @@ class BlockInputs:
 
     streams: tuple[int, ...]
     dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
+    sizes: int = 1  # how many there are of them, where each is compiled for itself
 
 
 class Family(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,17 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from library import compile_utils
 
-def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device, num_shapes: int) -> str:
+Sizes = Collection[tuple[int, int]]  # heights and widths of latents
+
+
+def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device, sizes: Sizes) -> str:
     """Place the denoiser on its device and apply everything that saves memory or time. The order matters.
 
-    Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. Returns why the
-    blocks run eagerly although compiling was asked for, '' when nothing is wrong.
+    Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are the
+    heights and widths of the data set's latents. Returns why the blocks run eagerly although compiling was asked for,
+    '' when nothing is wrong.
     """
     import torch
 
@@ -35,7 +40,7 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
         memory = config.memory
         checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, memory.checkpoint_keep_attention)
-    why = _compile(denoiser, blocks, family, config, device, num_shapes)  # 4. in place: names in state_dict stay
+    why = _compile(denoiser, blocks, family, config, device, sizes)  # 4. in place: names in state_dict stay
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     return why
 
@@ -72,7 +77,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     family: Any,
     config: Any,
     device: torch.device,
-    num_shapes: int,
+    sizes: Sizes,
 ) -> str:
     if not config.compile.compile:
         return ""
@@ -80,10 +85,10 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
 
     blocks = _chosen(blocks, family.regions, config.compile)
     inputs: Mapping[str, compile_utils.Inputs] = family.block_inputs
-    if num_shapes == 1:  # nothing varies, and static sizes give the faster kernels
-        inputs = {kind: replace(given, dynamic=()) for kind, given in inputs.items()}
+    if len(sizes) == 1 or config.compile.dynamic is False:  # static sizes give the faster kernels
+        inputs = {kind: replace(given, dynamic=(), sizes=_number(given, sizes)) for kind, given in inputs.items()}
     try:
-        compile_utils.check_recording(config.compile, device, num_shapes)
+        compile_utils.check_recording(config.compile, device, len(sizes))
         compile_utils.compile_model(config.compile, denoiser, blocks, log_prefix=family.name, inputs=inputs)
     except ConfigError as e:
         if not config.compile.compile_fallback:
@@ -91,6 +96,12 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
         compile_utils.LEDGER.fallback = str(e)
         return str(e)
     return ""
+
+
+def _number(given: compile_utils.Inputs, sizes: Sizes) -> int:
+    """How many sizes blocks see: of height and width, or of their product, where the image is a row of tokens."""
+    in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
+    return len({height * width if in_rows else (height, width) for height, width in sizes})
 
 
 def _chosen(blocks: list[list[nn.Module]], regions: tuple[str, ...], options: Any) -> list[list[nn.Module]]:

@@ -29,7 +29,7 @@ def of(
     with run.autocast():
         text = conditions(batch, family, parts, learner)
         compiled = run.config.compile.compile and not LEDGER.fallback
-        size = run.config.data.train_batch_size if compiled else len(batch)
+        size = batch.full if compiled else len(batch)
         predict = functools.partial(filled_up, size, functools.partial(family.predict, parts.denoiser))
         predicted = predict(noised, text, batch.sizes)
         target = noised.target

@@ -6,7 +6,7 @@ from typing import Any
 
 from library import data, families, learners, memory
 from library.memory import precision
-from library.train import loss
+from library.train import compiling, loss
 from library.train.checkpoints import Keeper
 from library.train.preview import Previews
 from library.train.run import Run
@@ -39,7 +39,7 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
         learner = learners.attach(parts, family, config)
         run.place(parts, learner, keep_vae=previews.wanted)
         memory.prepare_encoders(parts.encoders, learner.trains, config)
-        if why := memory.prepare(parts.denoiser, family, config, run.device, len(batches.shapes)):
+        if why := memory.prepare(parts.denoiser, family, config, run.device, batches.shapes):
             run.warn(f"Not compiled: {why}")
         updates = Updates(learner, config, run)
         run.distribute(parts, learner)
@@ -47,6 +47,7 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
         keeper = Keeper(run, family, learner, updates, batches, images)
         validation = Validation(images, family, parts, learner, run)
         keeper.resume()
+        compiling.ahead(batches, family, parts, learner, run)
         previews.at_first()
 
         for window in run.steps(batches):  # starts where the resumed state stopped

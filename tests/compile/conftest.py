@@ -88,7 +88,7 @@ def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
         for parameter in learner.parameters():
             if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
                 parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02
-        assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), len(SIZES))
+        assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), SIZES)
         learner.train()
         return Model(config, family, parts, learner, text)
 

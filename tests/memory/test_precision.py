@@ -25,7 +25,7 @@ def prepared(demo, script, **values):
     parts = family.load(precision.storage_type(config), precision.compute_type(config))
     precision.store_encoders(parts.encoders, config)
     learners.attach(parts, family, config)
-    memory.prepare(parts.denoiser, family, config, torch.device("cpu"), 2)
+    memory.prepare(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
     return family, parts
 
 
@@ -131,7 +131,7 @@ def test_a_model_that_learns_is_never_kept_in_8_bits(demo):
     parts = family.load(torch.float32, torch.bfloat16)
     precision.store_encoders(parts.encoders, config)
     learners.attach(parts, family, config)
-    memory.prepare(parts.denoiser, family, config, torch.device("cpu"), 2)
+    memory.prepare(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
     kinds = {p.dtype for net in (parts.denoiser, *parts.encoders.values()) for p in net.parameters()}
     assert kinds == {torch.float32}
 

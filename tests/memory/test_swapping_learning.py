@@ -29,7 +29,7 @@ class Model:
         self.parts = self.family.load(torch.float32)
         self.learner = learners.attach(self.parts, self.family, self.config)
         self.denoiser = self.parts.denoiser
-        assert not memory.prepare(self.denoiser, self.family, self.config, CPU, 2)
+        assert not memory.prepare(self.denoiser, self.family, self.config, CPU, ((8, 8), (8, 16)))
         self.swap = swapping.of(self.denoiser)
         self.denoiser.train()
 

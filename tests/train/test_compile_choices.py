@@ -32,7 +32,7 @@ def test_eager_steps_first_tell_what_compiling_saves(run, script):
     assert compared.losses == pytest.approx(eager.losses, rel=1e-3)
     told = compared.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
-    assert min(event["step"] for event in compared.events("compile")) == 4
+    assert {event["step"] for event in compared.events("compile")} == {3}  # right after the last eager one
     assert told["eager_s_it"] > 0 and told["compiled_s_it"] > 0 and "saved_seconds" in told
     steps = compared.numbers("compile/seconds")
     assert steps[3] == 0 < steps[6] == pytest.approx(told["seconds"], abs=0.01)

@@ -100,7 +100,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
                 network.to(META)
             learner = learners.attach(parts, family, config)
             run.place(parts, learner, keep_vae=False)
-            memory.prepare(parts.denoiser, family, config, META, len(batches.shapes))
+            memory.prepare(parts.denoiser, family, config, META, batches.shapes)
             updates = Updates(learner, config, run)
             learner.train()
             for window in run.steps(batches):

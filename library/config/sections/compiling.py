@@ -78,6 +78,14 @@ class Compile:
         advanced=True,
     )
 
+    compile_warmup: Literal["true", "false"] = opt(
+        "true",
+        "Compile everything before the first step. false compiles what a step needs when it needs it.",
+        parse=switch,
+        label="Compile before the first step",
+        advanced=True,
+    )
+
     cuda_allow_tf32: bool = opt(
         False,
         "Let NVIDIA GPUs round float32 matrix products to TF32, much faster. Nothing changes with mixed precision.",
@@ -162,6 +170,11 @@ class Compile:
             chosen = found.setdefault(self.kinds[kind], [])
             found[self.kinds[kind]] = None if chosen is None or text.strip() == "all" else [*chosen, _range(kind, text)]
         return {name: None if chosen is None else tuple(chosen) for name, chosen in found.items()}
+
+    @property
+    def ahead(self) -> bool:
+        """Whether all compiling is over before the first step."""
+        return self.compile and self.compile_warmup == "true"
 
     @property
     def dynamic(self) -> bool | None:

@@ -1,0 +1,144 @@
+"""Compiling, as a training sees it: all of it before the first step, proof that it happened, and what if it fails."""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from library import compile_utils
+from library.compile_ledger import LEDGER, as_line
+from library.config.schema import ConfigError
+from library.train import chance, loss
+
+Kind = tuple[int, int, int]  # of a batch: images, and the height and width of their latents
+RECORDINGS = 3  # passes after which CUDA graphs play back: one as usual, one that records, one that proves it
+
+
+def ahead(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
+    """Make every graph that the training needs before its first step, with its own images.
+
+    Nothing that the training learns or draws by chance changes. Where eager steps come first, to be compared with
+    (`compile_compare_steps`), it happens right after them. Of several processes on a machine, one goes first and
+    compiles; the others find its graphs in the cache.
+    """
+    if not run.config.compile.ahead or not LEDGER.expected or LEDGER.fallback:
+        return
+    work = functools.partial(_in_turn, batches, family, bare(parts), learner, run)
+    if LEDGER.held and LEDGER.savings.begin:
+        LEDGER.savings.begin = functools.partial(_both, LEDGER.savings.begin, work)
+    else:
+        work()
+
+
+def _both(first: Any, then: Any) -> None:
+    first()
+    then()
+
+
+def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
+    graphs = sum(LEDGER.predicted().values())
+    run.phase("compiling", 0, graphs)
+    with run.accelerator.local_main_process_first():
+        before = chance.state(run.device)
+        try:
+            for kind in needed(batches.kinds(), every=run.config.compile.dynamic is False):
+                _once(batches.example(kind), family, parts, learner, run)
+        except Exception as error:
+            if not compile_utils.is_compile_error(error):
+                raise
+            give_up(run, error)
+        finally:
+            chance.restore(before, run.device)
+    if not LEDGER.fallback:
+        prove(run)
+    run.phase("compiling", graphs, graphs)
+    run.meter.pause()
+
+
+def needed(kinds: Counter[Kind], every: bool) -> Iterator[Kind]:
+    """The kinds of batches to compile for, the most frequent first, as its size is the one that kernels are tuned for.
+
+    One graph serves all sizes of image, unless they are compiled one by one (`every`). The largest size comes second:
+    it shows whether the memory will do. The others follow only as long as each of them still needed a graph.
+    """
+    order = [kind for kind, _ in kinds.most_common()]
+    first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(n for n, _, _ in order)]
+    largest = max(order, key=lambda kind: kind[0] * kind[1] * kind[2])
+    order = list(dict.fromkeys([*first, largest, *order]))
+    for number, kind in enumerate(order, start=1):
+        made = len(LEDGER.events)
+        yield kind
+        if not every and number > len(first) and len(LEDGER.events) == made:
+            return
+
+
+def _once(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
+    recorded = run.config.compile.records_graphs and run.device.type == "cuda"
+    for _ in range(RECORDINGS if recorded else 1):
+        rehearse(batch, family, parts, learner, run)
+    note(run)
+
+
+def rehearse(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
+    """Forward and backward as in a step, without a trace: no gradient is kept, and no hook of a weight runs."""
+    wrong = loss.of(batch, family, parts, learner, run)
+    torch.autograd.grad(wrong, _enough(learner, run.config.adapters), allow_unused=True)
+
+
+def _enough(learner: Any, adapters: bool) -> list[nn.Parameter]:
+    """Weights whose gradients take a backward pass through all blocks, and little memory."""
+    every = learner.parameters()
+    return every if adapters else [p for p in every if p.dim() < 2] or every
+
+
+def bare(parts: Any) -> Any:
+    """The parts without the wrapping that averages gradients over processes."""
+
+    def inner(network: nn.Module) -> nn.Module:
+        return network.module if isinstance(network, nn.parallel.DistributedDataParallel) else network
+
+    encoders = {name: inner(encoder) for name, encoder in parts.encoders.items()}
+    return dataclasses.replace(parts, denoiser=inner(parts.denoiser), encoders=encoders)
+
+
+def note(run: Any) -> bool:
+    """Write down what was compiled since the last time, and say whether that was anything."""
+    made = LEDGER.drain()
+    for event in made:
+        run.event("compile", step=run.clock.step, **as_line(event))
+    return bool(made)
+
+
+def prove(run: Any) -> None:
+    """Compiling that silently does not happen is the oldest trap: by now every kind of block has its graph."""
+    if not LEDGER.expected or LEDGER.fallback or LEDGER.held:
+        return
+    if missing := LEDGER.unproven():
+        names = ", ".join(missing)
+        if not run.config.compile.compile_fallback:
+            raise ConfigError(f"compile: no graph was made for {names}, though it ran; switch compile off")
+        LEDGER.fallback = f"no graph was made for {names}"
+        run.warn(f"compile: {LEDGER.fallback}; these blocks run without it.")
+        return
+    total = LEDGER.summary()
+    shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
+    run.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
+            f"{total['recompiles']} recompiled")  # fmt: skip
+
+
+def give_up(run: Any, error: BaseException) -> None:
+    """From now on without compiling, or, where that is not wanted, a ConfigError that says what is wrong."""
+    reason = compile_utils.why(error)
+    if not run.config.compile.compile_fallback:
+        raise ConfigError(
+            f"compile: PyTorch could not compile a block ({reason}); "
+            "add --compile_fallback to go on without, or switch compile off"
+        ) from error
+    LEDGER.fallback = reason
+    torch.compiler.set_stance("force_eager")
+    run.forget_gradients()
+    run.warn(f"Compiling failed ({reason}); the run goes on without it.")

@@ -1,0 +1,70 @@
+"""Compiling before the first step: nothing is left to compile after it, and no number of the training is another."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from library.train.compiling import needed
+from tests.training import config_of, demo, shapes, train  # noqa: F401
+
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+CASES = {
+    "flux_train_network": {
+        **{"gradient_checkpointing": True, "blocks_to_swap": 2, "network_dropout": 0.2, "cache_latents": False},
+        **{"fp8_base": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 2},
+    },
+    "flux_train": {
+        **{
+            "fused_backward_pass": True,
+            "optimizer_type": "Adafactor",
+            "compile_dynamic": "false",
+            "compile_backend": "eager",
+        },
+        **{
+            "blocks_to_swap": 2,
+            "max_grad_norm": 0.0,
+            "optimizer_args": ("relative_step=False", "scale_parameter=False"),
+        },
+    },
+    "sdxl_train_network": {
+        "compile_blocks": "transformer:all",
+        "compile_backend": "eager",
+        "learning_rate": 1e-3,
+        "cache_text_encoder_outputs": False,
+    },
+}
+
+
+@pytest.mark.parametrize("script", CASES)
+def test_all_is_compiled_before_the_first_step_and_no_number_changes(demo, shapes, tmp_path, script):  # noqa: F811
+    found = {}
+    for warm in ("false", "true"):
+        values = {"resolution": "96", "train_batch_size": 2, "max_train_steps": 4, "output_dir": tmp_path / warm}
+        values |= {"train_data_dir": shapes, "compile_warmup": warm, **COMPILED, **CASES[script]}
+        found[warm] = train(config_of(demo, script, **values))
+    cold, warm = found["false"], found["true"]
+    assert warm.losses == cold.losses
+    assert all(torch.equal(a, b) for a, b in zip(warm.tensors().values(), cold.tensors().values(), strict=True))
+    assert {event["step"] for event in warm.events("compile")} == {0} != {e["step"] for e in cold.events("compile")}
+    told = warm.facts["compile"]
+    assert told["graphs"] == told["predicted"] == cold.facts["compile"]["graphs"] and not told["recompiles"]
+    graphs = sum(told["graphs"].values())
+    phases = [(e["done"], e["total"]) for e in warm.events("phase") if e["name"] == "compiling"]
+    assert phases[0] == (0, graphs) and phases[-1] == (graphs, graphs)
+
+
+def test_the_most_frequent_size_comes_first_and_no_more_than_needed(monkeypatch):
+    from library.compile_ledger import LEDGER
+
+    kinds = Counter({(2, 8, 8): 3, (2, 8, 16): 9, (2, 16, 16): 1, (2, 8, 12): 5, (1, 32, 32): 2})
+    monkeypatch.setattr(LEDGER, "events", [])
+    assert list(needed(kinds, every=True)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12), (2, 8, 8), (2, 16, 16)]
+    assert list(needed(kinds, every=False)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12)]
+    del kinds[1, 32, 32]
+    assert list(needed(kinds, every=False)) == [(2, 8, 16), (2, 16, 16)]
+    found = []
+    for kind in needed(kinds, every=False):  # as long as there was something to compile
+        found.append(kind)
+        LEDGER.events.extend(["graph"] * (len(found) < 3))
+    assert found == [(2, 8, 16), (2, 16, 16), (2, 8, 12)]
