@@ -34,18 +34,29 @@ MAY_IMPORT = {
     "library.memory": (*BOTTOM, "library.compile_utils", "library.compile_ledger"),
     "library.demo": (*BOTTOM, "library.families", "library.runs"),
     "library.curation": (*BOTTOM, "library.data", "library.runs"),
-    "library.tools": (*BOTTOM, "library.families"),
+    "library.jobs": (*BOTTOM, "library.runs"),
+    "library.jobs.run": (*BOTTOM, "library.jobs", "library.runs", "library.tools", "library.captioning"),
+    "library.tools": (*BOTTOM, "library.families", "library.jobs"),
+    "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.jobs"),
     "library.train": ("library",),
     "library.bench": ("library",),
     "library": (),
     "kohya_gui.cli": ("library", "kohya_gui"),
-    "kohya_gui": (*BOTTOM, "library.runs", "library.families", "library.tools", "library.curation"),
+    "kohya_gui": (
+        *BOTTOM,
+        "library.runs",
+        "library.families",
+        "library.tools",
+        "library.curation",
+        "library.jobs",
+        "library.captioning",
+    ),
     "sd-scripts": (*BOTTOM, "library.train", "library.families"),
 }
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
-NEVER_HEAVY = ("library.config", "library.files", "library.runs", "library.curation", "kohya_gui")
+NEVER_HEAVY = ("library.config", "library.files", "library.runs", "library.curation", "library.jobs", "kohya_gui")
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.bench.doctor", "library.train")
 ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it
 

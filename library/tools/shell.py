@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from library import jobs
 from library.config.schema import ConfigError
 
 DONE, FAILED, MISUSED = 0, 1, 2
@@ -16,16 +17,21 @@ DTYPES = ("float", "fp16", "bf16")
 
 def main(argv: list[str]) -> int:
     """Run one tool; 0 when it worked (verify: when the file is in order), 1 when not. Raises ConfigError."""
-    parser = _parser()
+    known = parser()
     if not argv:
-        parser.print_help()
+        known.print_help()
         return MISUSED
-    asked = parser.parse_args(argv)
+    asked = known.parse_args(argv)
     return asked.run(asked)
 
 
 def progress() -> Callable[[str, int, int], None]:
-    """A report that writes one line to the terminal again and again, and into a file only whole steps."""
+    """A report that writes one line to the terminal again and again, and into a file only whole steps.
+
+    In a process that the page started it writes into the job's file instead, and ends the process when asked to.
+    """
+    if of_job := jobs.report_of():
+        return of_job
     last = [""]
 
     def report(what: str, done: int, total: int) -> None:
@@ -98,7 +104,7 @@ def verify(asked: argparse.Namespace) -> int:
     """Is this LoRA in order?"""
     from library.tools.verify import verify as tool
 
-    found = tool(asked.lora, asked.base)
+    found = tool(asked.lora, asked.base, report=progress())
     if asked.json:
         print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1))
         return DONE if found.ok else FAILED
@@ -143,11 +149,12 @@ def metadata(asked: argparse.Namespace) -> int:
 # ---- their arguments
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options of all tools; the page makes its forms of these (forms.py)."""
+    made = kind(
         "kohya tools", description="Tools for LoRA files of SDXL and FLUX.1. Nothing that exists is ever overwritten."
     )
-    tools = parser.add_subparsers(metavar="NAME", required=True)
+    tools = made.add_subparsers(metavar="NAME", required=True)
 
     def tool(run: Callable[[argparse.Namespace], int], about: str) -> Any:
         one = tools.add_parser(run.__name__, help=about, description=about)
@@ -158,16 +165,16 @@ def _parser() -> argparse.ArgumentParser:
     _extract(tool(extract, "make a LoRA from a tuned checkpoint minus its base"))
     _resize(tool(resize, "cut a LoRA to smaller ranks"))
     one = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
-    one.add_argument("lora", type=Path)
-    one.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"))
+    one.add_argument("lora", type=Path, help="the file to convert")
+    one.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"), help="the names to write")
     _output(one)
     one = tool(verify, "look for mistakes in a LoRA; the exit code is 1 when there are some")
-    one.add_argument("lora", type=Path)
+    one.add_argument("lora", type=Path, help="the file to look at")
     one.add_argument("--base", type=Path, help="a checkpoint that must have every module in the right size")
     one.add_argument("--json", action="store_true", help="everything as JSON")
     one.add_argument("--verbose", action="store_true", help="a line for every module")
     _metadata(tool(metadata, "show or change what a file says about itself"))
-    return parser
+    return made
 
 
 def _output(one: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None) -> None:
@@ -185,8 +192,8 @@ def _merge(one: argparse.ArgumentParser) -> None:
 
 
 def _extract(one: argparse.ArgumentParser) -> None:
-    one.add_argument("tuned", type=Path)
-    one.add_argument("base", type=Path)
+    one.add_argument("tuned", type=Path, help="the checkpoint that was fine-tuned")
+    one.add_argument("base", type=Path, help="the checkpoint that it was made from")
     one.add_argument("--rank", type=int, default=16, help="rank of every module (%(default)s)")
     one.add_argument("--conv_rank", type=int, help="take SDXL's residual blocks as well, 3x3 with this rank")
     one.add_argument(
@@ -201,10 +208,11 @@ def _extract(one: argparse.ArgumentParser) -> None:
 
 
 def _resize(one: argparse.ArgumentParser) -> None:
-    one.add_argument("lora", type=Path)
+    one.add_argument("lora", type=Path, help="the file to make smaller")
     one.add_argument("--rank", type=int, required=True, help="the largest rank")
     one.add_argument("--conv_rank", type=int, help="the same for convolutions (--rank when not given)")
-    one.add_argument("--method", default="fixed", choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"))
+    one.add_argument("--method", default="fixed", choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
+                     help="how the rank of each module is found (%(default)s)")  # fmt: skip
     text = "of the dynamic methods: sv_ratio above 1, the others a share to keep"
     one.add_argument("--parameter", type=float, help=text)
     one.add_argument("--verbose", action="store_true", help="a line for every module")
@@ -212,7 +220,7 @@ def _resize(one: argparse.ArgumentParser) -> None:
 
 
 def _metadata(one: argparse.ArgumentParser) -> None:
-    one.add_argument("file", type=Path)
+    one.add_argument("file", type=Path, help="the .safetensors file")
     one.add_argument("--json", action="store_true", help="show as JSON")
     one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="ss_* and modelspec.* keys")
     one.add_argument("--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin so: ss_*")
