@@ -3,13 +3,23 @@
 A rule is about one or several options and names the option that would wake them, so that a reader knows what to change.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from library.config.schema import options
+from library.config.schema import options, values
 from library.config.sections.run import IDLE_EVERYWHERE
 
 Rule = tuple[str, Callable[[Any], Any], str]  # options with blanks between, what wakes them, why they sleep otherwise
+
+
+def remarks(config: Any, told: Iterable[str]) -> Iterator[str]:
+    """A sentence for each option that is set and does nothing, but for those that other sentences speak of."""
+    spoken = {word for line in told if re.search("no effect|not used", line) for word in re.findall(r"\w+", line)}
+    sleeping, known = idle(config), options(type(config))
+    for name, value in values(config).items():
+        if name in sleeping and name not in spoken and value != known[name].default:
+            yield f"{name} has no effect here: {sleeping[name]}"
 
 
 def idle(config: Any) -> dict[str, str]:
@@ -44,6 +54,30 @@ def _dataset(config: Any) -> bool:
     return not config.data.dataset_config
 
 
+def _tags(config: Any) -> bool:
+    """Whether captions are taken apart: shuffled, dropped or warmed up tag by tag; a subset may do so by itself."""
+    told = config.captions
+    return bool(
+        told.shuffle_caption or told.caption_tag_dropout_rate or told.token_warmup_step or config.data.dataset_config
+    )
+
+
+def _live_captions(config: Any) -> bool:
+    """Whether a text encoder reads captions in each step: CLIP-L that learns does, beside a T5 that is cached."""
+    return not config.cache.text or (config.adapters and not config.network.network_train_unet_only)
+
+
+def _rate(config: Any) -> bool:
+    """Whether a part of the adapters learns at learning_rate, because it has no rate of its own."""
+    network, optim = config.network, config.optim
+    image = optim.unet_lr is None and not network.network_train_text_encoder_only
+    return image or (not optim.text_encoder_lr and not network.network_train_unet_only)
+
+
+def _by_epochs(config: Any) -> bool:
+    return bool(config.save.save_every_n_epochs or config.save.save_n_epoch_ratio)
+
+
 SHARED: tuple[Rule, ...] = (
     ("compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_fallback "
      "compile_cache_dir compile_blocks compile_activation_budget compile_compare_steps",
@@ -51,16 +85,20 @@ SHARED: tuple[Rule, ...] = (
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
     ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),
-    ("min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale", lambda c: c.data.enable_bucket,
-     "enable_bucket is off"),
+    ("min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale",
+     lambda c: c.data.enable_bucket or c.data.dataset_config, "enable_bucket is off"),
     ("min_bucket_reso max_bucket_reso", lambda c: not c.data.bucket_no_upscale,
      "bucket_no_upscale cuts each image to its own size"),
     ("dataset_repeats", lambda c: c.data.in_json or c.data.dataset_config, "folders say their repeats in their names"),
-    ("keep_tokens keep_tokens_separator", lambda c: c.captions.shuffle_caption or c.captions.caption_tag_dropout_rate
-     or c.captions.token_warmup_step, "shuffle_caption and caption_tag_dropout_rate are off"),
-    ("token_warmup_min", lambda c: c.captions.token_warmup_step, "token_warmup_step is 0"),
+    ("keep_tokens keep_tokens_separator", _tags, "shuffle_caption and caption_tag_dropout_rate are off"),
+    ("caption_separator", lambda c: _tags(c) or c.captions.secondary_separator or c.data.in_json,
+     "shuffle_caption and caption_tag_dropout_rate are off"),
+    ("token_warmup_min", lambda c: c.captions.token_warmup_step or c.data.dataset_config, "token_warmup_step is 0"),
     ("caption_dropout_every_n_epochs caption_prefix caption_suffix enable_wildcard secondary_separator",
-     lambda c: not c.cache.text, "captions are encoded once, as they are written (cache_text_encoder_outputs)"),
+     _live_captions, "captions are encoded once, as they are written (cache_text_encoder_outputs)"),
+    ("text_encoder_batch_size", lambda c: c.cache.text, "cache_text_encoder_outputs is off"),
+    ("persistent_data_loader_workers", lambda c: c.data.max_data_loader_n_workers, "max_data_loader_n_workers is 0"),
+    ("no_half_vae", lambda c: c.precision.mixed_precision != "no", "mixed_precision = no computes in float32 anyway"),
     ("vae_batch_size", lambda c: c.cache.latents, "cache_latents is off"),
     ("skip_cache_check", lambda c: c.cache.cache_latents_to_disk
      or getattr(c.cache, "cache_text_encoder_outputs_to_disk", False), "nothing is cached to disk"),
@@ -69,6 +107,7 @@ SHARED: tuple[Rule, ...] = (
     ("ip_noise_gamma_random_strength", lambda c: c.noise.ip_noise_gamma, "ip_noise_gamma is not set"),
     ("huber_schedule huber_c huber_scale", lambda c: c.loss.loss_type in ("huber", "smooth_l1"),
      "loss_type is neither huber nor smooth_l1"),
+    ("huber_scale", lambda c: c.loss.huber_schedule != "snr", "huber_schedule = snr has no factor"),
     ("lr_scheduler_num_cycles", lambda c: _scheduler(c, *CYCLES),
      "lr_scheduler has no cycles"),
     ("lr_scheduler_power", lambda c: _scheduler(c, "polynomial"), "lr_scheduler is not polynomial"),
@@ -79,12 +118,16 @@ SHARED: tuple[Rule, ...] = (
     ("lr_scheduler", lambda c: not c.optim.lr_scheduler_type, "lr_scheduler_type names another"),
     ("ema_every_n_steps ema_device", lambda c: c.optim.ema_decay, "ema_decay is 0"),
     ("max_train_steps", lambda c: not c.steps.max_train_epochs, "max_train_epochs decides"),
-    ("save_last_n_epochs", lambda c: c.save.save_every_n_epochs or c.save.save_n_epoch_ratio,
-     "save_every_n_epochs is not set"),
-    ("save_last_n_steps", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
+    ("save_every_n_epochs", lambda c: not c.save.save_n_epoch_ratio, "save_n_epoch_ratio decides"),
+    ("save_last_n_epochs save_last_n_epochs_state", _by_epochs, "save_every_n_epochs is not set"),
+    ("save_last_n_steps save_last_n_steps_state", lambda c: c.save.save_every_n_steps, "save_every_n_steps is not set"),
     ("save_last_n_epochs_state save_last_n_steps_state", lambda c: c.save.save_state, "save_state is off"),
     ("sample_sampler", lambda c: c.sample.sample_prompts, "sample_prompts is not set"),
-    ("log_prefix log_tracker_name log_tracker_config log_config", _is_logged, "logging_dir is not set"),
+    ("sample_every_n_steps", lambda c: not c.sample.sample_every_n_epochs, "sample_every_n_epochs decides"),
+    ("log_tracker_name log_config", _is_logged, "logging_dir is not set"),
+    ("logging_dir log_prefix", lambda c: c.log.log_with != "wandb", "log_with = wandb has no folder of its own"),
+    ("log_prefix", lambda c: c.log.logging_dir, "logging_dir is not set"),
+    ("log_tracker_config", lambda c: c.log.log_with in ("wandb", "all"), "log_with is not wandb"),
     ("wandb_run_name wandb_api_key", lambda c: c.log.log_with in ("wandb", "all"), "log_with is not wandb"),
     ("huggingface_repo_type huggingface_path_in_repo huggingface_token huggingface_repo_visibility "
      "save_state_to_huggingface async_upload", lambda c: c.hub.huggingface_repo_id, "huggingface_repo_id is not set"),
@@ -107,6 +150,8 @@ FLOW: tuple[Rule, ...] = (
 
 ADAPTERS: tuple[Rule, ...] = (
     ("network_dim", lambda c: not c.network.dim_from_weights, "dim_from_weights takes the ranks from the file"),
+    ("training_comment", lambda c: not c.network.no_metadata, "no_metadata is on"),
+    ("learning_rate", _rate, "unet_lr and text_encoder_lr decide"),
     ("text_encoder_lr", lambda c: not c.network.network_train_unet_only, "network_train_unet_only is on"),
     ("unet_lr", lambda c: not c.network.network_train_text_encoder_only, "network_train_text_encoder_only is on"),
     ("base_weights_multiplier", lambda c: c.network.base_weights, "base_weights is not set"),
@@ -118,6 +163,8 @@ ADAPTERS: tuple[Rule, ...] = (
 
 WHOLE: tuple[Rule, ...] = (
     ("fp8_base", lambda c: False, "the whole model learns, and 8 bits are too few for that"),
+    ("use_safetensors", lambda c: c.save.save_model_as is None and c.script != "flux_train",
+     "save_model_as, or the base model, decides"),
     ("learning_rate_te1 learning_rate_te2", lambda c: getattr(c.steps, "train_text_encoder", False),
      "train_text_encoder is off"),
 )  # fmt: skip

@@ -80,6 +80,10 @@ class Family(Protocol):
         """What is wrong with the model's files, a sentence each: from headers only, nothing is loaded."""
         ...
 
+    def notes(self) -> Iterator[str]:
+        """What is set and has no meaning for this very model, a sentence each; asked when nothing is wrong with it."""
+        ...
+
     def load(self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None) -> Parts:
         """Everything on the CPU; sizes come from the file. What may learn is in `dtype`, the rest in `frozen`.
 

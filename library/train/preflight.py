@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from library import data, families, learners
-from library.config import schema
+from library.config import idle, schema
 from library.config.schema import ConfigError
 from library.config.shell import first_process
 from library.data import showing
 from library.files import free_space
 from library.runs import reader
 from library.runs.record import Record
-from library.train import hub, optim, prompts, save, schedule, state
+from library.train import hub, optim, prompts, save, schedule, state, trackers
 
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
@@ -24,7 +24,7 @@ def check(config: Any) -> list[str]:
     found, remarks = findings(config)
     if found:
         raise ConfigError("\n".join(found))
-    return remarks
+    return [*remarks, *_lonely(config)]
 
 
 def show(config: Any) -> None:
@@ -56,9 +56,14 @@ def judged(config: Any, images: Any) -> tuple[list[str], list[str]]:
     """The same, from what `data.check` has found."""
     found = list(schema.missing(config))
     named = {problem.split(":")[0].lstrip("-").split(" ")[0] for problem in found}
-    of_network, of_optimizer = list(learners.problems(config)), list(optim.problems(config))
+    family = families.of(config)
+    of_model, of_network, of_optimizer = (
+        list(family.problems()),
+        list(learners.problems(config)),
+        list(optim.problems(config)),
+    )
     others = [
-        *families.of(config).problems(),
+        *of_model,
         *images.problems,
         *of_network,
         *of_optimizer,
@@ -69,13 +74,23 @@ def judged(config: Any, images: Any) -> tuple[list[str], list[str]]:
         *_samples(config),
         *_machine(config),
         *hub.problems(config),
+        *trackers.problems(config),
         *_resumed(config),
     ]
     for problem in others:  # what is not given at all is said once
         if problem not in found and problem.split(":")[0].lstrip("-").split(" ")[0] not in named:
             found.append(problem)
-    notes = [] if of_network else [*learners.notes(config)]  # notes about what cannot be read would only be errors
-    return found, [*images.warnings, *notes, *([] if of_optimizer else optim.notes(config))]
+    # Notes about what cannot be read would only be errors.
+    remarks = [*images.warnings, *([] if of_model else family.notes()), *([] if of_network else learners.notes(config))]
+    remarks += [] if of_optimizer else optim.notes(config)
+    return found, [*remarks, *idle.remarks(config, [*remarks, *schema.notes(config)])]
+
+
+def _lonely(config: Any) -> Iterator[str]:
+    """What is for several processes, where there is one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        for name in schema.changed(config).get("distributed", {}):
+            yield f"{name} has no effect here: it is for several processes, and this is one"
 
 
 def _resumed(config: Any) -> Iterator[str]:

@@ -50,7 +50,7 @@ class Run:
         self.generator = torch.Generator(self.device)
         self.encoding = torch.Generator(self.device)  # of the VAE's own noise, for latents that are not cached
         self.record = self._record() if self.main else None
-        self.trackers = Trackers(config, self.record.folder) if self.record else None
+        self.trackers: Trackers | None = None
         self.clock = Clock(total=0, per_epoch=1, epochs=1)
         self.meter = Meter(total=0, per_epoch=1)
         self.split = Split(self.device)
@@ -112,6 +112,8 @@ class Run:
         """Say what should be known about this run before it starts; `notes` are on the console already."""
         for note in notes:
             self.event("warning", text=note)
+        if self.record:
+            self.trackers = Trackers(self.config, self.record.folder)
         if self.main:
             self.uploads.begin()
         for remark in remarks:

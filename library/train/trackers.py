@@ -1,14 +1,15 @@
 """TensorBoard and Weights & Biases, fed with the numbers of the run's own record under upstream's names."""
 
 import contextlib
+import importlib.util
 import logging
 import os
 import time
-import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, load_toml, options, values
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ class Trackers:
         log = config.log
         wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
         self._network, self._last = config.adapters, {}
-        self._board = self._open_board(log) if "tensorboard" in wanted and log.logging_dir else None
+        self._board = self._open_board(config) if "tensorboard" in wanted and log.logging_dir else None
         self._wandb = self._open_wandb(config, folder) if "wandb" in wanted else None
 
     def log(self, line: dict[str, Any]) -> None:
@@ -86,23 +87,51 @@ class Trackers:
         if self._wandb:  # which has one axis for all that does not say otherwise
             self._wandb.log({name: self._last["avr_loss"], "epoch": epoch}, step=self._last["step"])
 
-    def _open_board(self, log: Any) -> Any:
+    def _open_board(self, config: Any) -> Any:
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
+        log = config.log
         run = (log.log_prefix or "") + time.strftime("%Y%m%d%H%M%S")
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
-        return SummaryWriter(str(Path(log.logging_dir) / run / project))
+        board = SummaryWriter(str(Path(log.logging_dir) / run / project))
+        if log.log_config:  # into this run, and not into one beside it as `add_hparams` would
+            for summary in hparams(settings(config), {}):
+                board._get_file_writer().add_summary(summary)
+        return board
 
     def _open_wandb(self, config: Any, folder: Path) -> Any:
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError("log_with: wandb is not installed; run: pip install wandb") from None
+        import wandb
+
         log = config.log
         if log.wandb_api_key:
             os.environ["WANDB_API_KEY"] = log.wandb_api_key
-        options: dict[str, Any] = {"name": log.wandb_run_name} if log.wandb_run_name else {}
+        how: dict[str, Any] = {"name": log.wandb_run_name} if log.wandb_run_name else {}
         if log.log_tracker_config:
-            options = tomllib.loads(Path(log.log_tracker_config).read_text(encoding="utf-8")).get("wandb", {})
+            how = load_toml(log.log_tracker_config).get("wandb", {})
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
-        return wandb.init(project=project, dir=str(folder), **options)
+        if log.log_config:
+            how = {"config": settings(config), **how}
+        return wandb.init(project=project, dir=str(folder), **how)
+
+
+def problems(config: Any) -> Iterator[str]:
+    """Why the curves could not be written, a sentence each."""
+    log = config.log
+    if log.log_with in ("wandb", "all") and importlib.util.find_spec("wandb") is None:
+        yield "log_with: wandb is not installed; run: pip install wandb"
+    if log.log_tracker_config:
+        try:
+            load_toml(log.log_tracker_config)
+        except ConfigError as e:
+            yield f"log_tracker_config: {e}"
+
+
+def settings(config: Any) -> dict[str, bool | int | float | str]:
+    """The options of a run as a tracker shows them, without files, folders and keys."""
+    known = options(type(config))
+    shown = {
+        name: value for name, value in values(config).items() if known[name].kind not in ("file", "folder", "secret")
+    }
+    plain = {name: v if isinstance(v, bool | int | float) else known[name].text(v) for name, v in shown.items()}
+    return {name: value for name, value in plain.items() if value != ""}

@@ -177,7 +177,6 @@ def test_rule(script, given, words):
         (SDXL, {"lowram": True}, "lowram has no effect"),
         (SDXL, {"highvram": True}, "highvram has no effect"),
         (SDXL, {"zero_terminal_snr": True}, "v_parameterization is off"),
-        (SDXL, {"validate_every_n_steps": 10}, "nothing is validated"),
         (SDXL, {"dataset_config": "d.toml", "train_data_dir": "x"}, "train_data_dir not used"),
     ],
 )

@@ -341,9 +341,3 @@ class Validation:
     max_validation_steps: int | None = opt(
         None, "At most this many batches per validation. Empty: all.", label="Validation batches", parse=count
     )
-
-    def notes(self, run: Any) -> Iterator[str]:
-        """Nothing is held back."""
-        often = self.validate_every_n_steps or self.validate_every_n_epochs
-        if often and not self.validation_split and not run.data.dataset_config:
-            yield "nothing is validated: validation_split is 0"

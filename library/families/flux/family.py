@@ -85,6 +85,11 @@ class Flux:
             except ConfigError as e:
                 yield str(e)
 
+    def notes(self) -> Iterator[str]:
+        """What is set and has no meaning for this very model."""
+        if not self.guided and self.config.model.guidance_scale != 3.5:
+            yield "guidance_scale has no effect here: FLUX.1 schnell is told none"
+
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, TOKENIZERS[encoder]
         base = options.pretrained_model_name_or_path

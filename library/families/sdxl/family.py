@@ -70,6 +70,10 @@ class Sdxl:
         except ConfigError as e:
             yield str(e)
 
+    def notes(self) -> Iterator[str]:
+        """What is set and has no meaning for this very model: nothing, all are alike."""
+        yield from ()
+
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, conditions.TOKENIZERS[encoder]
         where = options.pretrained_model_name_or_path
