@@ -1,11 +1,10 @@
 """The queue of trainings: one file that any number of browsers may change, worked off by a process of its own.
 
-`<home>/queue/queue.json` says what waits and in which order; beside it lie each entry's config and, for this user's
-eyes only, its tokens. Whoever changes the file holds its lock. The page shows what the file says and keeps nothing.
+`<home>/queue/queue.json` says what waits and in which order; beside it lies each entry's config, without tokens (see
+`keys`). Whoever changes the file holds its lock. The page shows what the file says and keeps nothing itself.
 """
 
 import contextlib
-import json
 import os
 import secrets
 import sys
@@ -131,7 +130,6 @@ def add(job: start.Job, first: bool = False) -> Entry:
             raise ConfigError(f"output_name {entry.name} waits in the queue for the same folder: choose another name.")
         halted = queue.halted
         write_atomic(_toml(entry), job.toml)
-        _keep_secrets(entry, job.secrets)
         queue.entries.insert(_front(queue) if first else len(queue.entries), entry)
         _forget_old(queue)
     if not halted:
@@ -146,8 +144,7 @@ def job_of(entry: Entry) -> start.Job:
     except OSError:
         raise ConfigError(f"The config of {entry.name} is gone from {place()}: add it again.") from None
     return start.Job(
-        entry.script, entry.title, entry.name, entry.output, toml, entry.how, layout.load(_secrets(entry)),
-        entry.folder, entry.resumes, entry.id,
+        entry.script, entry.title, entry.name, entry.output, toml, entry.how, {}, entry.folder, entry.resumes, entry.id
     )  # fmt: skip
 
 
@@ -213,6 +210,16 @@ def state_of(entry: Entry) -> tuple[str, str]:
     return entry.ended or "waiting", entry.error
 
 
+def told(entry: Entry) -> str:
+    """What became of an entry that was just added, in a sentence."""
+    queue = read()
+    before = [e for e in queue.waiting if e.added < entry.added]
+    if queue.paused or queue.halted:
+        return f"{entry.name} is in the queue, which waits: press Go on in the Queue tab."
+    ahead = f"after {len(before)} other{'s' * (len(before) > 1)}" if before else "as soon as there is room"
+    return f"{entry.name} is in the queue and starts {ahead}. It does not need this page to be open."
+
+
 def work() -> None:
     """Have the queue worked off, if it is not already. Two that are started at once sort it out between them."""
     with changing() as queue:
@@ -223,14 +230,8 @@ def work() -> None:
 
 
 def forget(entry: Entry) -> None:
-    """Remove an entry's files."""
-    for file in (_toml(entry), _secrets(entry)):
-        file.unlink(missing_ok=True)
-
-
-def forget_secrets(entry: Entry) -> None:
-    """Remove an entry's tokens, once they were handed over."""
-    _secrets(entry).unlink(missing_ok=True)
+    """Remove an entry's config."""
+    _toml(entry).unlink(missing_ok=True)
 
 
 def resumed(job: start.Job, run_id: str) -> start.Job:
@@ -251,15 +252,3 @@ def _forget_old(queue: Queue) -> None:
 
 def _toml(entry: Entry) -> Path:
     return place() / f"{entry.id}.toml"
-
-
-def _secrets(entry: Entry) -> Path:
-    return place() / f"{entry.id}.secrets.json"
-
-
-def _keep_secrets(entry: Entry, found: Any) -> None:
-    """Tokens wait in a file that only this user may read, until their training starts."""
-    if found:
-        file = os.open(_secrets(entry), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(file, "w", encoding="utf-8") as out:
-            json.dump(dict(found), out)

@@ -13,9 +13,7 @@ from typing import Any
 from library.config.command import command, launch_options
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
-from library.runs import lanes, layout, process, reader, registry
-
-ENVIRONMENT = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"}
+from library.runs import keys, lanes, layout, process, reader, registry
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Job:
 def job(config: Any, **how: Any) -> Job:
     """The job of a config; see `launch`. Raises ConfigError for launch options that do not go together."""
     launch_options(how)
-    secrets = {variable: value for name, variable in ENVIRONMENT.items() if (value := _secret(config, name))}
+    secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
     output = Path(config.save.output_dir).expanduser().absolute()
     kept = {name: value for name, value in how.items() if value is not None}
     name = config.save.output_name or config.script
@@ -66,7 +64,13 @@ def begin(asked: Job) -> str:
             raise ConfigError(f"output_name: {twin.id} is writing {asked.name} into this folder; choose another name.")
         folder = _prepare(asked, own)
     arguments = command(folder / layout.TOML, asked.script, **lanes.launch_options(asked.how, own))
-    given = {**os.environ, **asked.secrets, **lanes.environment(own), "KOHYA_RUN_DIR": str(folder)}
+    given = {
+        **os.environ,
+        **keys.environment(),
+        **asked.secrets,
+        **lanes.environment(own),
+        "KOHYA_RUN_DIR": str(folder),
+    }
     try:
         started = detached(arguments, folder / layout.LOG, given, asked.folder)
     except OSError as error:

@@ -57,7 +57,6 @@ def note(found: queue.Queue, entry: queue.Entry) -> None:
 
 def after(found: queue.Queue, entry: queue.Entry) -> None:
     """A training of the queue has ended."""
-    queue.forget_secrets(entry)
     if entry.ended in ("failed", "interrupted") and not found.go_on:
         found.paused = f"{entry.name} {'has failed' if entry.ended == 'failed' else 'was interrupted'}."
 
