@@ -1,0 +1,56 @@
+"""Of several processes one compiles, and the others find what it made."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+from tests.source import ROOT
+
+CODE = """
+import json, sys
+from collections import Counter
+from types import SimpleNamespace
+import torch
+from accelerate import Accelerator
+from torch._dynamo.utils import counters
+from library import compile_utils
+from library.compile_ledger import LEDGER
+from library.families.base import Parts
+from library.train import compiling
+from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
+
+accelerator = Accelerator(cpu=True)
+model = Denoiser()
+compile_utils.compile_model(options(compile_backend="inductor"), model, [list(model.blocks)], inputs=INPUTS)
+chosen = SimpleNamespace(ahead=True, dynamic=None, records_graphs=False, compile_fallback=False)
+run = SimpleNamespace(
+    accelerator=accelerator, device=torch.device("cpu"), config=SimpleNamespace(compile=chosen, adapters=True),
+    phase=lambda *_: None, say=lambda *_: None, event=lambda *_, **__: None, meter=SimpleNamespace(pause=lambda: None),
+    clock=SimpleNamespace(step=0),
+)
+compiling.rehearse = lambda *_: gradients(model)
+batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: None)
+compiling.ahead(batches, None, Parts(model, None, {}, {}), None, run)
+found = {name: counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss")}
+print(json.dumps(found | {"rank": accelerator.process_index, "hits": LEDGER.summary()["cache_hits"]}))
+"""
+
+
+def test_one_process_compiles_first_and_the_others_find_its_graphs(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    shared |= {"LOCAL_WORLD_SIZE": "2", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CODE], env={**shared, "RANK": str(n), "LOCAL_RANK": str(n)}, stdout=subprocess.PIPE
+        )
+        for n in range(2)
+    ]
+    first, second = (json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in started)
+    assert (first["rank"], first["hit"], first["miss"]) == (0, 0, 1)
+    assert (second["rank"], second["hit"], second["miss"]) == (1, 1, 0)
+    assert second["hits"] > 0 == first["hits"]
