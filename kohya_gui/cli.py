@@ -175,13 +175,11 @@ def tools(argv: list[str]) -> int:
     return work(argv)
 
 
-def later(what: str) -> Callable[[list[str]], int]:
-    """A command whose name is taken, and whose work is still to come."""
+def bench(argv: list[str]) -> int:
+    """Measure this machine with a model."""
+    from library.bench.shell import main as measure
 
-    def run(argv: list[str]) -> int:
-        return complain(f"{what} is not part of this version yet", MISUSED)
-
-    return run
+    return measure(argv, script_of)
 
 
 COMMANDS = {
@@ -194,7 +192,7 @@ COMMANDS = {
     "tools": Command("merge, extract, resize, convert and check LoRA files", tools),
     "import": Command("turn the settings of another trainer into a config", import_),
     "diff": Command("say what differs between two files of settings", diff),
-    "bench": Command("(later) measure what compiling gains on this machine", later("measuring this machine")),
+    "bench": Command("measure a model on this machine, compiled and not; --profile tells what takes the time", bench),
 }
 
 

@@ -1,0 +1,79 @@
+"""The ways to run a model that are compared: options of a training, nothing else, so that the best can be trained with.
+
+No torch in here: the page offers these as well.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from library.config.schema import ConfigError
+from library.config.values import meant
+
+# What every candidate starts from: nothing is compiled, and nothing is computed twice.
+PLAIN: Mapping[str, Any] = {
+    "compile": False, "compile_mode": "default", "compile_dynamic": "auto", "compile_activation_budget": 1.0,
+    "gradient_checkpointing": False, "checkpoint_keep_attention": False, "cpu_offload_checkpointing": False,
+}  # fmt: skip
+COMPILED = {"compile": True}
+CKPT = {"gradient_checkpointing": True}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way: its name, the options that make it, and what it is, in words."""
+
+    name: str
+    about: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: str = ""  # "cuda" where it means nothing without a GPU
+    usual: bool = True  # measured when nobody asks for others
+
+    def chosen(self) -> dict[str, Any]:
+        """Every option that it decides, so that it can be put over any other settings."""
+        return {**PLAIN, **self.options} if self.name != OWN else dict(self.options)
+
+
+OWN = "yours"  # a run's own settings, as its TOML has them
+
+ALL = (
+    Candidate("eager", "neither compiled nor computed twice"),
+    Candidate("checkpointing", "eager, activations computed again: what most people train with", CKPT),
+    Candidate("compiled", "blocks compiled in place", COMPILED),
+    Candidate("compiled+checkpointing", "compiled, activations computed again", {**COMPILED, **CKPT}),
+    Candidate(
+        "compiled+attention", "compiled, all but the outputs of attention computed again",
+        {**COMPILED, **CKPT, "checkpoint_keep_attention": True},
+    ),
+    Candidate("compiled+budget", "compiled, half of the activations kept",
+              {**COMPILED, "compile_activation_budget": 0.5}),
+    Candidate("compiled+dynamic", "compiled once for all sizes", {**COMPILED, "compile_dynamic": "true"}, usual=False),
+    Candidate("cuda-graphs", "compiled, kernels played back as recorded",
+              {**COMPILED, "compile_mode": "reduce-overhead"}, "cuda", usual=False),
+    Candidate("max-autotune", "compiled, kernels chosen by trying them",
+              {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"}, "cuda", usual=False),
+    Candidate("fp8", "compiled, the frozen base computes in 8 bits",
+              {**COMPILED, "fp8_base": True, "fp8_compute": True}, "cuda", usual=False),
+)  # fmt: skip
+NAMED = {candidate.name: candidate for candidate in ALL}
+
+
+def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -> list[Candidate]:
+    """The candidates to measure, the baseline first. `own` is whether there are settings of a run to compare with.
+
+    Without names these are the usual ones; `all` means every one that this device can run and whose options (`known`)
+    exist. Raises ConfigError for an unknown name.
+    """
+    asked = [name for part in names for name in part.split(",") if name]
+    fitting = [c for c in ALL if (not c.needs or c.needs == device) and set(c.options) <= set(known)]
+    yours = [Candidate(OWN, "the run's own settings")] if own else []
+    if not asked:
+        return [*yours, *(c for c in fitting if c.usual)]
+    if asked == ["all"]:
+        return [*yours, *fitting]
+    possible = {c.name: c for c in (*yours, *fitting)}
+    for name in asked:
+        if name not in possible:
+            why = " needs a GPU" if name in NAMED and NAMED[name].needs not in ("", device) else " is no candidate"
+            raise ConfigError(f"--candidate {name}{why}{meant(name, possible)}; choose from {', '.join(possible)}, all")
+    return [possible[name] for name in dict.fromkeys(asked)]

@@ -1,0 +1,86 @@
+"""The machine that is measured on: what it is, and how fast it multiplies matrices."""
+
+import platform
+import time
+from typing import Any
+
+import torch
+
+from library.bench import timing
+from library.config.schema import ConfigError
+
+SECONDS = 0.4  # of multiplying, per size
+SIZES = {"cuda": (4096, 8192), "cpu": (512, 1024)}
+
+
+def device(asked: str) -> torch.device:
+    """The device to measure on; `auto` is the GPU where there is one. Raises ConfigError for one that is not there."""
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        made = torch.device(asked)
+        if made.type == "cuda":
+            torch.cuda.get_device_properties(made)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {asked} cannot be used here ({_first(error)}); use auto or cpu") from error
+    if made.type not in SIZES:
+        raise ConfigError(f"--device {asked}: only cuda and cpu can be measured")
+    return made
+
+
+def facts(on: torch.device) -> dict[str, Any]:
+    """What a reader of the numbers has to know."""
+    found: dict[str, Any] = {
+        "device": on.type,
+        "name": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    if on.type == "cuda":
+        about = torch.cuda.get_device_properties(on)
+        found |= {
+            "name": about.name,
+            "memory_gb": round(about.total_memory / timing.GIB, 1),
+            "capability": f"{about.major}.{about.minor}",
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return found
+
+
+def free_bytes(on: torch.device) -> int:
+    """Memory that a model could take."""
+    if on.type == "cuda":
+        return torch.cuda.mem_get_info(on)[0]
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
+def matmul_rate(on: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """The best rate of plain matrix products of this type, in TFLOP/s: what utilisation is measured against."""
+    best: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
+    for size in SIZES[on.type]:
+        a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
+        for _ in range(3):
+            torch.mm(a, b)
+        number, spent = 0, 0.0
+        while spent < SECONDS:
+            calls = max(1, min(50, int(number * (SECONDS - spent) / max(spent, 1e-9)) or 1))
+            timing.wait(on)
+            began = time.perf_counter()
+            for _ in range(calls):
+                torch.mm(a, b)
+            timing.wait(on)
+            spent += time.perf_counter() - began
+            number += calls
+        rate = 2 * size**3 * number / spent / 1e12
+        if rate > best["tflops"]:
+            best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}
+    return best
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -1,0 +1,163 @@
+"""The bench itself: every part, at every size, in every way; the result grows in a file as it goes."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from library import compile_utils
+from library.bench import machine, report, stage, timing
+from library.bench.candidates import Candidate
+from library.bench.jobs import Work
+from library.bench.shapes import flops
+from library.bench.subjects import Subject
+from library.config.schema import ConfigError
+from library.memory import precision
+
+ENCODERS, ENCODE, DECODE, BLOCKS, STEP = "encoders", "vae-encode", "vae-decode", "blocks", "step"
+PARTS = (ENCODERS, ENCODE, DECODE, BLOCKS, STEP)
+SCHEMA = 1
+
+
+@dataclass
+class Bench:
+    """What to measure and how, and what has been measured."""
+
+    subject: Subject
+    device: torch.device
+    candidates: Sequence[Candidate]
+    parts: Sequence[str]
+    resolutions: Sequence[int]
+    plan: timing.Plan
+    say: Callable[[str], None] = print
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    rate: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, work: Work) -> dict[str, Any]:
+        """Measure all of it; also when it is interrupted, the result file holds what was measured."""
+        todo = list(self._todo())
+        plain = self.subject.config({})
+        began, total = time.time(), len(todo)
+        work.phase("the rate of matrix products", 0, total)
+        self.rate = machine.matmul_rate(self.device, precision.compute_type(plain))
+        try:
+            for number, (title, act) in enumerate(todo):
+                work.phase(title, number, total)
+                for row in self._careful(title, act):
+                    self.rows.append(row)
+                    self.say(report.line(row))
+                work.store(self.result(began, finished=False))
+        except KeyboardInterrupt:
+            work.store(self.result(began, finished=False))
+            raise
+        work.store(found := self.result(began, finished=True))
+        return found
+
+    def result(self, began: float, finished: bool) -> dict[str, Any]:
+        """The result as the file has it; docs/bench.md says what each entry means."""
+        found = {
+            "kind": "bench", "schema": SCHEMA, "started": began, "seconds": round(time.time() - began, 1),
+            "finished": finished,
+            "subject": {"title": self.subject.title, "batch": self.subject.batch, **self.subject.about},
+            "machine": machine.facts(self.device), "matmul": self.rate,
+            "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in self.candidates},
+            "results": self.rows,
+        }  # fmt: skip
+        return found | {"best": report.best(found)}
+
+    # ---- what there is to do
+
+    def _todo(self) -> Iterator[tuple[str, Callable[[], Iterator[dict[str, Any]]]]]:
+        if ENCODERS in self.parts:
+            for name in self.subject.encoders():
+                yield f"text encoder {name}", lambda name=name: self._encoder(name)
+        for part in (ENCODE, DECODE):
+            for resolution in self.resolutions if part in self.parts else ():
+                yield f"{part} at {resolution}", lambda part=part, at=resolution: self._vae(part, at)
+        if BLOCKS in self.parts or STEP in self.parts:
+            for resolution in self.resolutions:
+                counted: list[stage.Counted] = []  # by the first candidate, for all of this size
+                for candidate in self.candidates:
+                    title = f"{candidate.name} at {resolution}"
+                    yield title, lambda c=candidate, at=resolution, known=counted: self._training(c, at, known)
+
+    def _careful(self, title: str, act: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+        """What goes wrong in one measurement is its result, and the others go on."""
+        try:
+            yield from act()
+        except torch.OutOfMemoryError:
+            yield {"part": title, "status": "failed", "why": "out of memory"}
+        except ConfigError as error:
+            yield {"part": title, "status": "skipped", "why": " ".join(str(error).splitlines())}
+        except Exception as error:
+            why = compile_utils.why(error)
+            kind = "" if compile_utils.is_compile_error(error) else f"{type(error).__name__}: "
+            yield {"part": title, "status": "failed", "why": f"{kind}{why}"}
+        finally:
+            timing.clean(self.device)
+
+    # ---- the parts
+
+    def _encoder(self, name: str) -> Iterator[dict[str, Any]]:
+        config = self.subject.config({})
+        dtype = precision.compute_type(config)
+        call = self.subject.encoders()[name](self.device, dtype)
+        yield self._row({"part": f"text encoder {name}", "candidate": "eager"}, _no_grad(call))
+
+    def _vae(self, part: str, resolution: int) -> Iterator[dict[str, Any]]:
+        config = self.subject.config({})
+        exact = getattr(config.model, "no_half_vae", False)
+        dtype = torch.float32 if exact else precision.compute_type(config)
+        if (vae := self.subject.vae(self.device, dtype)) is None:
+            return
+        shape = (self.subject.batch, 3, resolution, resolution)
+        if part == DECODE:
+            shape = (self.subject.batch, vae.config.latent_channels, resolution // 8, resolution // 8)
+        given = torch.randn(shape, device=self.device, dtype=dtype)
+        call = (lambda: vae.encode(given)) if part == ENCODE else (lambda: vae.decode(given))
+        yield self._row({"part": part, "resolution": resolution, "candidate": "eager"}, _no_grad(call))
+
+    def _training(self, candidate: Candidate, at: int, known: list[stage.Counted]) -> Iterator[dict[str, Any]]:
+        """Blocks, and then the whole step, in one way of training."""
+        where = {"resolution": at, "candidate": candidate.name}
+        try:
+            config = self.subject.config(candidate.chosen())
+        except ConfigError as error:
+            yield {"part": STEP, **where, "status": "skipped", "why": " ".join(str(error).splitlines())}
+            return
+        made = self.subject.make(config, self.device)
+        if not known:
+            known.append(stage.counted(self.subject, made, config, self.device, at))
+        with stage.staged(self.subject, config, self.device, at, made) as ready:
+            del made
+            for kind, (path, call) in (known[0].blocks if BLOCKS in self.parts else {}).items():
+                row = {"part": f"block {kind}", **where}
+                yield self._row(row, ready.block(path, call), known[0].block_flops[kind], ready)
+            if STEP in self.parts:
+                yield self._row({"part": STEP, **where}, ready.step, known[0].step, ready)
+
+    def _row(
+        self, row: Mapping[str, Any], call: Callable[[], Any], work: int | None = None, ready: stage.Stage | None = None
+    ) -> dict[str, Any]:
+        before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
+        try:
+            found = timing.measure(call, self.device, self.plan)
+        except torch.OutOfMemoryError:
+            return {**row, "status": "failed", "why": "out of memory"}
+        work = work or (None if ready else flops(call))
+        row = {**row, "status": "ok", **found.facts(), **report.rates(work, found.p50, self.rate)}
+        if ready:
+            row |= ready.compiling()
+            if "compile" in row:
+                row["compile"]["seconds_here"] = round(row["compile"]["seconds"] - before, 2)
+        return row
+
+
+def _no_grad(call: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> None:
+        with torch.no_grad():
+            call()
+
+    return run

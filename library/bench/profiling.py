@@ -1,0 +1,63 @@
+"""Where the time of a training step goes: PyTorch's profiler over some steps, and a trace for those who look closer."""
+
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from library.bench import machine, stage, timing, verdict
+from library.bench.candidates import Candidate
+from library.bench.jobs import TRACE, Work
+from library.bench.subjects import Subject
+from library.config.schema import ConfigError
+
+WARM_UP = timing.Plan(steps=5, warmup=4, seconds=20.0)
+MOST_STEPS = 5  # more only make the trace longer than a browser can show
+
+
+def run(
+    subject: Subject, way: Candidate, device: torch.device, resolution: int, steps: int, work: Work
+) -> dict[str, Any]:
+    """Profile some steps of a training; the result file's content. The trace goes into the work's folder."""
+    config = subject.config(way.chosen())
+    began = time.time()
+    work.phase(f"warming up: {way.name} at {resolution}", 0, 3)
+    try:
+        with stage.staged(subject, config, device, resolution) as ready:
+            plain = timing.measure(ready.step, device, WARM_UP)
+            work.phase(f"profiling {steps} steps", 1, 3)
+            found = _profiled(ready, device, steps)
+            work.phase("writing the trace", 2, 3)
+            found.export_chrome_trace(str(work.folder / TRACE))
+            compiled = ready.compiling()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"out of memory at {resolution}: choose a smaller --resolution or --batch") from error
+    on = machine.facts(device)
+    facts = verdict.summary(rows(found), steps, plain.p50, device.type)
+    facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}
+    facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
+    facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
+    facts |= {"set": verdict.settings(config), "kind": "profile", "schema": 1, "started": began, "finished": True}
+    return facts | {"verdict": [vars(finding) for finding in verdict.judge(facts)]}
+
+
+def _profiled(ready: stage.Stage, device: torch.device, steps: int) -> profile:
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with warnings.catch_warnings(action="ignore"), profile(activities=activities) as found:
+        for _ in range(steps):
+            ready.step()
+        timing.wait(device)
+    return found
+
+
+def rows(found: profile) -> list[verdict.Row]:
+    """What the profiler saw, by name: how often, and microseconds on the host or on the device itself."""
+    made = []
+    for event in found.key_averages():
+        on_device = event.device_type != DeviceType.CPU
+        spent = event.self_device_time_total if on_device else event.self_cpu_time_total
+        made.append(verdict.Row(event.key, event.count, float(spent), on_device))
+    return made

@@ -1,0 +1,158 @@
+"""What a bench has found, in words and as a table. Plain numbers in, text out; no torch, the page reads it too."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+STEP = "step"
+UNEVEN = 1.35  # p90 over p50, from which on times are not steady
+NEAR = 1.03  # times that are closer than this are the same; the smaller memory then decides
+
+
+def rates(flops: int | None, milliseconds: float, matmul: Mapping[str, Any]) -> dict[str, Any]:
+    """FLOPs of a measurement, TFLOP/s, and the share of the rate that plain matrix products reach here (MFU)."""
+    if not flops:
+        return {}
+    tflops = flops / milliseconds / 1e9
+    share = {"mfu": round(tflops / matmul["tflops"], 4)} if matmul.get("tflops") else {}
+    return {"flops": flops, "tflops": round(tflops, 4 if tflops < 1 else 1), **share}
+
+
+def of(result: Mapping[str, Any], part: str = "", resolution: int | None = None) -> list[Row]:
+    """The rows of a part that were measured."""
+    rows = [row for row in result.get("results", ()) if row.get("status") == "ok"]
+    return [r for r in rows if (not part or r["part"] == part) and resolution in (None, r.get("resolution"))]
+
+
+def best(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The way of training that is fastest over all sizes at which it was measured; None without any.
+
+    Only ways that worked at the most sizes are compared. Of equally fast ones the one with the least memory wins.
+    """
+    times: dict[str, dict[int, Row]] = {}
+    for row in of(result, STEP):
+        times.setdefault(row["candidate"], {})[row["resolution"]] = row
+    if not times:
+        return None
+    most = max(map(len, times.values()))
+    full = {name: rows for name, rows in times.items() if len(rows) == most}
+    pace = {name: math.prod(r["ms"]["p50"] for r in rows.values()) ** (1 / most) for name, rows in full.items()}
+    quickest = min(pace.values())
+    close = [name for name, value in pace.items() if value <= quickest * NEAR]
+    name = min(close, key=lambda n: (max(r["peak_gb"] for r in full[n].values()), pace[n]))
+    about = result.get("candidates", {}).get(name, {})
+    return {"candidate": name, "options": about.get("options", {}), "sentence": sentence(result, name)}
+
+
+def sentence(result: Mapping[str, Any], name: str) -> str:
+    """How the best way compares with the first, size by size."""
+    base = next(iter(result.get("candidates", {})), name)
+    parts = []
+    for row in of(result, STEP):
+        if row["candidate"] != name:
+            continue
+        at = f"{milliseconds(row['ms']['p50'])} a step at {row['resolution']}"
+        first = next((r for r in of(result, STEP, row["resolution"]) if r["candidate"] == base), None)
+        if first is None or name == base:
+            parts.append(f"{at} with {row['peak_gb']:.1f} GB")
+            continue
+        parts.append(
+            f"{at} instead of {milliseconds(first['ms']['p50'])} ({first['ms']['p50'] / row['ms']['p50']:.2f} times as "
+            f"fast), {row['peak_gb']:.1f} GB instead of {first['peak_gb']:.1f} GB{_paid(row, first)}"
+        )
+    against = "" if name == base else f", compared with {base}"
+    return f"Fastest: {name}{against}: {'; '.join(parts)}."
+
+
+def _paid(row: Row, first: Row) -> str:
+    """When compiling has paid for itself."""
+    spent, gain = row.get("compile", {}).get("seconds", 0.0), (first["ms"]["p50"] - row["ms"]["p50"]) / 1000
+    if not spent or gain <= 0:
+        return ""
+    return f", compiled in {spent:.0f} s, which {math.ceil(spent / gain)} steps make up for"
+
+
+def line(row: Row) -> str:
+    """One measurement as a line, for who watches."""
+    name = " ".join(str(row[key]) for key in ("part", "resolution", "candidate") if row.get(key) is not None)
+    if row["status"] != "ok":
+        return f"{name}: {row['status']}, {row['why']}"
+    mfu = f", {row['mfu']:.0%} of the matmul rate" if "mfu" in row else ""
+    return (
+        f"{name}: {milliseconds(row['ms']['p50'])} (p90 {milliseconds(row['ms']['p90'])}), {row['peak_gb']:.2f} GB{mfu}"
+    )
+
+
+def cells(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The table: titles, and a row of texts for each measurement."""
+    titles = ["part", "size", "way", "p50", "p90", "speed", "memory", "TFLOP/s", "MFU", "compiled"]
+    made, rows = [], result.get("results", ())
+    order = {part: number for number, part in enumerate(dict.fromkeys(row["part"] for row in rows))}
+    for row in sorted(rows, key=lambda r: (order[r["part"]], r.get("resolution") or 0)):
+        start = [row["part"], str(row.get("resolution") or ""), row.get("candidate", "")]
+        if row["status"] != "ok":
+            made.append([*start, row["status"], *[""] * 6])
+            continue
+        made.append([
+            *start, milliseconds(row["ms"]["p50"]), milliseconds(row["ms"]["p90"]), speed(result, row),
+            f"{row['peak_gb']:.2f} GB", f"{row['tflops']:.4g}" if "tflops" in row else "",
+            f"{row['mfu']:.1%}" if "mfu" in row else "", compiled(row),
+        ])  # fmt: skip
+    return titles, made
+
+
+def speed(result: Mapping[str, Any], row: Row) -> str:
+    """How many times as fast as the first way that was measured of this part and size."""
+    same = of(result, row["part"], row.get("resolution"))
+    return f"{same[0]['ms']['p50'] / row['ms']['p50']:.2f}x" if len(same) > 1 else ""
+
+
+def compiled(row: Row) -> str:
+    """Graphs and seconds."""
+    about = row.get("compile")
+    if not about:
+        return ""
+    graphs = f"{about['num_graphs']} graph{'s' * (about['num_graphs'] != 1)}"
+    return f"{graphs}, {about['seconds']:.1f} s" + (", cached" if about["cache_hits"] else "")
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The measurements in columns, what they were made on above, and what follows from them below."""
+    titles, rows = cells(result)
+    why = [f"{r['part']} {r.get('candidate', '')}: {r['why']}" for r in result["results"] if r["status"] != "ok"]
+    lines = [*heading(result), "", *columns([titles, *rows]), "", *why]
+    if found := result.get("best"):
+        lines.append(found["sentence"])
+    lines += restless(result)
+    if not result.get("finished"):
+        lines.append("It was stopped before its end.")
+    return "\n".join(lines)
+
+
+def restless(result: Mapping[str, Any]) -> list[str]:
+    """A warning, when something else was at work on this machine."""
+    rows = of(result)
+    uneven = sum(row["ms"]["p90"] > UNEVEN * row["ms"]["p50"] for row in rows)
+    if uneven * 3 < len(rows) or not rows:
+        return []
+    return ["Times varied by more than a third: something else used this machine, measure again when it is quiet."]
+
+
+def heading(result: Mapping[str, Any]) -> list[str]:
+    """What was measured, and where."""
+    subject, on, rate = result["subject"], result["machine"], result.get("matmul") or {}
+    where = f"{on['name']}, torch {on['torch']}" + (f", {on['threads']} threads" if on["device"] == "cpu" else "")
+    measured = f"; {rate['dtype']} matrix products: {rate['tflops']:g} TFLOP/s" if rate.get("tflops") else ""
+    return [f"{subject['title']}, batch {subject['batch']}", f"{where}{measured}"]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Texts in columns of equal width."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def milliseconds(value: float) -> str:
+    """In the unit that reads best."""
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"

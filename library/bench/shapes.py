@@ -1,0 +1,111 @@
+"""What a network does, counted without doing it: a copy without memory tells FLOPs and what its blocks are given."""
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+log = logging.getLogger(__name__)
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a block
+
+
+class Imagined:
+    """A world in which tensors have shapes, types and devices but no numbers, and take neither memory nor time."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Attention is taken apart into its matrix products, which are counted the same on every device."""
+        with self._mode, sdpa_kernel(SDPBackend.MATH):
+            yield
+
+    def copy(self, model: nn.Module, device: torch.device, eight_bits: torch.dtype) -> nn.Module:
+        """The same network in this world; weights that are kept in 8 bits are taken for `eight_bits`."""
+        known: dict[int, Any] = {}
+
+        def like(x: Tensor) -> Tensor:
+            small = x.is_floating_point() and x.itemsize == 1
+            return torch.empty(x.shape, device=device, dtype=eight_bits if small else x.dtype)
+
+        with self._mode:
+            for p in model.parameters():
+                known[id(p)] = nn.Parameter(like(p), requires_grad=p.requires_grad)
+            for buffer in model.buffers():
+                known[id(buffer)] = like(buffer)
+        return copy.deepcopy(model, known)
+
+
+def flops(call: Callable[[], Any]) -> int | None:
+    """Floating-point operations of a call's matrix products and convolutions; None if they cannot be counted."""
+    try:
+        with FlopCounterMode(display=False) as counter:
+            call()
+    except Exception as error:
+        log.warning("FLOPs cannot be counted: %s", str(error).partition("\n")[0])
+        return None
+    return counter.get_total_flops() or None
+
+
+def of_blocks(model: nn.Module, kinds: Iterable[str], call: Callable[[], Any]) -> dict[str, tuple[str, Call]]:
+    """What the middle block of each kind is called with: kind -> its path in the model, and its arguments."""
+    wanted, caught, hooks = dict(_middle(model, kinds)), {}, []
+    for kind, (path, block) in wanted.items():
+
+        def keep(_: Any, args: Any, kwargs: Any, kind: str = kind, path: str = path) -> None:
+            caught.setdefault(kind, (path, (args, kwargs)))
+
+        hooks.append(block.register_forward_pre_hook(keep, with_kwargs=True))
+    try:
+        call()
+    except Exception as error:
+        log.warning("blocks cannot be measured: %s", str(error).partition("\n")[0])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return caught
+
+
+def _middle(model: nn.Module, kinds: Iterable[str]) -> Iterator[tuple[str, tuple[str, nn.Module]]]:
+    for kind in kinds:
+        group = [(path, m) for path, m in model.named_modules() if type(m).__name__ == kind]
+        if group:
+            yield kind, group[len(group) // 2]
+
+
+def made_real(call: Call, device: torch.device) -> Call:
+    """Arguments with random numbers in the place of tensors without memory; what had a gradient has one again."""
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.dtype == torch.bool:
+            return torch.ones(value.shape, dtype=torch.bool, device=device)
+        if not (value.is_floating_point() or value.is_complex()):
+            return torch.zeros(value.shape, dtype=value.dtype, device=device)
+        return torch.randn(value.shape, dtype=value.dtype, device=device).requires_grad_(value.requires_grad)
+
+    return pytree.tree_map(real, call)
+
+
+def forward_backward(block: nn.Module, call: Call) -> None:
+    """Run a block both ways, as training does; gradients are thrown away."""
+    args, kwargs = call
+    outputs = [x for x in pytree.tree_leaves(block(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
+    for value in pytree.tree_leaves(call):
+        if isinstance(value, Tensor):
+            value.grad = None
+    for p in block.parameters():
+        p.grad = None

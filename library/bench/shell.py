@@ -1,0 +1,230 @@
+"""`kohya bench`: time a model's parts and its training step in several ways, or look where the time of a step goes.
+
+Nothing heavy is imported before the options are known to be in order.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from library.bench import candidates, jobs, picture, report
+from library.config.schema import ConfigError
+
+if TYPE_CHECKING:
+    from library.bench.subjects import Subject
+
+PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
+EXAMPLES = """
+kohya bench --family flux --size full            FLUX.1 of real size with random weights, on this GPU
+kohya bench run.toml                             the training of a TOML, as it is and in other ways
+kohya bench --family sdxl --resolution 1024 --part step --candidate eager,compiled --batch 4
+kohya bench --diffusers QwenImageTransformer2DModel --config config.json --part step
+kohya bench run.toml --profile                   where the time of its steps goes
+
+The result goes into a folder with result.json, table.txt and picture.svg; docs/bench.md explains them.
+"""
+
+
+def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
+    """The command; 0 when all was measured. Raises ConfigError for what cannot be, KeyboardInterrupt when stopped.
+
+    `script_of` tells what kind of training a TOML describes.
+    """
+    asked = parser().parse_args(argv)
+    if asked.run and asked.run.is_file() and not asked.script:
+        asked.script = script_of(asked.run)
+    if asked.list:
+        print("\n".join(f"{c.name:24} {c.about}" for c in candidates.ALL))
+        return 0
+    check(asked)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks
+    kind = "profile" if asked.profile else "bench"
+    with jobs.begin(kind, asked.out) as work, _cold(asked.fresh):
+        work.phase("loading PyTorch")
+        subject = _subject(asked)
+        found = (_profiled if asked.profile else _measured)(asked, subject, work)
+        if asked.json:
+            print((work.folder / jobs.RESULT).read_text(encoding="utf-8"))
+    return 0 if found else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(
+        "kohya bench", description="Measure this machine with a model.", epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    made.add_argument(
+        "run", nargs="?", type=Path, metavar="RUN.toml", help="measure the training that a TOML describes"
+    )
+    made.add_argument("--family", choices=("flux", "sdxl"), help="measure a model with random weights")
+    made.add_argument("--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)")
+    made.add_argument("--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)")
+    made.add_argument("--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights")
+    made.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
+    made.add_argument("--input", action="append", default=[], metavar="NAME=SIZES",
+                      help="the shape of an input whose name is unknown; also frames=N, text_length=N")  # fmt: skip
+    made.add_argument("--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(PARTS)}")
+    made.add_argument("--candidate", action="append", default=[], metavar="NAME",
+                      help="ways to run it, the baseline first; --list shows all")  # fmt: skip
+    made.add_argument(
+        "--resolution", action="append", default=[], metavar="N", help="sides of the images: 512,1024,2048"
+    )
+    made.add_argument("--batch", type=int, metavar="N", help="images of a step (default: 1, or the TOML's)")
+    made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any option of the training")
+    made.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
+    made.add_argument("--steps", type=int, default=20, metavar="N", help="measured repetitions (default: 20)")
+    made.add_argument("--warmup", type=int, default=3, metavar="N", help="repetitions before them (default: 3)")
+    made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="most for one measurement (default: 30)")
+    made.add_argument("--fresh", action="store_true", help="compile with an empty cache, to see how long that takes")
+    made.add_argument("--profile", action="store_true", help="see where the time of a step goes, and what to change")
+    made.add_argument("--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)")
+    made.add_argument("--json", action="store_true", help="print the result as JSON too")
+    made.add_argument("--list", action="store_true", help="list the candidates and leave")
+    return made
+
+
+def check(asked: argparse.Namespace) -> None:
+    """Raise ConfigError for everything that is wrong with the options, before anything is loaded."""
+    wrong = []
+    named = [name for name in ("run", "family", "diffusers") if getattr(asked, name)]
+    named += ["config"] if asked.config and not asked.diffusers else []
+    if len(named) != 1:
+        wrong.append(
+            "name one thing to measure: RUN.toml, --family flux, --family sdxl, or --diffusers CLASS --config FILE"
+        )
+    if asked.diffusers and not asked.config:
+        wrong.append("--diffusers needs --config FILE, the model's config.json")
+    for path in filter(None, (asked.run, asked.config)):
+        if not path.is_file():
+            wrong.append(f"{path} does not exist")
+    wrong += [
+        f"--part {part} is no part: choose from {', '.join(PARTS)}" for part in _split(asked.part) if part not in PARTS
+    ]
+    for side in _split(asked.resolution):
+        if not side.isdigit() or not 64 <= int(side) <= 8192 or int(side) % 64:
+            wrong.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
+    for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("seconds", 0)):
+        if (value := getattr(asked, name)) is not None and value < least:
+            wrong.append(f"--{name} must be at least {least}, got {value}")
+    wrong += [
+        f"--{name} {text} must read NAME=VALUE"
+        for name in ("set", "input")
+        for text in getattr(asked, name)
+        if "=" not in text
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def _subject(asked: argparse.Namespace) -> "Subject":
+    from library.bench import foreign, machine, subjects
+
+    device = machine.device(asked.device)
+    given: dict[str, Any] = dict(text.split("=", 1) for text in asked.set)
+    if device.type == "cuda" and not asked.run:
+        given = {"mixed_precision": "bf16", **given}
+    if asked.batch:
+        given["train_batch_size"] = asked.batch
+    if asked.run:
+        return subjects.of_run(asked.run, asked.script, given)
+    if asked.family:
+        size = asked.size or ("full" if device.type == "cuda" else "tiny")
+        return subjects.Own(asked.script or f"{asked.family}_train_network", given, size)
+    config = foreign.read_config(asked.config)
+    name = asked.diffusers or config.get("_class_name")
+    if not name:
+        raise ConfigError(f"{asked.config} does not name its class: give it with --diffusers CLASS")
+    return foreign.Foreign(str(name), config, given, _shapes(asked.input))
+
+
+def _measured(asked: argparse.Namespace, subject: "Subject", work: jobs.Work) -> Mapping[str, Any]:
+    from library.bench import machine, measure, timing
+
+    device = machine.device(asked.device)
+    ways = candidates.choose(asked.candidate, bool(asked.run), device.type, _options(subject))
+    sizes = tuple(int(side) for side in _split(asked.resolution)) or subject.resolutions
+    plan = timing.Plan(asked.steps, asked.warmup, asked.seconds)
+    say = _silent if asked.json else _say
+    bench = measure.Bench(subject, device, ways, tuple(_split(asked.part)) or PARTS, sizes, plan, say)
+    try:
+        return bench.run(work)
+    finally:
+        if bench.rows:
+            _show(work.folder, say)
+
+
+def _show(folder: Path, say: Any) -> None:
+    """Table and picture of what is in the result file, whole or not."""
+    result = jobs.layout.load(folder / jobs.RESULT)
+    if not result:
+        return
+    text = report.table(result)
+    jobs.write(folder / "table.txt", text + "\n")
+    jobs.write(folder / jobs.PICTURE, picture.svg(result))
+    say(f"\n{text}\n\n{folder}")
+
+
+def _profiled(asked: argparse.Namespace, subject: "Subject", work: jobs.Work) -> Mapping[str, Any]:
+    from library.bench import machine, profiling, verdict
+
+    device = machine.device(asked.device)
+    usual = candidates.OWN if asked.run else "compiled" if device.type == "cuda" else "eager"
+    way = candidates.choose(asked.candidate or [usual], bool(asked.run), device.type, _options(subject))[0]
+    side = int((_split(asked.resolution) or [min(1024, max(subject.resolutions))])[0])
+    found = profiling.run(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
+    work.store(found)
+    text = verdict.text(found)
+    jobs.write(work.folder / "table.txt", text + "\n")
+    if not asked.json:
+        print(f"{text}\n\n{work.folder / jobs.TRACE} can be opened at ui.perfetto.dev or chrome://tracing")
+    return found
+
+
+def _options(subject: "Subject") -> Sequence[str]:
+    from library.config.schema import options
+
+    return list(options(type(subject.config({}))))
+
+
+def _shapes(given: Sequence[str]) -> dict[str, Any]:
+    """NAME=1,16,64 -> a shape; frames=5 -> a number."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, sizes = text.partition("=")
+        if not all(size.isdigit() for size in sizes.split(",")):
+            raise ConfigError(f"--input {text} must be whole numbers with commas between: {name}=1,16,64")
+        numbers = tuple(int(size) for size in sizes.split(","))
+        found[name] = numbers[0] if name in ("frames", "text_length") else numbers
+    return found
+
+
+class _cold:
+    """Compile with an empty cache, if asked to."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True) if wanted else None
+
+    def __enter__(self) -> None:
+        if self._folder:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = self._folder.name
+            os.environ["TRITON_CACHE_DIR"] = str(Path(self._folder.name) / "triton")
+
+    def __exit__(self, *_: Any) -> None:
+        if self._folder:
+            self._folder.cleanup()
+
+
+def _split(given: Sequence[str]) -> list[str]:
+    return [part.strip() for text in given for part in text.split(",") if part.strip()]
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _silent(_: str) -> None:
+    pass

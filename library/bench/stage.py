@@ -1,0 +1,156 @@
+"""A model prepared for training in one of the ways that are compared, and what can be timed of it."""
+
+import contextlib
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library import compile_utils, memory
+from library.bench import shapes
+from library.bench.subjects import FACTOR, Made, Own, Subject
+from library.compile_ledger import LEDGER
+from library.memory import precision, swapping
+from library.train import optim
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one step costs by its shapes alone, the same for every candidate: FLOPs, and what blocks are called with."""
+
+    step: int | None
+    blocks: Mapping[str, tuple[str, shapes.Call]]  # kind -> path of the block, its arguments without memory
+    block_flops: Mapping[str, int | None]
+
+
+def counted(subject: Subject, made: Made, config: Any, device: torch.device, resolution: int) -> Counted:
+    """Count on a copy without memory."""
+    world = shapes.Imagined()
+    empty = world.copy(made.parts.denoiser, device, precision.compute_type(config))
+    apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
+    with world.inside(), warnings.catch_warnings(action="ignore"):
+        predict, both = subject.predict(apart, resolution, device), {}
+
+        def forward() -> Tensor:
+            with autocast(config, device):
+                return predict(empty)
+
+        def run(block: nn.Module, given: shapes.Call) -> None:
+            with autocast(config, device):
+                shapes.forward_backward(block, given)
+
+        total = shapes.flops(lambda: forward().square().mean().backward())
+        caught = shapes.of_blocks(empty, made.family.regions, forward)
+        for kind, (path, call) in caught.items():
+            both[kind] = shapes.flops(functools.partial(run, empty.get_submodule(path), shapes.made_real(call, device)))
+    return Counted(total, caught, both)
+
+
+def autocast(config: Any, device: torch.device) -> contextlib.AbstractContextManager:
+    """Mixed precision, as a training has it."""
+    kind = precision.compute_type(config)
+    return contextlib.nullcontext() if kind == torch.float32 else torch.autocast(device.type, kind)
+
+
+class Stage:
+    """One candidate at one image size, ready to be timed. Close it when it is done, or its memory stays taken."""
+
+    def __init__(self, subject: Subject, config: Any, device: torch.device, resolution: int, made: Made) -> None:
+        self.subject, self.config, self.device, self.resolution = subject, config, device, resolution
+        self.made, self.generator, self.encoding, self.ranks, self.rank = made, torch.Generator(device), None, 1, 0
+        compile_utils.start_over()
+        self.not_compiled = memory.prepare(made.parts.denoiser, made.family, config, device, _latents(resolution))
+        self.optimizer = optim.optimizer(made.learner, config)
+        if config.optim.stepped_early:
+            self.optimizer.step_early(config.optim.max_grad_norm, None)
+        self._swap = None if config.adapters else swapping.of(made.parts.denoiser)
+        optim.train_mode(self.optimizer)
+        made.learner.train()
+        self._wrong = self._loss()
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Mixed precision, as a training has it."""
+        return autocast(self.config, self.device)
+
+    def _loss(self) -> Callable[[], Tensor]:
+        if isinstance(self.subject, Own):
+            return self._own_loss(self.subject)
+        predict, denoiser = self.subject.predict(self.made, self.resolution, self.device), self.made.parts.denoiser
+
+        def wrong() -> Tensor:
+            with self.autocast():
+                return predict(denoiser).square().mean()
+
+        return wrong
+
+    def _own_loss(self, subject: Own) -> Callable[[], Tensor]:
+        """The trainer's own loss: noise, target, conditions, prediction, weighting."""
+        from library.data.loading import Batch
+        from library.train import loss
+
+        number, side = subject.batch, float(self.resolution)
+        batch = Batch(
+            captions=[""] * number,
+            paths=[""] * number,
+            sizes=torch.tensor([[side, side, 0, 0, side, side]] * number, device=self.device),
+            weights=torch.ones(number, device=self.device),
+            latents=subject.latents(self.resolution, self.device),
+            text=subject.text(self.made, self.device),
+        )
+        return lambda: loss.of(batch, self.made.family, self.made.parts, self.made.learner, self)
+
+    def step(self) -> None:
+        """Forward, backward, clipping, optimizer: what a training repeats."""
+        self._wrong().backward()
+        if self._swap:
+            self._swap.bring_home()
+        if not self.config.optim.stepped_early:
+            if self.config.optim.max_grad_norm:
+                torch.nn.utils.clip_grad_norm_(self.made.learner.parameters(), self.config.optim.max_grad_norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._swap:
+            self._swap.forget_gradients()
+
+    def block(self, path: str, call: shapes.Call) -> Callable[[], None]:
+        """One block, forward and backward, as it is called within the model."""
+        given, block = shapes.made_real(call, self.device), self.made.parts.denoiser.get_submodule(path)
+
+        def run() -> None:
+            with self.autocast():
+                shapes.forward_backward(block, given)
+
+        return run
+
+    def compiling(self) -> dict[str, Any]:
+        """What the compiler did since the stage was made."""
+        if not self.config.compile.compile:
+            return {}
+        LEDGER.drain()
+        total = LEDGER.summary()
+        kept = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
+        return {"compile": kept} | ({"not_compiled": self.not_compiled} if self.not_compiled else {})
+
+    def close(self) -> None:
+        """Let the model go."""
+        del self.made, self.optimizer, self._wrong, self._swap
+        compile_utils.start_over()
+
+
+@contextlib.contextmanager
+def staged(subject: Subject, config: Any, device: torch.device, resolution: int, made: Made | None = None):
+    """A stage that is closed at the end."""
+    found = Stage(subject, config, device, resolution, made or subject.make(config, device))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def _latents(resolution: int) -> tuple[tuple[int, int]]:
+    return ((resolution // FACTOR, resolution // FACTOR),)

@@ -1,0 +1,198 @@
+"""What is measured: a model of this project, with random weights or as a run's TOML names it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from library import families, learners
+from library.bench import networks
+from library.config.schema import ConfigError, build, options, read_toml
+from library.families.base import Noised, Parts
+
+FACTOR = 8  # pixels of an image for each of its latents
+TEXT = 77  # tokens of a caption for CLIP
+PATH = "random"  # stands for files that are never opened
+
+
+@dataclass
+class Made:
+    """A denoiser with what learns inside it, not yet prepared: what `memory.prepare` is given."""
+
+    parts: Parts
+    family: Any
+    learner: Any
+
+
+class Subject(Protocol):
+    """Something to measure."""
+
+    title: str
+    about: Mapping[str, Any]  # for the result file
+    batch: int
+    resolutions: tuple[int, ...]
+
+    def config(self, options: Mapping[str, Any]) -> Any:
+        """The settings with these options on top. Raises ConfigError for a pair that cannot be."""
+        ...
+
+    def make(self, config: Any, device: torch.device) -> Made:
+        """A fresh denoiser on the device."""
+        ...
+
+    def predict(self, made: Made, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
+        """What calls a denoiser for images of this size: made.parts.denoiser, or a copy of it on another device."""
+        ...
+
+    def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
+        """The text encoders by name: what loads one and returns a function that runs it."""
+        ...
+
+    def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
+        """The image autoencoder, if it has one."""
+        ...
+
+
+class Own:
+    """SDXL or FLUX.1."""
+
+    def __init__(self, script: str, values: Mapping[str, Any], size: str | None) -> None:
+        """`size` is tiny or full for random weights, None for the files that `values` name."""
+        self.kind = families.config_class(script)
+        self.name: str = self.kind.family
+        self.random = networks.sizes(self.name, size) if size else None
+        small = {"t5xxl_max_token_length": TEXT} if size == "tiny" and self.name == "flux" else {}
+        self.values = {**usual(script), **small, **values} if size else dict(values)
+        self.batch = int(self.config({}).data.train_batch_size)
+        self.title = f"{'FLUX.1' if self.name == 'flux' else 'SDXL'}, {size} size" if size else self.kind.title
+        self.about = {"family": self.name, "script": script, "size": size, "model": self._model()}
+        self.resolutions = self.random.resolutions if self.random else (self._side(),)
+        self._loaded: Parts | None = None
+
+    def _model(self) -> str:
+        return "random weights" if self.random else str(self.values.get("pretrained_model_name_or_path"))
+
+    def _side(self) -> int:
+        width, height = self.config({}).data.size or (1024, 1024)
+        return max(64, round((width * height) ** 0.5 / 64) * 64)
+
+    def config(self, given: Mapping[str, Any]) -> Any:
+        """The settings with these options on top."""
+        return build(self.kind, {**self.values, **given}, notes=[])
+
+    def make(self, config: Any, device: torch.device) -> Made:
+        """A fresh denoiser on the device, with what learns in it."""
+        from library.memory import precision
+
+        family = families.of(config)
+        dtype = precision.storage_type(config)
+        if self.random:
+            parts = Parts(networks.filled(self.random.denoiser(), device, dtype), None, {}, {}, {})
+            self._tell(family, parts.denoiser)
+        else:
+            parts = family.load(dtype, precision.compute_type(config))
+            parts.encoders, parts.vae = {}, None
+        return Made(parts, family, learners.attach(parts, family, config))
+
+    def _tell(self, family: Any, denoiser: nn.Module) -> None:
+        """What a family otherwise reads from its files."""
+        if self.name == "flux":
+            family.guided = denoiser.sizes.guidance
+            family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
+        else:
+            from library.families.sdxl import keys
+
+            family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
+
+    def predict(self, made: Made, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
+        """What calls a denoiser for images of this size."""
+        latents = self.latents(resolution, device)
+        ones = torch.ones(len(latents), device=device)
+        noised = Noised(latents, ones, latents, ones, ones, ones)
+        text, sizes = self.text(made, device), torch.ones(len(latents), 6, device=device)
+        return lambda denoiser: made.family.predict(denoiser, noised, text, sizes)
+
+    def latents(self, resolution: int, device: torch.device) -> Tensor:
+        """Random latents [B, C, h, w]."""
+        channels = 16 if self.name == "flux" else 4
+        return torch.randn(self.batch, channels, resolution // FACTOR, resolution // FACTOR, device=device)
+
+    def text(self, made: Made, device: torch.device) -> dict[str, Tensor]:
+        """Random text outputs in the shapes of the caches."""
+        net, number = made.parts.denoiser, self.batch
+        if self.name == "flux":
+            length, of = made.family.text_length, net.sizes
+            shapes = {"l_pooled": (of.vector_channels,), "t5_out": (length, of.text_channels)}
+            shapes |= {"txt_ids": (length, 3), "t5_attn_mask": (length,)}
+        else:
+            wide, pooled = net.config.cross_attention_dim, net.add_embedding.linear_1.in_features - 6 * 256
+            first = 768 if wide == 2048 else wide // 3
+            shapes = {"hidden_state1": (TEXT, first), "hidden_state2": (TEXT, wide - first), "pool2": (pooled,)}
+        return {name: torch.randn(number, *shape, device=device) for name, shape in shapes.items()}
+
+    def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
+        """The text encoders by name."""
+        names = ("clip_l", "t5xxl") if self.name == "flux" else ("clip_l", "clip_g")
+        return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
+
+    def _encoder(self, name: str, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
+        from library.families import t5
+
+        if self.random:
+            model = networks.filled(self.random.encoders[name](), device, dtype)
+        else:
+            model = self._stored(dtype).encoders[name].to(device)
+        length = self._text_length() if name == "t5xxl" else TEXT
+        ids = torch.randint(0, model.config.vocab_size, (self.batch, length), device=device)
+        if name == "t5xxl":
+            return lambda: t5.encode(model, ids, None)
+        return lambda: model(ids, output_hidden_states=True)
+
+    def _text_length(self) -> int:
+        family = families.of(self.config({}))
+        if self.random:
+            family.guided = True
+        return family.text_length
+
+    def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
+        """The image autoencoder."""
+        if self.random:
+            return networks.filled(self.random.vae(), device, dtype)
+        found = self._stored(dtype).vae
+        return found.to(device) if found is not None else None
+
+    def _stored(self, dtype: torch.dtype) -> Parts:
+        """Text encoders and VAE of the run's files, read once."""
+        if self._loaded is None:
+            self._loaded = families.of(self.config({})).load(dtype, dtype)
+            self._loaded.denoiser = nn.Identity()
+        return self._loaded
+
+
+def usual(script: str) -> dict[str, Any]:
+    """What most people train with, and words in the place of files."""
+    given = {
+        "pretrained_model_name_or_path": PATH, "train_data_dir": PATH, "output_dir": PATH, "resolution": "1024",
+        "max_train_steps": 100, "cache_latents": True, "cache_text_encoder_outputs": True,
+        "optimizer_type": "AdamW", "learning_rate": 1e-4, "train_batch_size": 1,
+        "network_module": "networks.lora_flux" if script.startswith("flux") else "networks.lora",
+        "network_dim": 16, "network_alpha": 16, "network_train_unet_only": True,
+        "clip_l": PATH, "t5xxl": PATH, "ae": PATH,
+    }  # fmt: skip
+    known = options(families.config_class(script))
+    return {name: value for name, value in given.items() if name in known}
+
+
+def of_run(path: Path, script: str, values: Mapping[str, Any]) -> Own:
+    """The training that a TOML describes. Raises ConfigError when its model cannot be read."""
+    found = Own(script, {**read_toml(path), **values}, None)
+    wrong = list(families.of(found.config({})).problems())
+    if not found.values.get("pretrained_model_name_or_path"):
+        wrong = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    found.title = f"{found.kind.title} of {path.name}"
+    return found

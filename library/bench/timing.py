@@ -1,0 +1,113 @@
+"""How long something takes once it runs steadily, and how much memory it needs."""
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+GIB = 2**30
+FEWEST = 3  # measured repetitions, however long each takes
+SETTLED = 1.15  # warm-up goes on while a repetition takes less than the one before, divided by this
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How thoroughly to measure."""
+
+    steps: int = 20  # measured repetitions
+    warmup: int = 3  # repetitions before them, at least
+    seconds: float = 30.0  # most time for the measured ones
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured: milliseconds of each repetition, seconds of warm-up, and the memory at the highest."""
+
+    each: tuple[float, ...]
+    warmup_seconds: float
+    peak_gb: float
+
+    @property
+    def p50(self) -> float:
+        """The median in milliseconds."""
+        return statistics.median(self.each)
+
+    @property
+    def p90(self) -> float:
+        """Nine of ten repetitions took no longer."""
+        return sorted(self.each)[max(0, math.ceil(0.9 * len(self.each)) - 1)]
+
+    def facts(self) -> dict[str, Any]:
+        """As the result file has it."""
+        return {
+            "ms": {"p50": round(self.p50, 3), "p90": round(self.p90, 3), "min": round(min(self.each), 3)},
+            "repetitions": len(self.each),
+            "warmup_seconds": round(self.warmup_seconds, 2),
+            "peak_gb": round(self.peak_gb, 3),
+        }
+
+
+def measure(call: Callable[[], Any], device: torch.device, plan: Plan) -> Timing:
+    """Call until it runs steadily, then time it. Raises what `call` raises."""
+    began = time.perf_counter()
+    last = math.inf
+    for number in range(plan.warmup * 3):
+        took = timed(call, device)
+        if number + 1 >= plan.warmup and took > last / SETTLED:
+            break
+        last = took
+    warmed = time.perf_counter() - began
+    clean(device)
+    number = min(plan.steps, max(FEWEST, int(plan.seconds / max(took, 1e-9))))
+    each, peak = (_on_gpu if device.type == "cuda" else _on_cpu)(call, device, number)
+    return Timing(tuple(each), warmed, peak)
+
+
+def timed(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call, until the device has done it all."""
+    wait(device)
+    began = time.perf_counter()
+    call()
+    wait(device)
+    return time.perf_counter() - began
+
+
+def wait(device: torch.device) -> None:
+    """Let the device finish."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def clean(device: torch.device) -> None:
+    """Let go of what nobody holds, and begin to look for the highest memory anew."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:
+    """Marks between the calls, read at the end: waiting after each would show the host's pauses instead."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(number + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    torch.cuda.synchronize(device)
+    each = [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
+    return each, torch.cuda.max_memory_allocated(device) / GIB
+
+
+def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:
+    each, peak, own = [], 0, psutil.Process()
+    for _ in range(number):
+        each.append(timed(call, device) * 1000)
+        peak = max(peak, own.memory_info().rss)
+    return each, peak / GIB

@@ -1,0 +1,288 @@
+"""What a profile means: operations sorted into kinds, and sentences on what takes the time and what to change.
+
+Plain tables in, words out. No torch in here, so that the rules can be tried on tables that are made up.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from library.bench import report
+
+SHOWN = 25  # operations in the result
+# Kinds of operations by name, of the host's (aten::) and of the device's kernels; the first that fits counts.
+KINDS: tuple[tuple[str, str], ...] = (
+    ("bookkeeping", r"^autograd::|AccumulateGrad|Backward\d+$"),
+    ("matrix products", r"triton_(tem|mm)"),
+    ("compiled kernels", r"triton_|compiled|inductor|cpp_fused|graph_\d"),
+    ("copies", r"memcpy|memset|aten::copy_|aten::_to_copy|direct_copy|aten::clone|aten::contiguous|aten::pin_memory"),
+    ("attention", r"scaled_dot_product|flash|fmha|attention|attn"),
+    ("convolution", r"conv|winograd|implicit_gemm|xmma_(fprop|dgrad|wgrad)"),
+    ("optimizer", r"optimizer|multi_tensor|_fused_adam|_foreach|fused_adam"),
+    (
+        "matrix products",
+        r"gemm|aten::(add|b|badd)?b?mm\b|aten::(linear|matmul)|cutlass|cublas|nvjet|scaled_mm|splitk",
+    ),
+    ("norms and reductions", r"norm|reduce|softmax|aten::(sum|mean|var|amax)"),
+    (
+        "elementwise",
+        r"elementwise|catarray|aten::(add|mul|sub|div|silu|gelu|neg|exp|sigmoid|cat|stack|where|fill_|zero_|sqrt|pow|"
+        r"cos|sin|rsqrt|square|clamp|lerp)",
+    ),
+    ("bookkeeping", r"aten::"),
+)
+LAUNCHES = r"cu(da)?LaunchKernel|cudaGraphLaunch"
+SYNCS = r"cuda(Stream|Device|Event)Synchronize|cuStreamSynchronize"
+READS = r"aten::_local_scalar_dense"
+NOT_WORK = r"^(ProfilerStep|cudaDeviceGetAttribute|Activity Buffer|Lazy Function)|\[memory\]"
+CASTS = r"aten::_to_copy"
+SMALL = ("elementwise", "norms and reductions", "copies", "bookkeeping")
+IDLE = 0.15  # of a step: less is what any step has at its edges
+SETTINGS = (
+    "compile", "compile_mode", "gradient_checkpointing", "checkpoint_keep_attention", "cpu_offload_checkpointing",
+    "blocks_to_swap", "cuda_cudnn_benchmark", "cuda_allow_tf32", "fp8_base", "fp8_compute", "mixed_precision",
+    "train_batch_size", "optimizer_type", "compile_activation_budget",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation of the profiler's table: calls and microseconds over all steps, on the device or on the host."""
+
+    name: str
+    count: int
+    us: float
+    on_device: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know: which rule, how much of a step it is about, in words, and options that would change it."""
+
+    rule: str
+    share: float
+    text: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def kind(name: str) -> str:
+    """The kind of an operation or kernel."""
+    return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.I)), "other")
+
+
+def summary(rows: Iterable[Row], steps: int, step_ms: float, device: str) -> dict[str, Any]:
+    """A profiler's table, per step: shares by kind, the longest operations, launches, syncs, copies and casts.
+
+    `step_ms` is the time of a step without the profiler. On a GPU shares are of the time in which it works, and the
+    rest of the step is idle; on a CPU they are of the host's time.
+    """
+    all_rows = [row for row in rows if not re.search(NOT_WORK, row.name)]
+    working = [row for row in all_rows if row.on_device == (device == "cuda")]
+    total = sum(row.us for row in working) or 1.0
+    kinds: dict[str, float] = defaultdict(float)
+    for row in working:
+        kinds[kind(row.name)] += row.us
+    busy = total / 1000 / steps
+    operations = [
+        {"name": row.name[:120], "kind": kind(row.name), "calls": round(row.count / steps, 1),
+         "ms": round(row.us / 1000 / steps, 4), "share": round(row.us / total, 4)}
+        for row in sorted(working, key=lambda r: -r.us)[:SHOWN]
+    ]  # fmt: skip
+    return {
+        "steps": steps,
+        "step_ms": round(step_ms, 3),
+        "busy_ms": round(busy, 3),
+        "idle": round(max(0.0, 1 - busy / step_ms), 4) if device == "cuda" and step_ms else None,
+        "kinds": {name: round(us / total, 4) for name, us in sorted(kinds.items(), key=lambda k: -k[1])},
+        "operations": operations,
+        "launches": _count(all_rows, LAUNCHES) // steps,
+        # The profiler's own waiting at its end is not a step's.
+        "syncs": max(_count(all_rows, SYNCS) - 1, 0) // steps,
+        "reads": _count(all_rows, READS) // steps,
+        "casts": _count(all_rows, CASTS) // steps,
+        "copies": {way: _copies(working, pattern, steps, total) for way, pattern in
+                   (("to device", "HtoD"), ("to host", "DtoH"), ("within", "DtoD|aten::copy_|direct_copy"))},
+    }  # fmt: skip
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """The options of a run that the rules ask for."""
+    from library.config.schema import values
+
+    return {name: value for name, value in values(config).items() if name in SETTINGS}
+
+
+# ---- the rules
+
+
+def judge(facts: Mapping[str, Any]) -> list[Finding]:
+    """What dominates, and what to change, the weightiest first. The first sentence always says what dominates."""
+    found = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
+    return [_dominant(facts), *sorted(found, key=lambda finding: -finding.share)]
+
+
+Facts = Mapping[str, Any]
+
+
+def _dominant(facts: Facts) -> Finding:
+    kinds, idle = facts["kinds"], facts.get("idle")
+    if idle is not None and idle > 0.4:
+        return Finding("dominant", idle, f"Waiting dominates: the GPU has nothing to do in {idle:.0%} of a step.")
+    first, share = next(iter(kinds.items()), ("nothing", 0.0))
+    others = ", ".join(f"{name} {part:.0%}" for name, part in list(kinds.items())[1:4])
+    what = "Of the GPU's work" if idle is not None else "Of the time"
+    return Finding("dominant", share, f"{what} {share:.0%} goes into {first}; then {others or 'nothing'}.")
+
+
+def _waiting(facts: Facts, now: Facts) -> Iterator[Finding]:
+    idle = facts.get("idle") or 0.0
+    if idle < IDLE:
+        return
+    cause = f"The GPU is idle for {idle:.0%} of a step, while the host starts {facts['launches']:,} kernels: "
+    if not now.get("compile"):
+        cure = "compile the blocks, which makes a few large kernels of many small ones."
+        yield Finding("launches", idle, cause + cure, {"compile": True})
+    elif now.get("compile_mode") == "default" and not now.get("blocks_to_swap"):
+        cure = "if all images have one size, play them back as a CUDA graph; or use larger batches."
+        yield Finding("launches", idle, cause + cure, {"compile_mode": "reduce-overhead"})
+    else:
+        yield Finding("launches", idle, f"{cause}larger batches give the GPU more to do for each of them.")
+
+
+def _reading(facts: Facts, now: Facts) -> Iterator[Finding]:
+    waits = max(facts["syncs"], facts["reads"]) if facts.get("idle") is not None else 0
+    if waits >= 2:
+        cause = f"The host waits for the GPU {waits} times in a step, to read numbers from it, and the GPU runs dry. "
+        yield Finding("syncs", min(0.5, 0.02 * waits), f"{cause}Look for item and nonzero in the trace.")
+
+
+def _swapping(facts: Facts, now: Facts) -> Iterator[Finding]:
+    moved = sum(facts["copies"][way]["share"] for way in ("to device", "to host"))
+    if moved < 0.1:
+        return
+    cause = f"Copies between host and GPU take as long as {moved:.0%} of its work: "
+    if swapped := now.get("blocks_to_swap"):
+        yield Finding("swapping", moved, f"{cause}swap fewer than {swapped} blocks, as far as memory allows.")
+    elif now.get("cpu_offload_checkpointing"):
+        cure = {"cpu_offload_checkpointing": False, "gradient_checkpointing": True}
+        yield Finding("swapping", moved, f"{cause}keep checkpoints on the GPU, if they fit.", cure)
+    else:
+        yield Finding("swapping", moved, f"{cause}nothing is swapped, so look in the trace for what is copied.")
+
+
+def _fusing(facts: Facts, now: Facts) -> Iterator[Finding]:
+    small = sum(facts["kinds"].get(name, 0.0) for name in SMALL)
+    if small >= 0.25 and not now.get("compile"):
+        cause = f"Small operations (elementwise, norms, copies) take {small:.0%}: "
+        yield Finding("fusing", small, f"{cause}compiling fuses most of them.", {"compile": True})
+
+
+def _attention(facts: Facts, now: Facts) -> Iterator[Finding]:
+    share = facts["kinds"].get("attention", 0.0)
+    if share < 0.3:
+        return
+    if now.get("gradient_checkpointing") and not now.get("checkpoint_keep_attention"):
+        cure = "and part of that to do it again: keep its outputs, which cost little memory."
+        yield Finding("attention", share, f"Attention takes {share:.0%}, {cure}", {"checkpoint_keep_attention": True})
+    else:
+        cure = "it grows with the square of an image's area, so smaller images gain most."
+        yield Finding("attention", share, f"Attention takes {share:.0%}: {cure} kohya doctor lists the kernels.")
+
+
+def _optimizing(facts: Facts, now: Facts) -> Iterator[Finding]:
+    share = facts["kinds"].get("optimizer", 0.0)
+    if share >= 0.1:
+        cure = "add up gradients over several batches, or choose a lighter one (Adafactor, AdamW8bit)."
+        yield Finding("optimizer", share, f"The optimizer takes {share:.0%}: {cure}")
+
+
+def _convolving(facts: Facts, now: Facts) -> Iterator[Finding]:
+    share = facts["kinds"].get("convolution", 0.0)
+    if share >= 0.25 and facts.get("idle") is not None and not now.get("cuda_cudnn_benchmark"):
+        cure = "let cuDNN try its kernels, if the data set has few image sizes."
+        yield Finding("convolution", share, f"Convolutions take {share:.0%}: {cure}", {"cuda_cudnn_benchmark": True})
+
+
+def _multiplying(facts: Facts, now: Facts) -> Iterator[Finding]:
+    share, idle = facts["kinds"].get("matrix products", 0.0), facts.get("idle")
+    if share < 0.5 or (idle or 0.0) >= IDLE:
+        return
+    if idle is not None and now.get("mixed_precision") == "no":
+        cure = f"Matrix products in float32 take {share:.0%}: bf16 is many times as fast."
+        yield Finding("precision", share, cure, {"mixed_precision": "bf16"})
+    else:
+        cure = "which is what the machine is good at. Only fewer of them, or smaller numbers (fp8), would be faster."
+        yield Finding("products", share, f"Matrix products take {share:.0%}, {cure}")
+
+
+def _recomputing(facts: Facts, now: Facts) -> Iterator[Finding]:
+    used, there = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
+    if now.get("gradient_checkpointing") and not now.get("blocks_to_swap") and used < 0.5 * there:
+        cause = f"{used:.1f} of {there:.0f} GB are used, while activations are computed twice: "
+        cure = "switch gradient_checkpointing off, or keep the outputs of attention."
+        yield Finding("recompute", 0.25, cause + cure, {"gradient_checkpointing": False})
+
+
+def _casting(facts: Facts, now: Facts) -> Iterator[Finding]:
+    share, casts = facts["copies"]["within"]["share"], facts["casts"]
+    if share >= 0.1 and casts >= 50 and now.get("compile"):
+        cure = "keep what is frozen in the type that is computed in."
+        yield Finding("casts", share, f"{casts:,} casts and copies outside of compiled blocks take {share:.0%}: {cure}")
+
+
+RULES: tuple[Callable[[Facts, Facts], Iterator[Finding]], ...] = (
+    _waiting,
+    _reading,
+    _swapping,
+    _fusing,
+    _attention,
+    _optimizing,
+    _convolving,
+    _multiplying,
+    _recomputing,
+    _casting,
+)
+
+
+# ---- in words
+
+
+def text(facts: Mapping[str, Any]) -> str:
+    """The verdict and the tables, for a shell."""
+    at = f"{facts['way']['name']} at {facts['resolution']}"
+    title, where = report.heading(facts)
+    idle = f", the GPU idle for {facts['idle']:.0%}" if facts.get("idle") is not None else ""
+    counts = (
+        f"{facts['launches']:,} kernel launches, {facts['syncs']} waits, {facts['reads']} reads, {facts['casts']} casts"
+    )
+    kinds = [["kind", "share"], *([name, f"{share:.1%}"] for name, share in facts["kinds"].items())]
+    titles = ["operation", "kind", "calls", "ms", "share"]
+    operations = [[o["name"][:60], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
+                  for o in facts["operations"][:15]]  # fmt: skip
+    return "\n".join([
+        f"{title}, {at}", where, "",
+        f"A step takes {report.milliseconds(facts['step_ms'])}{idle}; {counts} in each", "",
+        *report.columns(kinds), "", *report.columns([titles, *operations]), "",
+        *(f"{number}. {finding['text']}{change(finding['options'])}" for number, finding in
+          enumerate(facts["verdict"], start=1)),
+    ])  # fmt: skip
+
+
+def change(options: Mapping[str, Any]) -> str:
+    """Options to set, as flags read."""
+    if not options:
+        return ""
+    return " (" + ", ".join(f"{name} = {str(value).lower()}" for name, value in options.items()) + ")"
+
+
+def _count(rows: Iterable[Row], pattern: str) -> int:
+    return sum(row.count for row in rows if re.search(pattern, row.name))
+
+
+def _copies(rows: Iterable[Row], pattern: str, steps: int, total: float) -> dict[str, float]:
+    of = [row for row in rows if re.search(pattern, row.name)]
+    spent = sum(row.us for row in of)
+    return {"calls": sum(row.count for row in of) // steps, "ms": round(spent / 1000 / steps, 4),
+            "share": round(spent / total, 4)}  # fmt: skip

@@ -1,0 +1,162 @@
+"""The bench on models that are tiny: every part is really run, and what goes wrong is a result like others."""
+
+import json
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from kohya_gui import cli
+from library.bench import candidates, foreign, jobs, measure, profiling, stage, subjects, timing
+
+CPU = torch.device("cpu")
+QUICK = timing.Plan(steps=1, warmup=1, seconds=5.0)
+QWEN = {"patch_size": 2, "in_channels": 16, "out_channels": 4, "num_layers": 2, "attention_head_dim": 16,
+        "num_attention_heads": 2, "joint_attention_dim": 16, "axes_dims_rope": [8, 4, 4]}  # fmt: skip
+VACE = {"num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 16,
+        "freq_dim": 32, "ffn_dim": 32, "num_layers": 2, "vace_layers": [0, 1], "vace_in_channels": 8}  # fmt: skip
+AOT = {"compile_backend": "aot_eager"}
+
+
+@pytest.fixture(autouse=True)
+def home_for_all(home):
+    return home
+
+
+def bench(subject, names, parts, resolutions=(64,)):
+    known = vars(subject.config({}).compile.__class__).get("__dataclass_fields__", {})
+    chosen = candidates.choose(names, False, "cpu", [*known, *candidates.PLAIN])
+    return measure.Bench(subject, CPU, chosen, parts, resolutions, QUICK, say=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def flux():
+    return subjects.Own("flux_train_network", AOT, "tiny")
+
+
+def test_every_part_of_a_model_is_measured(flux, home):
+    with jobs.begin("bench") as work:
+        found = bench(flux, ["eager,compiled"], measure.PARTS).run(work)
+    rows = {(r["part"], r["candidate"]): r for r in found["results"]}
+    assert set(rows) >= {
+        ("text encoder clip_l", "eager"), ("text encoder t5xxl", "eager"), ("vae-encode", "eager"),
+        ("vae-decode", "eager"), ("block DoubleStreamBlock", "eager"), ("block SingleStreamBlock", "compiled"),
+        ("step", "eager"), ("step", "compiled"),
+    }  # fmt: skip
+    assert all(r["status"] == "ok" and r["flops"] and r["ms"]["p50"] > 0 for r in rows.values())
+    assert rows["step", "compiled"]["compile"]["num_graphs"] == 2 and "compile" not in rows["step", "eager"]
+    assert found["best"]["candidate"] in ("eager", "compiled") and found["finished"]
+    job = jobs.newest("bench")
+    assert job.state == "finished" and job.result == json.loads(json.dumps(found))
+
+
+def test_flops_are_those_that_are_really_done(flux):
+    config = flux.config(candidates.PLAIN)
+    made = flux.make(config, CPU)
+    counted = stage.counted(flux, made, config, CPU, 64)
+    assert set(counted.blocks) == {"DoubleStreamBlock", "SingleStreamBlock"}
+    with stage.staged(flux, config, CPU, 64, made) as ready, sdpa_kernel(SDPBackend.MATH):
+        ready.step()
+        with FlopCounterMode(display=False) as counter:
+            ready.step()
+    assert counted.step == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train"])
+def test_steps_of_other_trainings(script):
+    found = subjects.Own(script, {"optimizer_type": "AdaFactor"} if script == "flux_train" else {}, "tiny")
+    with jobs.begin("bench") as work:
+        (row,) = bench(found, ["checkpointing"], ["step"]).run(work)["results"]
+    assert row["status"] == "ok" and row["mfu"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("QwenImageTransformer2DModel", QWEN), ("WanVACETransformer3DModel", VACE)]
+)
+def test_transformers_of_diffusers(name, config):
+    subject = foreign.Foreign(name, config, AOT, {"frames": 2})
+    with jobs.begin("bench") as work:
+        rows = bench(subject, ["compiled" if name.startswith("Qwen") else "eager"], ["blocks", "step"]).run(work)[
+            "results"
+        ]
+    assert all(row["status"] == "ok" and row["flops"] for row in rows), rows
+    kinds = {row["part"] for row in rows}
+    assert kinds == {"step", *(f"block {kind}" for kind in subject.regions)}
+
+
+def test_what_cannot_be_measured_says_why_and_the_rest_goes_on(flux, monkeypatch):
+    def fails(self):
+        raise torch.OutOfMemoryError("much too large")
+
+    swapping = subjects.Own("flux_train_network", {**AOT, "blocks_to_swap": 2}, "tiny")
+    with jobs.begin("bench") as work:
+        rows = bench(swapping, ["compiled+budget,checkpointing"], ["step"]).run(work)["results"]
+    assert [row["status"] for row in rows] == ["skipped", "ok"]
+    assert "compile_activation_budget cannot be used" in rows[0]["why"]
+    monkeypatch.setattr(stage.Stage, "step", fails)
+    with jobs.begin("bench") as work:
+        (row,) = bench(flux, ["eager"], ["step"]).run(work)["results"]
+    assert (row["status"], row["why"]) == ("failed", "out of memory")
+
+
+def test_what_was_measured_before_an_interruption_is_kept(flux, monkeypatch):
+    def stopped(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage.Stage, "step", stopped)
+    with pytest.raises(KeyboardInterrupt), jobs.begin("bench") as work:
+        bench(flux, ["eager"], ["encoders", "step"]).run(work)
+    job = jobs.at(work.folder)
+    assert job.state == "stopped" and len(job.result["results"]) == 2 and not job.result["finished"]
+
+
+def test_a_profile_of_the_processor(flux):
+    eager = candidates.NAMED["eager"]
+    with jobs.begin("profile") as work:
+        found = profiling.run(flux, eager, CPU, 64, 1, work)
+    assert found["kinds"]["matrix products"] > 0.02 and found["launches"] == 0 and found["idle"] is None
+    assert found["verdict"][0]["rule"] == "dominant"
+    assert json.loads((work.folder / jobs.TRACE).read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "QwenImageTransformer2DModel", **QWEN}))
+    given = ["bench", "--config", str(tmp_path / "config.json"), "--part", "step", "--candidate", "eager", "--json",
+             "--resolution", "64", "--steps", "1", "--warmup", "1", "--out", str(tmp_path / "out"), "--device",
+             "cpu"]  # fmt: skip
+    assert cli.main(given) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["subject"]["class"] == "QwenImageTransformer2DModel" and shown["results"][0]["status"] == "ok"
+    assert {"job.json", "picture.svg", "result.json", "table.txt"} <= {p.name for p in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name one thing to measure"),
+        (["--family", "flux", "run.toml"], "name one thing to measure"),
+        (["no.toml"], "no.toml does not exist"),
+        (["--family", "flux", "--part", "wheels"], "--part wheels is no part: choose from encoders"),
+        (["--family", "flux", "--resolution", "1000"], "--resolution 1000 must be a multiple of 64"),
+        (["--family", "flux", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--family", "flux", "--device", "cuda:9"], "--device cuda:9 cannot be used here"),
+        (["--family", "sdxl", "--candidate", "compild"], "did you mean compiled"),
+        (["--family", "sdxl", "--candidate", "cuda-graphs", "--device", "cpu"], "cuda-graphs needs a GPU"),
+        (["--family", "sdxl", "--set", "lerning_rate=1"], "did you mean learning_rate"),
+        (["--diffusers", "QwenImageTransformer2Model"], "needs --config FILE"),
+    ],
+)
+def test_mistakes_are_told_in_sentences(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", *arguments]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_class_that_is_none_and_a_config_of_another():
+    with pytest.raises(foreign.ConfigError, match="did you mean QwenImageTransformer2DModel"):
+        foreign.class_of("QwenImageTransformer2Model")
+    with pytest.raises(foreign.ConfigError, match="takes no num_wheels"):
+        foreign.arguments("QwenImageTransformer2DModel", {**QWEN, "num_wheels": 4})
+    with pytest.raises(foreign.ConfigError, match="no network called eval"):
+        foreign.class_of("eval")

@@ -1,0 +1,53 @@
+"""What a bench says of its numbers: the best way, the table, the picture."""
+
+from xml.etree import ElementTree
+
+from library.bench import candidates, picture, report
+
+
+def test_the_best_is_the_fastest_at_all_sizes_and_of_equals_the_smaller(result):
+    best = result["best"]
+    assert best["candidate"] == "compiled"  # 2 % slower than with checkpointing, and with less memory
+    assert best["options"] == {**candidates.PLAIN, "compile": True}
+    assert "250 ms a step at 512 instead of 400 ms (1.60 times as fast)" in best["sentence"]
+    assert "28.0 GB instead of 30.0 GB, compiled in 9 s, which 60 steps make up for" in best["sentence"]
+    assert "1.00 s a step at 1024 with 44.0 GB" in best["sentence"]  # eager did not fit there
+
+
+def test_a_way_that_did_not_fit_everywhere_is_not_the_best(result):
+    fast = {**result["results"][0], "ms": {"p50": 1.0, "p90": 1.0, "min": 1.0}}
+    assert report.best({**result, "results": [fast, *result["results"][1:]]})["candidate"] == "compiled"
+    assert report.best({**result, "results": []}) is None
+
+
+def test_the_table_has_every_measurement_and_every_failure(result):
+    text = report.table(result)
+    lines = [line for line in text.splitlines() if line.startswith(("step", "block"))]
+    assert len(lines) == len(result["results"]) + 1  # and why one failed
+    assert "bfloat16 matrix products: 700 TFLOP/s" in text and "36.0%" in text and "step eager: out of memory" in text
+    assert "0.77x" in text  # checkpointing at 512
+    assert "stopped" not in text and "stopped before its end" in report.table({**result, "finished": False})
+
+
+def test_uneven_times_are_told(result):
+    assert not report.restless(result)
+    for row in report.of(result):
+        row["ms"]["p90"] = 3 * row["ms"]["p50"]
+    assert "something else used this machine" in report.table(result)
+
+
+def test_the_picture_is_a_drawing_with_a_bar_for_each_measurement(result):
+    drawn = ElementTree.fromstring(picture.svg(result))
+    space = "{http://www.w3.org/2000/svg}"
+    bars = [r for r in drawn.iter(f"{space}rect") if r.get("class") in ("bar", "best")]
+    assert len(bars) == len(report.of(result))
+    widths = {r.get("class"): float(r.get("width")) for r in bars[:4]}
+    assert widths["best"] < widths["bar"]
+    words = "".join(drawn.itertext())
+    assert "GPU <1>" in words and words.index("step 512") < words.index("block DoubleStreamBlock 512")
+
+
+def test_rates_are_those_of_the_time():
+    assert report.rates(10**12, 10.0, {"tflops": 200.0}) == {"flops": 10**12, "tflops": 100.0, "mfu": 0.5}
+    assert report.rates(None, 10.0, {"tflops": 200.0}) == {}
+    assert "mfu" not in report.rates(10**12, 10.0, {})

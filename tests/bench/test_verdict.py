@@ -1,0 +1,122 @@
+"""What a profile means, tried on tables that are made up."""
+
+import pytest
+
+from library.bench import verdict
+from library.bench.verdict import Row
+
+GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128"
+PLAIN = "void at::native::vectorized_elementwise_kernel<4, add>"
+
+
+def facts(rows, step_ms=10.0, device="cuda", steps=2, **now):
+    found = verdict.summary(rows, steps, step_ms, device)
+    kept = {name: now.pop(name) for name in ("peak_gb", "memory_gb") if name in now}
+    return {**found, **kept, "set": {"mixed_precision": "bf16", "compile_mode": "default", **now}}
+
+
+def rules(given):
+    return [finding.rule for finding in verdict.judge(given)]
+
+
+def kernels(**milliseconds):
+    """Rows of kernels that take so many milliseconds in each of two steps."""
+    names = {"gemm": GEMM, "plain": PLAIN, "flash": "flash_fwd_kernel", "adam": "multi_tensor_apply_kernel",
+             "conv": "cudnn::implicit_gemm_conv", "h2d": "Memcpy HtoD (Pinned -> Device)", "d2h": "Memcpy DtoH",
+             "fused": "triton_poi_fused_add_mul_0", "copy": "direct_copy_kernel_cuda"}  # fmt: skip
+    return [Row(names[name], 200, 2000.0 * ms, True) for name, ms in milliseconds.items()]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (GEMM, "matrix products"), ("nvjet_hsh_128x256", "matrix products"), ("aten::addmm", "matrix products"),
+        ("aten::bmm", "matrix products"), ("triton_tem_fused_mm_1", "matrix products"),
+        ("triton_red_fused_native_layer_norm_3", "compiled kernels"), ("## Call CompiledFxGraph", "compiled kernels"),
+        ("pytorch_flash::flash_bwd_kernel", "attention"), ("cudnn_generated_fort_native_sdpa_sm90_flash", "attention"),
+        ("Memcpy DtoD (Device -> Device)", "copies"), ("aten::_to_copy", "copies"), (PLAIN, "elementwise"),
+        ("aten::native_group_norm_backward", "norms and reductions"), ("Optimizer.step#AdamW.step", "optimizer"),
+        ("aten::convolution_backward", "convolution"), ("autograd::engine::evaluate_function: MulBackward0",
+                                                        "bookkeeping"),
+        ("aten::view", "bookkeeping"), ("who_knows", "other"),
+    ],
+)  # fmt: skip
+def test_operations_are_sorted_into_kinds(name, kind):
+    assert verdict.kind(name) == kind
+
+
+def test_a_table_is_added_up_per_step():
+    rows = [
+        *kernels(gemm=6.0, plain=2.0),
+        Row("cudaLaunchKernel", 400, 900.0), Row("cuLaunchKernelEx", 100, 90.0),
+        Row("aten::_local_scalar_dense", 4, 9.0),
+        Row("cudaStreamSynchronize", 6, 5.0), Row("cudaDeviceSynchronize", 1, 5.0), Row("aten::_to_copy", 60, 10.0),
+        Row("ProfilerStep#1", 2, 99999.0, True),
+    ]  # fmt: skip
+    found = verdict.summary(rows, 2, 10.0, "cuda")
+    assert found["busy_ms"] == pytest.approx(8.0) and found["idle"] == pytest.approx(0.2)
+    assert found["kinds"] == {"matrix products": 0.75, "elementwise": 0.25}
+    assert (found["launches"], found["reads"], found["syncs"], found["casts"]) == (250, 2, 3, 30)
+    assert found["operations"][0] == {"name": GEMM, "kind": "matrix products", "calls": 100, "ms": 6.0, "share": 0.75}
+    on_cpu = verdict.summary([Row("aten::mm", 4, 3000.0), Row("aten::add", 4, 1000.0)], 2, 10.0, "cpu")
+    assert on_cpu["idle"] is None and on_cpu["kinds"]["matrix products"] == 0.75
+
+
+def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
+    waiting = [*kernels(gemm=3.0), Row("cudaLaunchKernel", 5000, 1.0)]
+    first, second = verdict.judge(facts(waiting))[:2]
+    assert "Waiting dominates" in first.text and "70%" in first.text
+    assert second.options == {"compile": True} and "2,500 kernels" in second.text
+    assert verdict.judge(facts(waiting, compile=True))[1].options == {"compile_mode": "reduce-overhead"}
+    assert not verdict.judge(facts(waiting, compile=True, blocks_to_swap=8))[1].options
+
+
+@pytest.mark.parametrize(
+    ("times", "now", "rule", "options"),
+    [
+        ({"gemm": 6.0, "plain": 3.5}, {}, "fusing", {"compile": True}),
+        ({"gemm": 5.0, "flash": 4.5}, {"gradient_checkpointing": True}, "attention",
+         {"checkpoint_keep_attention": True}),
+        ({"gemm": 5.0, "flash": 4.5}, {"compile": True}, "attention", {}),
+        ({"gemm": 8.0, "adam": 1.5}, {}, "optimizer", {}),
+        ({"gemm": 6.0, "conv": 3.5}, {}, "convolution", {"cuda_cudnn_benchmark": True}),
+        ({"gemm": 9.5}, {}, "products", {}),
+        ({"gemm": 9.5}, {"mixed_precision": "no"}, "precision", {"mixed_precision": "bf16"}),
+        ({"gemm": 7.0, "h2d": 1.5, "d2h": 1.0}, {"blocks_to_swap": 20}, "swapping", {}),
+        ({"gemm": 9.5}, {"gradient_checkpointing": True, "peak_gb": 20.0, "memory_gb": 80.0}, "recompute",
+         {"gradient_checkpointing": False}),
+    ],
+)  # fmt: skip
+def test_each_rule_sees_its_case_and_says_what_to_change(times, now, rule, options):
+    found = {finding.rule: finding for finding in verdict.judge(facts(kernels(**times), **now))}
+    assert rule in found
+    assert dict(found[rule].options) == options
+    assert found[rule].text.endswith(".")
+
+
+def test_a_step_that_is_as_it_should_be_gets_no_advice():
+    compiled = kernels(gemm=4.0, fused=3.0, flash=2.5)
+    assert rules(facts(compiled, compile=True, peak_gb=60.0, memory_gb=80.0)) == ["dominant"]
+
+
+def test_reading_numbers_from_the_gpu_is_told():
+    rows = [*kernels(gemm=9.5), Row("aten::_local_scalar_dense", 40, 1.0)]
+    assert "syncs" in rules(facts(rows)) and "syncs" not in rules(facts(kernels(gemm=9.5)))
+    on_cpu = [Row("aten::mm", 4, 9000.0), Row("aten::_local_scalar_dense", 40, 1.0)]
+    assert "syncs" not in rules(facts(on_cpu, device="cpu"))
+
+
+def test_casts_outside_of_compiled_blocks_are_told():
+    rows = [*kernels(gemm=7.0, copy=2.0), Row("aten::_to_copy", 300, 1.0)]
+    assert "casts" in rules(facts(rows, compile=True))
+
+
+def test_the_text_has_the_verdict_and_the_changes():
+    given = facts([*kernels(gemm=3.0, plain=2.0), Row("cudaLaunchKernel", 5000, 1.0)])
+    given |= {"way": {"name": "eager", "options": {}}, "resolution": 1024, "matmul": None}
+    given |= {"subject": {"title": "SDXL, full size", "batch": 4}, "machine": {"name": "GPU", "device": "cuda",
+                                                                               "torch": "2.13"}}  # fmt: skip
+    given |= {"verdict": [vars(finding) for finding in verdict.judge(given)]}
+    text = verdict.text(given)
+    assert "SDXL, full size, batch 4, eager at 1024" in text and "2,500 kernel launches" in text
+    assert "1. Waiting dominates" in text and "(compile = true)" in text
