@@ -1,10 +1,13 @@
 """What holds for every test: two cores, no network, and never a file in the user's home."""
 
+import gc
 import getpass
 import os
+import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 SCRATCH = Path(tempfile.gettempdir()) / f"kohya-tests-{getpass.getuser()}"
@@ -28,3 +31,13 @@ for name in ("KOHYA_RUN_DIR", "HF_TOKEN", "WANDB_API_KEY"):
 # The same examples every time, and no clock: a busy machine is no failure.
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light():
+    """Each file begins with what it needs and no more: what others compiled is dropped, and what stays, imported
+    packages above all, is not looked through again by every collection of garbage, which trainings do on purpose."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+    gc.collect()
+    gc.freeze()
