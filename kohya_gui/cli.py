@@ -182,6 +182,13 @@ def bench(argv: list[str]) -> int:
     return measure(argv, script_of)
 
 
+def caption(argv: list[str]) -> int:
+    """Caption images with a model of the user's own."""
+    from library.captioning.shell import main as describe
+
+    return describe(argv)
+
+
 COMMANDS = {
     "gui": Command("open the page", gui),
     "train": Command("train with a config, headless", train),
@@ -189,6 +196,7 @@ COMMANDS = {
     "probe": Command("try two steps of a training, and propose settings that fit", probe),
     "demo": Command("make a tiny model and pictures, and train a LoRA on them", demo),
     "doctor": Command("look at this machine and say what it can do", doctor),
+    "caption": Command("caption images with a tagger or captioner of your own", caption),
     "tools": Command("merge, extract, resize, convert and check LoRA files", tools),
     "import": Command("turn the settings of another trainer into a config", import_),
     "diff": Command("say what differs between two files of settings", diff),

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from library import jobs
 from library.config.schema import ConfigError
-from library.tools import forms
+from library.tools.forms import FORMS
 
 MODULE = "lora_unet_input_blocks_4_1_proj_in"
 
@@ -51,11 +51,11 @@ def guard(text, kind, label):
 def test_a_form_becomes_a_process_whose_result_is_exact(tmp_path):
     first, second = lora(tmp_path / "a.safetensors"), lora(tmp_path / "b=2.safetensors", 1)
     values = {"loras": f"{first}=0.7\n{second}", "out": str(tmp_path / "sum.safetensors"), "dtype": "float"}
-    job = ended(jobs.begin(forms.command("merge", values, guard), "merge"))
+    job = ended(jobs.begin(FORMS.words("merge", values, guard), "merge"))
     assert job.state == "finished" and "one LoRA of 2" in job.log, job.log
     torch.testing.assert_close(product(tmp_path / "sum.safetensors"), 0.7 * product(first) + product(second))
     assert (job.done, job.total) == (job.total, job.total) and job.total > 0
-    again = ended(jobs.begin(forms.command("merge", values, guard), "merge"))
+    again = ended(jobs.begin(FORMS.words("merge", values, guard), "merge"))
     assert again.state == "failed" and "exists already and is not overwritten" in again.log and "Trace" not in again.log
 
 
@@ -69,7 +69,7 @@ def test_a_stop_reaches_the_next_step(tmp_path, monkeypatch):
         return real(arguments, log, environment, folder)
 
     monkeypatch.setattr(jobs.start, "detached", detached)
-    words = forms.command("resize", {"lora": str(first), "out": str(tmp_path / "o.safetensors"), "rank": "1"}, guard)
+    words = FORMS.words("resize", {"lora": str(first), "out": str(tmp_path / "o.safetensors"), "rank": "1"}, guard)
     job = ended(jobs.begin(words, "resize"))
     assert job.state == "stopped" and sorted(p.name for p in tmp_path.glob("*.safetensors")) == ["a.safetensors"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from library.config.schema import ConfigError
-from library.tools import forms
+from library.tools.forms import FORMS
 from library.tools.shell import parser
 
 
@@ -16,7 +16,7 @@ def guard(text, kind, label):
 
 
 def test_every_tool_is_there_with_its_options():
-    tools = forms.tools()
+    tools = FORMS.all()
     assert list(tools) == ["merge", "extract", "resize", "convert", "verify", "metadata"]
     assert [f.name for f in tools["resize"].fields] == [
         "lora",
@@ -51,7 +51,7 @@ def test_every_tool_is_there_with_its_options():
     ],
 )  # fmt: skip
 def test_a_filled_form_is_a_command(tool, values, expected):
-    words = forms.command(tool, values, guard)
+    words = FORMS.words(tool, values, guard)
     asked = vars(parser().parse_args(words[1:]))
     assert words[0] == "tools" and {name: asked[name] for name in expected} == expected
 
@@ -67,10 +67,10 @@ def test_a_filled_form_is_a_command(tool, values, expected):
         ("merge", {"loras": "a.safetensors=nan", "out": "o"}, "finite"),
         ("merge", {"loras": "secret", "out": "o"}, "LoRA files: secret is outside"),
         ("verify", {"lora": "a", "in_place": True}, "has no such field"),
-        ("format", {}, "is no tool"),
+        ("format", {}, "is not there"),
     ],
 )
 def test_mistakes_are_sentences(tool, values, says):
     with pytest.raises(ConfigError) as wrong:
-        forms.command(tool, values, guard)
+        FORMS.words(tool, values, guard)
     assert says in str(wrong.value)

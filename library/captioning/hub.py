@@ -1,0 +1,101 @@
+"""Captioners from Hugging Face that lie in a local folder: BLIP, GIT, ViT-GPT2, and models that one talks to."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from library.config.schema import ConfigError
+
+PROMPT = "Describe this image in one sentence."
+
+
+class Describer:
+    """A captioner, loaded. Calling it gives a sentence for each picture."""
+
+    def __init__(self, folder: Path, prompt: str = "", max_tokens: int = 75, beams: int = 1, batch_size: int = 1,
+                 device: str = "auto") -> None:  # fmt: skip
+        """Weights must be .safetensors. Raises ConfigError when the folder is no model, or needs code of its own."""
+        self.name, self.batch_size, self.prompt = folder.name, max(1, batch_size), prompt
+        self.how = {"max_new_tokens": max_tokens, "num_beams": beams, "do_sample": False}
+        _check(folder)
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when it is loaded
+        import torch
+
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device is cuda, but there is no usable NVIDIA GPU here: use cpu")
+        self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        self.model, self.processor, self.tokenizer = _loaded(folder, dtype)
+        self.model.to(self.device).eval()
+        self.dtype = dtype
+
+    def __call__(self, pictures: list[Image.Image]) -> list[str]:
+        """A sentence for each RGB picture."""
+        import torch
+
+        inputs = self._inputs(pictures).to(self.device)
+        inputs = {key: v.to(self.dtype) if v.is_floating_point() else v for key, v in inputs.items()}
+        with torch.inference_mode():
+            answer = self.model.generate(**inputs, **self.how)
+        asked = inputs.get("input_ids")
+        # Models that go on with a text repeat the question first. BLIP's prompt is the beginning of its sentence.
+        if asked is not None and self.model.config.model_type != "blip" and answer.shape[1] >= asked.shape[1]:
+            repeats = bool((answer[:, : asked.shape[1]] == asked).all())
+            answer = answer[:, asked.shape[1] :] if repeats else answer
+        words = self.tokenizer.batch_decode(answer, skip_special_tokens=True)
+        return [" ".join(sentence.split()) for sentence in words]
+
+    def _inputs(self, pictures: list[Image.Image]) -> Any:
+        if getattr(self.processor, "chat_template", None):
+            said = [{"type": "image"}, {"type": "text", "text": self.prompt or PROMPT}]
+            text = self.processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True)
+            return self.processor(
+                images=[[picture] for picture in pictures],
+                text=[text] * len(pictures),
+                padding=True,
+                return_tensors="pt",
+            )
+        if self.prompt and self.processor is not self.tokenizer and hasattr(self.processor, "tokenizer"):
+            return self.processor(
+                images=pictures, text=[self.prompt] * len(pictures), return_tensors="pt", padding=True
+            )
+        return self.processor(images=pictures, return_tensors="pt")
+
+
+def _check(folder: Path) -> None:
+    """Raise ConfigError unless the folder can be a model whose weights hold no code."""
+    try:
+        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(f"{folder} has no readable config.json: choose the folder of a Hugging Face model") from None
+    if not isinstance(about, dict) or not about.get("model_type"):
+        raise ConfigError(f"{folder / 'config.json'} does not say what model it is (model_type)")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"{folder} has no .safetensors weights; other files may hold code and are not opened")
+
+
+def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
+    """The model, what prepares its input, and what turns its answer into words."""
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+
+    here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    place = str(folder)
+    try:
+        model = AutoModelForImageTextToText.from_pretrained(place, use_safetensors=True, dtype=dtype, **here)
+        try:
+            processor = AutoProcessor.from_pretrained(place, **here)
+        except (OSError, ValueError, KeyError):
+            processor = AutoImageProcessor.from_pretrained(place, **here)
+        if not hasattr(processor, "image_processor"):  # a processor for one of the two only
+            processor = AutoImageProcessor.from_pretrained(place, **here)
+        tokenizer = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(place, **here)
+    except Exception as error:  # whatever is wrong with a stranger's folder
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{folder} cannot be used as a captioner: {first}") from error
+    if getattr(tokenizer, "pad_token", None) is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"  # so that answers of a batch begin at the same place
+    return model, processor, tokenizer

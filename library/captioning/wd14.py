@@ -1,0 +1,127 @@
+"""WD14 taggers: a folder with model.onnx and selected_tags.csv, run by ONNX Runtime."""
+
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from library.config.schema import ConfigError
+from library.curation.tags import split
+
+MODEL, TAGS = "model.onnx", "selected_tags.csv"
+GENERAL, CHARACTER, RATING = "0", "4", "9"  # categories in selected_tags.csv
+MISSING = "onnxruntime is not installed, which WD14 taggers need: pip install onnxruntime (onnxruntime-gpu for NVIDIA)"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which tags are taken."""
+
+    general: float = 0.35
+    character: float = 0.75
+    rating: bool = False
+    undesired: str = ""  # tags that are never written, separated by commas
+    underscores: bool = False  # whether they stay; else they become spaces
+
+    def __post_init__(self) -> None:
+        for name in ("general", "character"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name):g}: it is a probability, from 0 to 1")
+
+
+class Tagger:
+    """A tagger, loaded. Calling it gives the tags of pictures, the most probable first and characters before all."""
+
+    def __init__(self, folder: Path, limits: Limits, batch_size: int = 4, device: str = "auto") -> None:
+        """Raises ConfigError when a file is missing or damaged, or ONNX Runtime is not installed."""
+        self.name, self.limits = folder.name, limits
+        self.tags = read_tags(folder / TAGS)
+        self.session = _session(folder / MODEL, device)
+        shape = self.session.get_inputs()[0].shape
+        if len(shape) != 4 or 3 not in (shape[1], shape[3]):
+            raise ConfigError(f"{folder / MODEL} takes {shape}, not pictures: it is no WD14 tagger")
+        self.channels_first = shape[1] == 3
+        side = shape[2]
+        self.side = side if isinstance(side, int) else 448
+        self.batch_size = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else max(1, batch_size)
+        self.fixed = isinstance(shape[0], int)
+        self.unwanted = {tag.casefold() for tag in split(limits.undesired)}
+
+    def __call__(self, pictures: list[Image.Image]) -> list[str]:
+        """The tags of RGB pictures, separated by commas."""
+        stacked = np.stack([prepared(picture, self.side) for picture in pictures])
+        if self.fixed and len(stacked) < self.batch_size:
+            stacked = np.concatenate(
+                [stacked, np.zeros((self.batch_size - len(stacked), *stacked.shape[1:]), np.float32)]
+            )
+        given = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)) if self.channels_first else stacked
+        answer = self.session.run(None, {self.session.get_inputs()[0].name: given})[0]
+        if answer.shape[1:] != (len(self.tags),):
+            raise ConfigError(f"the model answers with {answer.shape[-1]} tags, and {TAGS} has {len(self.tags)}")
+        return [", ".join(self._chosen(row)) for row in np.asarray(answer, np.float32)[: len(pictures)]]
+
+    def _chosen(self, row: np.ndarray) -> Iterator[str]:
+        ranked = sorted(zip(row.tolist(), self.tags, strict=True), key=lambda pair: -pair[0])
+        ratings = [tag for _, (tag, kind) in ranked if kind == RATING]
+        least = {CHARACTER: self.limits.character, GENERAL: self.limits.general}
+        found = ratings[:1] if self.limits.rating else []
+        for wanted, limit in least.items():
+            found += [tag for share, (tag, kind) in ranked if kind == wanted and share >= limit]
+        for tag in map(self._written, found):
+            if tag.casefold() not in self.unwanted:
+                yield tag
+
+    def _written(self, tag: str) -> str:
+        # Faces such as >_< are tags too, and all short.
+        return tag if self.limits.underscores or len(tag) <= 3 else tag.replace("_", " ")
+
+
+def read_tags(path: Path) -> list[tuple[str, str]]:
+    """The tags of selected_tags.csv, in the model's order, with their categories. ConfigError when it is none."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            found = [(row["name"], row["category"]) for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing: it belongs to the tagger, beside {MODEL}") from None
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise ConfigError(f"{path} is no list of tags (columns name and category): {error}") from None
+    if not found:
+        raise ConfigError(f"{path} holds no tags")
+    return found
+
+
+def prepared(picture: Image.Image, side: int) -> np.ndarray:
+    """A picture as the taggers were trained on them: on a white square, [side, side, 3] float32, BGR, 0 to 255."""
+    longest = max(picture.size)
+    square = Image.new("RGB", (longest, longest), "white")
+    square.paste(picture, ((longest - picture.width) // 2, (longest - picture.height) // 2))
+    if longest != side:
+        square = square.resize((side, side), Image.Resampling.BICUBIC)
+    return np.asarray(square, dtype=np.float32)[:, :, ::-1]
+
+
+def _session(path: Path, device: str) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: choose the folder of a WD14 tagger, with {MODEL} and {TAGS}")
+    # Read when it is loaded; from 1.29 on it would report its use to its makers.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ConfigError(MISSING) from None
+    onnxruntime.disable_telemetry_events()
+    there = onnxruntime.get_available_providers()
+    wanted = [] if device == "cpu" else ["CUDAExecutionProvider"]
+    if device == "cuda" and wanted[0] not in there:
+        raise ConfigError("device is cuda, but this onnxruntime has no CUDA: pip install onnxruntime-gpu, or use cpu")
+    try:
+        return onnxruntime.InferenceSession(
+            str(path), providers=[p for p in [*wanted, "CPUExecutionProvider"] if p in there]
+        )
+    except Exception as error:  # its errors have no common kind
+        raise ConfigError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,138 @@
+"""From images to caption files, a batch at a time. What was there before can be taken back (library.curation.trash)."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from PIL import Image
+
+from library.config.schema import ConfigError
+from library.curation import thumbs, trash
+from library.curation.tags import split
+from library.data import folders
+from library.data.folders import number
+
+SKIP, ADD, REPLACE = EXISTING = ("skip", "add", "replace")
+Report = Callable[[str, int, int], None]
+
+
+class Captioner(Protocol):
+    """Something that has words for pictures."""
+
+    name: str
+    batch_size: int
+
+    def __call__(self, pictures: list[Image.Image]) -> list[str]:
+        """A caption for each of these RGB pictures."""
+        ...
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is done with the words."""
+
+    extension: str = ".txt"
+    existing: str = SKIP  # what becomes of images that have a caption with words
+    prefix: str = ""
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.extension.startswith(".") or not self.extension[1:].isalnum():
+            raise ConfigError(f"extension is {self.extension!r}: it begins with a dot, such as .txt")
+        if self.existing not in EXISTING:
+            raise ConfigError(f"existing is {self.existing!r}: use {', '.join(EXISTING)}")
+
+    def words(self, made: str, old: str) -> str:
+        """What a caption file holds in the end."""
+        wanted = ", ".join(part.strip(" ,") for part in (self.prefix, made, self.suffix) if part.strip(" ,"))
+        if self.existing != ADD or not old.strip():
+            return wanted
+        there = {tag.casefold() for tag in split(old)}
+        return ", ".join([old.strip(), *(tag for tag in split(wanted) if tag.casefold() not in there)])
+
+
+@dataclass
+class Written:
+    """What came of it."""
+
+    written: int = 0
+    skipped: int = 0
+    unreadable: list[str] = field(default_factory=list)
+
+
+def to_do(folder: Path, choices: Choices) -> tuple[list[tuple[Path, Path]], int]:
+    """The images of a folder and of those directly in it, with their caption files, and how many are left out.
+
+    Raises ConfigError when there are no images.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder")
+    here = folders.listing(folder)
+    found = [
+        (Path(listing.path(name)), Path(listing.path(os.path.splitext(name)[0] + choices.extension)))
+        for listing in (here, *(folders.listing(folder / name) for name in here.folders))
+        for name in listing.images
+    ]
+    if not found:
+        raise ConfigError(f"there are no images in {folder}, nor in the folders inside it")
+    wanted = found if choices.existing != SKIP else [(image, file) for image, file in found if not _read(file)]
+    return wanted, len(found) - len(wanted)
+
+
+def caption(folder: Path, captioner: Captioner, choices: Choices, report: Report) -> Written:
+    """Caption a folder. When it is stopped, what was written so far stays, and can be taken back as one change."""
+    wanted, skipped = to_do(folder, choices)
+    done = Written(skipped=skipped)
+    with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
+        at = 0
+        report("captioning", 0, len(wanted))
+        for batch in _batches(wanted, captioner.batch_size, done.unreadable):
+            at += len(batch)
+            pictures = [(file, picture) for file, picture in batch if picture is not None]
+            if pictures:
+                made = captioner([picture for _, picture in pictures])
+                texts = {file: choices.words(text, _read(file)) for (file, _), text in zip(pictures, made, strict=True)}
+                done.written += change.write({file: text for file, text in texts.items() if text})
+            report("captioning", at, len(wanted))
+    return done
+
+
+def summary(folder: Path, done: Written) -> str:
+    """What came of it, in words."""
+    lines = [f"{folder}: {number(done.written, 'caption')} written"]
+    if done.skipped:
+        lines.append(
+            f"{number(done.skipped, 'image')} had words already and {'was' if done.skipped == 1 else 'were'} left"
+        )
+    if done.unreadable:
+        lines.append(f"{number(len(done.unreadable), 'image')} cannot be read: {folders.some(done.unreadable)}")
+    return "\n".join(lines)
+
+
+def _batches(
+    wanted: Sequence[tuple[Path, Path]], size: int, unreadable: list[str]
+) -> Iterator[list[tuple[Path, Image.Image | None]]]:
+    for start in range(0, len(wanted), size):
+        yield [(file, _picture(image, unreadable)) for image, file in wanted[start : start + size]]
+
+
+def _picture(path: Path, unreadable: list[str]) -> Image.Image | None:
+    """An image as it is stored, on white where it is transparent."""
+    try:
+        with thumbs.opened(path) as image:
+            if "A" not in image.getbands() and "transparency" not in image.info:
+                return image.convert("RGB")
+            shown = image.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown).convert("RGB")
+    except Exception:  # decoders raise whatever they like for damaged files
+        unreadable.append(path.name)
+        return None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig", "replace").strip()
+    except OSError:
+        return ""

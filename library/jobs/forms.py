@@ -1,0 +1,152 @@
+"""Commands as forms: fields derived from the options of the shell, and a filled form as the words of its command."""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError
+
+Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
+Guard = Callable[[str, str, str], Path]  # (text, kind, label) -> the path that may be used, or ConfigError
+
+
+@dataclass(frozen=True)
+class Field:
+    """One option."""
+
+    name: str
+    flag: str  # "" for a positional one
+    kind: str  # file, folder, new, files (with weights), flag, choice, number, lines, text
+    label: str
+    help: str
+    default: str
+    choices: tuple[str, ...]
+    required: bool
+
+
+@dataclass(frozen=True)
+class Form:
+    """One subcommand."""
+
+    name: str
+    title: str
+    about: str
+    fields: tuple[Field, ...]
+
+
+class _Telling(argparse.ArgumentParser):
+    """A parser that says what is wrong as the rest of the project does, instead of ending the process."""
+
+    def error(self, message: str) -> Any:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The forms of a command with subcommands, such as `kohya tools`."""
+
+    command: str
+    parser: Maker
+    titles: Mapping[str, str]
+    labels: Mapping[str, str]
+    left_out: frozenset[str] = frozenset()
+
+    def all(self) -> dict[str, Form]:
+        """Every subcommand by its name."""
+        sub = next(
+            a for a in self.parser(argparse.ArgumentParser)._actions if isinstance(a, argparse._SubParsersAction)
+        )
+        return {
+            name: Form(name, self.titles.get(name, name), one.description or "", tuple(self._fields(one)))
+            for name, one in sub.choices.items()
+        }
+
+    def words(self, name: str, values: Mapping[str, Any], guard: Guard) -> list[str]:
+        """A filled form -> the words after `kohya`. Every path goes through `guard`.
+
+        Raises ConfigError with what is missing or wrong, by the field's label.
+        """
+        forms = self.all()
+        if name not in forms:
+            raise ConfigError(f"{name!r} is not there: choose {', '.join(forms)}")
+        fields = forms[name].fields
+        if unknown := sorted(values.keys() - {field.name for field in fields}):
+            raise ConfigError(f"{', '.join(unknown)}: {name} has no such field")
+        words = [self.command, name, *_filled(fields, values, guard)]
+        self.parser(_Telling).parse_args(words[1:])
+        return words
+
+    def _fields(self, one: argparse.ArgumentParser) -> Iterator[Field]:
+        for action in one._actions:
+            if action.dest == "help" or action.dest in self.left_out:
+                continue
+            flag = action.option_strings[0] if action.option_strings else ""
+            default = "" if action.default in (None, False, []) else str(action.default)
+            label = self.labels.get(action.dest, action.dest.replace("_", " ").capitalize())
+            choices = tuple(map(str, action.choices or ()))
+            about = (action.help or "").replace("%(default)s", default)
+            yield Field(action.dest, flag, _kind(action), label, about, default, choices, action.required)
+
+
+def _filled(fields: tuple[Field, ...], values: Mapping[str, Any], guard: Guard) -> list[str]:
+    """The words of a form's fields, each asked to be filled in that must be."""
+    words, missing = [], []
+    for field in fields:
+        given = values.get(field.name)
+        made = list(_words(field, given, guard))
+        if field.required and not made:
+            missing.append(f"{field.label}: this must be filled in")
+        words += made
+    if missing:
+        raise ConfigError("\n".join(missing))
+    return words
+
+
+def _kind(action: argparse.Action) -> str:
+    if action.dest == "loras":
+        return "files"
+    if action.nargs == 0:
+        return "flag"
+    if action.choices:
+        return "choice"
+    if action.type is Path:
+        return "folder" if action.metavar == "FOLDER" else "new" if action.dest == "out" else "file"
+    if isinstance(action, argparse._AppendAction):
+        return "lines"
+    return "number" if action.type in (int, float) else "text"
+
+
+def _words(field: Field, given: Any, guard: Guard) -> Iterator[str]:
+    """The words of one field; none when nothing is in it."""
+    if field.kind == "flag":
+        if given is True:
+            yield field.flag
+        return
+    lines = [line.strip() for line in str(given if given is not None else "").splitlines() if line.strip()]
+    if len(lines) > 1 and field.kind not in ("files", "lines"):
+        raise ConfigError(f"{field.label}: this is one line")
+    for line in lines:
+        if field.kind == "files":
+            yield _weighted(line, field, guard)
+        elif field.kind in ("file", "folder", "new"):
+            path = guard(line, field.kind, field.label)
+            yield f"{field.flag}={path}" if field.flag else str(path)
+        else:
+            yield f"{field.flag}={line}" if field.flag else line
+
+
+def _weighted(line: str, field: Field, guard: Guard) -> str:
+    """A file with its weight, "FILE=0.8"; without one it counts once."""
+    path, found, weight = line.rpartition("=")
+    if not found or line.lower().endswith(".safetensors"):  # a name may have a = in it
+        path, weight = line, "1"
+    try:
+        number = float(weight)
+    except ValueError:
+        raise ConfigError(f"{field.label}: the weight of {path} is {weight!r}, which is no number") from None
+    if not math.isfinite(number):
+        raise ConfigError(f"{field.label}: the weight of {path} must be a finite number")
+    return f"{guard(path, 'file', field.label)}={number:g}"

@@ -1,0 +1,273 @@
+"""Captions by tiny models made on the spot: the right tags, the model's own words, and nothing lost."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from library.captioning import hub, shell, wd14, writing
+from library.captioning.forms import FORMS
+from library.captioning.wd14 import Limits, Tagger
+from library.config.schema import ConfigError
+from library.curation import trash
+from tests.curation.test_trash import tree
+
+TAGS = [("general", "9"), ("explicit", "9"), ("red_dress", "0"), ("blue_sky", "0"), ("some_body", "4"), (">_<", "0")]
+# Rows: how much blue, green and red each tag wants (the taggers are fed BGR).
+WEIGHTS = np.array([[0.1, 0.9, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0.5], [0.8, 0.2, 1, 0, 0.9, 0]], np.float32)
+
+
+@pytest.fixture
+def tagger(tmp_path):
+    return tagger_at(tmp_path / "tagger")
+
+
+def tagger_at(folder, batch=None, first=False):
+    """A tagger that looks at the average colour."""
+    onnx = pytest.importorskip("onnx")
+    if importlib.util.find_spec("onnxruntime") is None:  # not imported here: how that is done is under test
+        pytest.skip("onnxruntime is not installed")
+    from onnx import TensorProto, helper
+
+    folder.mkdir()
+    shape = [batch or "batch", 3, 8, 8] if first else [batch or "batch", 8, 8, 3]
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[2, 3] if first else [1, 2], keepdims=0),
+        helper.make_node("MatMul", ["mean", "w"], ["y"]),
+    ]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    answer = helper.make_tensor_value_info("y", TensorProto.FLOAT, [shape[0], len(TAGS)])
+    weights = helper.make_tensor("w", TensorProto.FLOAT, WEIGHTS.shape, (WEIGHTS / 255).flatten())
+    graph = helper.make_graph(nodes, "tiny", [given], [answer], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, folder / "model.onnx")
+    rows = [f"{at},{name},{kind},1" for at, (name, kind) in enumerate(TAGS)]
+    (folder / "selected_tags.csv").write_text("\n".join(["tag_id,name,category,count", *rows]) + "\n")
+    return folder
+
+
+def plain(colour, size=(12, 8)):
+    return Image.new("RGB", size, colour)
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    (folder / "10_x").mkdir(parents=True)
+    for at, colour in enumerate(("red", "blue", "red")):
+        plain(colour, (8, 8)).save(folder / "10_x" / f"{at}.png")
+    (folder / "10_x" / "2.txt").write_text("mine, Red Dress")
+    (folder / "10_x" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
+    return folder
+
+
+@pytest.mark.parametrize(("batch", "first"), [(None, False), (1, False), (4, True)])
+def test_tags_are_the_models(tmp_path, batch, first):
+    made = Tagger(tagger_at(tmp_path / "t", batch, first), Limits(), device="cpu")
+    red, blue = plain("red", (8, 8)), plain("blue", (8, 8))
+    assert made.batch_size == (batch or 4)
+    assert [made([red])[0], made([blue])[0]] == ["some body, red dress", "blue sky"]
+    if batch != 1:
+        assert made([red, blue, red]) == ["some body, red dress", "blue sky", "some body, red dress"]
+
+
+def test_limits_and_wishes(tagger):
+    red = [plain("red", (8, 8))]
+    for limits, wanted in (
+        (Limits(character=0.95), "red dress"), (Limits(undesired="Red dress"), "some body"),
+        (Limits(rating=True), "general, some body, red dress"), (Limits(underscores=True), "some_body, red_dress"),
+    ):  # fmt: skip
+        assert Tagger(tagger, limits, device="cpu")(red) == [wanted]
+    assert Tagger(tagger, Limits(), device="cpu")([plain("#00ff00", (8, 8))]) == [">_<"]
+
+
+def test_pictures_are_put_on_a_white_square_in_bgr():
+    made = wd14.prepared(plain("red", (8, 4)), 8)
+    assert made.shape == (8, 8, 3) and made.dtype == np.float32
+    assert made[0, 0].tolist() == [255, 255, 255] and made[4, 4].tolist() == [0, 0, 255]
+
+
+def test_words_are_kept_unless_asked_otherwise_and_come_back(tagger, images, capsys):
+    start = tree(images)
+    common = ["wd14", str(images), "--model", str(tagger), "--prefix", "zorb", "--device", "cpu"]
+    assert shell.main(common) == 0
+    here = images / "10_x"
+    assert (here / "0.txt").read_text() == "zorb, some body, red dress" and (
+        here / "1.txt"
+    ).read_text() == "zorb, blue sky"
+    assert (here / "2.txt").read_text() == "mine, Red Dress" and not (here / "broken.txt").exists()
+    said = capsys.readouterr().out
+    assert "2 captions written" in said and "1 image had words already" in said and "broken.png" in said
+    assert shell.main([*common, "--existing", "add"]) == 0
+    assert (here / "2.txt").read_text() == "mine, Red Dress, zorb, some body"
+    assert shell.main([*common, "--existing", "replace"]) == 0
+    assert (here / "2.txt").read_text() == "zorb, some body, red dress"
+    assert [past.title for past in trash.history(images)] == ["Captions by tagger"] * 3
+    for _ in range(3):
+        trash.undo(images)
+    assert tree(images) == start
+
+
+def test_a_stop_keeps_what_is_written_as_one_change(tagger, images):
+    start = tree(images)
+
+    def report(what, done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        writing.caption(images, Tagger(tagger, Limits(), 1, "cpu"), writing.Choices(), report)
+    assert (images / "10_x" / "0.txt").exists() and not (images / "10_x" / "1.txt").exists()
+    trash.undo(images)
+    assert tree(images) == start
+
+
+def words(folder):
+    """A tokenizer of whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "blue", "cat", "hat", "on", "the", "of"]
+    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(known)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        bos_token="[CLS]", eos_token="[SEP]",
+    )  # fmt: skip
+
+
+def pictures_of(folder, side=16):
+    from transformers import ViTImageProcessorPil
+
+    ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(folder)
+
+
+def vit_gpt2(folder):
+    import torch
+    from transformers import GPT2Config, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    vision = ViTConfig(**small, image_size=16, patch_size=8)
+    text = GPT2Config(
+        vocab_size=12, n_embd=16, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3, add_cross_attention=True
+    )
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
+    config.decoder_start_token_id, config.pad_token_id = 2, 0
+    model = VisionEncoderDecoderModel(config)
+    model.generation_config.decoder_start_token_id, model.generation_config.pad_token_id = 2, 0
+    model.save_pretrained(folder)
+    words(folder).save_pretrained(folder)
+    pictures_of(folder)
+
+
+def blip(folder):
+    import torch
+    from transformers import BlipConfig, BlipForConditionalGeneration, BlipImageProcessorPil, BlipProcessor
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    special = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0}
+    text = {**small, **special, "vocab_size": 12, "encoder_hidden_size": 16}
+    vision = {**small, "image_size": 16, "patch_size": 8}
+    BlipForConditionalGeneration(BlipConfig(text_config=text, vision_config=vision)).save_pretrained(folder)
+    processor = BlipProcessor(BlipImageProcessorPil(size={"height": 16, "width": 16}), words(folder))
+    processor.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("make", [vit_gpt2, blip])
+def test_a_local_captioner_says_its_own_words(make, tmp_path, images):
+    import torch
+
+    folder = tmp_path / "captioner"
+    make(folder)
+    made = hub.Describer(folder, max_tokens=6, batch_size=2, device="cpu")
+    red, blue = plain("red"), plain("blue")
+    said = made([red, blue])
+    with torch.no_grad():
+        direct = made.model.generate(**made.processor(images=[red, blue], return_tensors="pt"), max_new_tokens=6,
+                                     num_beams=1, do_sample=False)  # fmt: skip
+    assert said == [" ".join(s.split()) for s in made.tokenizer.batch_decode(direct, skip_special_tokens=True)]
+    assert any(said) and made([red]) == said[:1]
+    assert shell.main(["hf", str(images), "--model", str(folder), "--max_tokens", "6", "--prefix", "zorb"]) == 0
+    assert (images / "10_x" / "0.txt").read_text().startswith("zorb")
+
+
+def test_a_prompt_is_what_blip_begins_with(tmp_path):
+    blip(tmp_path / "blip")
+    made = hub.Describer(tmp_path / "blip", prompt="a red", max_tokens=4, device="cpu")
+    assert made([plain("red")])[0].startswith("a red")
+
+
+def test_what_cannot_be_used_is_one_sentence(tmp_path, images, tagger):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (odd / "config.json").write_text(json.dumps({"model_type": "blip", "auto_map": {"AutoModel": "evil.Model"}}))
+    (odd / "evil.py").write_text("open('/tmp/evil', 'w')")
+    (odd / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "model.onnx").write_bytes(b"rubbish")
+    (damaged / "selected_tags.csv").write_text("name,category\na,0\n")
+    short = tmp_path / "short"
+    tagger_at(short)
+    (short / "selected_tags.csv").write_text("name,category\na,0\n")
+    for argv, says in (
+        (["wd14", str(images), "--model", str(empty)], "selected_tags.csv is missing"),
+        (["wd14", str(images), "--model", str(damaged)], "cannot be loaded"),
+        (["wd14", str(images), "--model", str(short)], "answers with 6 tags"),
+        (["wd14", str(empty), "--model", str(tagger)], "no images"),
+        (["wd14", str(images), "--model", str(tagger), "--general", "35"], "from 0 to 1"),
+        (["wd14", str(images), "--model", str(tagger), "--extension", "txt"], "begins with a dot"),
+        (["wd14", str(images), "--model", str(tagger), "--batch_size", "0"], "at least 1"),
+        (["hf", str(images), "--model", str(empty)], "no readable config.json"),
+        (["hf", str(images), "--model", str(odd)], "no .safetensors weights"),
+    ):
+        with pytest.raises(ConfigError, match=says) as wrong:
+            shell.main(argv)
+        assert "\n" not in str(wrong.value)
+    assert trash.history(images) == []
+
+
+def test_without_onnx_runtime_one_sentence_says_what_to_install(tmp_path, images):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "model.onnx").write_bytes(b"x")
+    (tmp_path / "t" / "selected_tags.csv").write_text("name,category\na,0\n")
+    code = "import sys; sys.modules['onnxruntime'] = None\nfrom library.jobs.run import _run\n_run(sys.argv[1:])"
+    words = ["caption", "wd14", str(images), "--model", str(tmp_path / "t")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert "pip install onnxruntime" in done.stderr and "torch" not in done.stderr
+
+
+def test_the_form_is_the_shells_options():
+    forms = FORMS.all()
+    assert list(forms) == ["wd14", "hf"] and all(f.help for form in forms.values() for f in form.fields)
+    kinds = {field.name: field.kind for field in forms["wd14"].fields}
+    assert kinds["folder"] == kinds["model"] == "folder" and kinds["rating"] == "flag" and kinds["general"] == "number"
+    words = FORMS.words("hf", {"folder": "i", "model": "m", "prompt": "--what"}, lambda text, kind, label: f"/{text}")
+    assert words == ["caption", "hf", "/i", "--model=/m", "--prompt=--what"]
+
+
+def test_onnx_runtime_reports_to_nobody(tagger, tmp_path):
+    """From 1.29 on it keeps a device id in the user's cache and sends what is used, unless told not to."""
+    code = (
+        "import sys; from pathlib import Path; from library.captioning.wd14 import Limits, Tagger\n"
+        "Tagger(Path(sys.argv[1]), Limits(), device='cpu')"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "PYTHONPATH": os.getcwd()}
+    for name in ("ORT_DISABLE_TELEMETRY", "CI", "ORT_RUNNING_UNIT_TESTS"):
+        environment.pop(name, None)
+    subprocess.run([sys.executable, "-c", code, str(tagger)], env=environment, check=True)
+    assert list(home.rglob("*")) == []
