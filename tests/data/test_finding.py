@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from library import data
+from library import data, families
 from library.config.schema import ConfigError
 from library.data.images import Image, balance, split
 from tests.data import make
@@ -244,3 +244,25 @@ def test_a_summary_is_plain_values(tmp_path):
     assert found["images"] == 3 and found["repeats"] == 15
     assert [(row["images"], row["repeats"], row["batches"]) for row in found["buckets"]] == [(1, 5, 3), (2, 10, 5)]
     assert found["batches_per_epoch"] == 4
+
+
+@pytest.mark.parametrize("script", families.RUNS)
+def test_options_of_buckets_change_the_buckets(tmp_path, script):
+    make.folder(tmp_path, "1_cat", ((64, 64), (300, 100), (150, 225), (500, 500)))
+    base = {"resolution": "256", "enable_bucket": True, "min_bucket_reso": 128, "max_bucket_reso": 512}
+
+    def buckets(**values):
+        return [image.fit.bucket for image in data.scan(make.config(tmp_path, script, **base | values)).items]
+
+    square, wide, high = (256, 256), (384, 128), (192, 320)
+    assert buckets() == [square, wide, high, square]
+    changes = {
+        "enable_bucket": (False, [square] * 4),
+        "resolution": ("128", [(128, 128)] * 4),
+        "min_bucket_reso": (192, [square, (320, 192), high, square]),
+        "max_bucket_reso": (320, [square, (320, 128), high, square]),
+        "bucket_reso_steps": (128, [square, wide, (128, 384), square]),
+        "bucket_no_upscale": (True, [(64, 64), (256, 64), (128, 192), square]),
+    }
+    for name, (value, expected) in changes.items():
+        assert buckets(**{name: value}) == expected, name

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import safe_open
+from torch.nn import functional
 
 from library import families, learners
 from library.config import shell
@@ -99,10 +100,12 @@ PARTS = {
 @pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train_network"])
 def test_what_has_adapters_and_of_which_size(demo, script):
     for values, expected in PARTS.values():
-        shape = {"network_dim": 6, "network_alpha": 3, "cache_text_encoder_outputs": False}
+        shape = {"network_dim": 6, "network_alpha": 3, "network_dropout": 0.3, "cache_text_encoder_outputs": False}
         config = config_of(demo, script, **shape, **values)
         family = families.of(config)
-        tensors = learners.attach(family.load(torch.float32), family, config).state_dict()
+        learner = learners.attach(family.load(torch.float32), family, config)
+        assert {adapter.spec.dropout for adapter in learner.adapters.values()} == {0.3}
+        tensors = learner.state_dict()
         found = {name.split("_")[0] + "_" + name.split("_")[1] for name in tensors}
         second = {"lora_te2"} if config.family == "sdxl" and "lora_te1" in expected else set()
         assert found == expected | second
@@ -135,14 +138,30 @@ def test_states_and_files_of_epochs_leave_when_they_are_old(run, tmp_path):
     assert kept == {"few-000002.safetensors", "few.safetensors"}
 
 
+WORDS = ("metadata_title", "metadata_author", "metadata_description", "metadata_license", "metadata_tags",
+         "metadata_trigger_phrase")  # fmt: skip
+
+
 def test_the_file_says_what_its_maker_wants_it_to(run):
-    words = {name: f"my {name}" for name in ("title", "author", "description", "license", "tags", "trigger_phrase")}
-    outcome = run(max_train_steps=1, **{f"metadata_{name}": text for name, text in words.items()}, clip_skip=2,
-                  training_comment="for all")  # fmt: skip
+    words = {name: f"my {name}" for name in WORDS}
+    outcome = run(max_train_steps=1, clip_skip=2, training_comment="for all", **words)
     with safe_open(outcome.file, "pt") as file:
         told = file.metadata()
-    assert {name: told[f"modelspec.{name}"] for name in words} == words
+    assert {name: told[f"modelspec.{name.removeprefix('metadata_')}"] for name in WORDS} == words
     assert (told["ss_clip_skip"], told["ss_training_comment"]) == ("2", "for all")
+
+
+@pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train"])
+def test_attention_is_pytorchs_whatever_is_asked_for(run, monkeypatch, script):
+    calls = []
+    attention = functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or attention(*a, **k)
+    )
+    plain, *others = (run(script, name, max_train_steps=1, **({name: True} if name != "plain" else {}))
+                      for name in ("plain", "sdpa", "xformers"))  # fmt: skip
+    assert calls and len(calls) % 3 == 0
+    assert all(other.losses == plain.losses for other in others)
 
 
 # ---- curves
