@@ -189,6 +189,13 @@ def caption(argv: list[str]) -> int:
     return describe(argv)
 
 
+def cache(argv: list[str]) -> int:
+    """Show or clean the compiled code that is kept."""
+    from library.bench.cleaning import main as tidy
+
+    return tidy(argv)
+
+
 COMMANDS = {
     "gui": Command("open the page", gui),
     "train": Command("train with a config, headless", train),
@@ -197,6 +204,7 @@ COMMANDS = {
     "demo": Command("make a tiny model and pictures, and train a LoRA on them", demo),
     "doctor": Command("look at this machine and say what it can do", doctor),
     "caption": Command("caption images with a tagger or captioner of your own", caption),
+    "cache": Command("show or clean the compiled code that is kept for the next training", cache),
     "tools": Command("merge, extract, resize, convert and check LoRA files", tools),
     "import": Command("turn the settings of another trainer into a config", import_),
     "diff": Command("say what differs between two files of settings", diff),

@@ -1,10 +1,12 @@
 """`kohya doctor`: what this machine has, whether it can compile, and what to do where it cannot.
 
 Each finding is a line with a verdict. Only findings that keep a training from running make the exit code 1; what merely
-makes it slower, or a tool less, is a hint. `--json` says the same to a program.
+makes it slower, or a tool less, is a hint. The last one says which settings suit this machine. `--json` says the
+same to a program.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -17,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from library.bench import advice, jobs, kernels
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", "bitsandbytes", "lycoris-lora", "prodigyopt", "schedulefree", "torchao")
@@ -54,17 +58,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)
-    found = []
-    for finding in examine(quick=asked.quick):
-        found.append(finding)
-        if not asked.json:
-            print(line(finding), flush=True)
-    healthy = all(finding.verdict != "bad" for finding in found)
+    found: list[Finding] = []
+    with jobs.begin("doctor") if jobs.asked_by_page() else contextlib.nullcontext() as work:
+        for finding in examine(quick=asked.quick):
+            found.append(finding)
+            if not asked.json:
+                print(line(finding), flush=True)
+            if work:
+                work.phase(finding.topic, len(found))
+                work.store({"kind": "doctor", "finished": False, **report(found)})
+        if work:
+            work.store({"kind": "doctor", "finished": True, **report(found)})
+    healthy = report(found)["healthy"]
     if asked.json:
-        print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in found]}, indent=1))
+        print(json.dumps(report(found), indent=1))
     else:
         print("\nThis machine can train." if healthy else "\nFix what is marked with ✗, then run this again.")
     return 0 if healthy else 1
+
+
+def report(found: list[Finding]) -> dict[str, Any]:
+    """The findings for a program."""
+    healthy = all(finding.verdict != "bad" for finding in found)
+    return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
 
 
 def line(finding: Finding) -> str:
@@ -77,15 +93,17 @@ def line(finding: Finding) -> str:
 
 def examine(quick: bool = False) -> Iterator[Finding]:
     """Everything that is looked at, in the order it is worth reading. Yields as it goes, since torch takes seconds."""
-    checks: list[Callable[[], Finding]] = [system, packages, foreign_library, torch_build, gpu, compiler]
+    found: list[Finding] = []
+    checks: list[Callable[[], Finding]] = [system, packages, foreign_library, torch_build, gpu, driver, compiler]
     checks += [] if quick else [compile_cpu, compile_gpu]
-    checks += [disk, folders, home_page]
+    checks += [attention, tf32, fp8, disk, folders, compiled_code, home_page, lambda: settings(found)]
     for check in checks:
         try:
             finding = check()
         except Exception as error:  # a check that breaks is a finding, not the end of the report
             finding = bad(check.__name__.replace("_", " "), f"{type(error).__name__}: {error}")
         if finding.text:
+            found.append(finding)
             yield finding
 
 
@@ -185,6 +203,26 @@ def gpu() -> Finding:
     return ok("gpu", text, devices=devices)
 
 
+def driver() -> Finding:
+    """The GPU's driver, and what PyTorch brings for it."""
+    import torch
+
+    found = list(dict.fromkeys(kernels.drivers()))
+    if not found:
+        return ok("driver", "")
+    cudnn, nccl = torch.backends.cudnn.version(), _nccl()
+    parts = [f"NVIDIA {', '.join(found)}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
+    return ok("driver", "; ".join(parts), driver=found[0], cudnn=cudnn, nccl=nccl)
+
+
+def _nccl() -> str:
+    import torch
+
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return ""
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
 def compiler() -> Finding:
     """A C++ compiler, which torch.compile needs on the CPU."""
     import torch._inductor.cpp_builder as builder
@@ -243,6 +281,74 @@ def compile_on(device: str) -> Finding:
     return ok("compile", f"works on {device} ({seconds:.1f} s)", device=device, works=True, seconds=round(seconds, 2))
 
 
+def attention() -> Finding:
+    """Which attention kernels work, and how quick each is in training."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = kernels.attention(device)
+    extras = kernels.packages()
+    data = {"device": device, "works": list(found), "packages": extras}
+    if device == "cpu":
+        return ok("attention", "", **data)
+    data["ms"] = {name: round(ms, 3) for name, ms in found.items() if ms != float("inf")}
+    shown = ", ".join(f"{name} {ms} ms" for name, ms in data["ms"].items()) + (
+        f"; {', '.join(extras)}" if extras else ""
+    )
+    if not data["ms"]:
+        return hint("attention", "only the plain kernel works, which is slow and takes much memory", **data)
+    return ok("attention", f"{shown} (1 image of 4096 tokens, forward and backward)", **data)
+
+
+def tf32() -> Finding:
+    """Whether float32 products can be rounded to TF32."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ok("tf32", "")
+    works = torch.cuda.get_device_capability() >= (8, 0)
+    how = "works; cuda_allow_tf32 switches it on, for what is computed in float32"
+    return ok("tf32", how if works else "this GPU has none, so float32 is slow: use fp16", works=works)
+
+
+def fp8() -> Finding:
+    """Whether the GPU multiplies 8-bit floats."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ok("fp8", "")
+    works = torch.cuda.get_device_capability() >= (8, 9) and kernels.fp8()
+    yes = "products of 8-bit floats work: a frozen base can compute in them"
+    return ok("fp8", yes if works else "no products of 8-bit floats here; fp8_base still saves memory", works=works)
+
+
+def compiled_code() -> Finding:
+    """How much compiled code is kept."""
+    from library import compile_cache
+
+    root = compile_cache.default_root()
+    size = compile_cache.size(root) if root.is_dir() else 0
+    text = f"{size / 1e9:.2f} GB of compiled code in {root}" + ("; kohya cache --clean removes it" if size else "")
+    return ok("cache", text, folder=str(root), bytes=size)
+
+
+def settings(found: list[Finding]) -> Finding:
+    """Which settings suit this machine, judged by the other findings."""
+    said = {finding.topic: finding.data for finding in found}
+    first = next(iter(said.get("gpu", {}).get("devices") or ()), {})
+    compiles = {f.data.get("device"): bool(f.data.get("works")) for f in found if f.topic == "compile"}
+    known = advice.Found(
+        memory_gb=first.get("memory_gb", 0.0),
+        capability=tuple(map(int, first.get("capability", "0.0").split("."))),
+        bf16=bool(first.get("bf16")),
+        fp8=bool(said.get("fp8", {}).get("works")),
+        # Not tried in a quick look: then it is as likely as not, and falls back by itself.
+        compiles=compiles.get("cuda" if first else "cpu", not compiles),
+    )
+    data = {"options": advice.options(known), "presets": advice.presets(known)}
+    return ok("settings", advice.sentence(known), **data)
+
+
 def disk() -> Finding:
     """Free space where one works."""
     free = shutil.disk_usage(Path.cwd()).free / 1e9
@@ -255,11 +361,11 @@ def disk() -> Finding:
 def folders() -> Finding:
     """Where downloads, compiled code and the list of runs are kept."""
     from huggingface_hub.constants import HF_HUB_CACHE
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+    from library import compile_cache
     from library.runs.registry import home
 
-    where = {"models": HF_HUB_CACHE, "compiled": cache_dir(), "runs": str(home())}
+    where = {"models": HF_HUB_CACHE, "compiled": str(compile_cache.default_root()), "runs": str(home())}
     for path in where.values():
         place = Path(path)
         while not place.exists():

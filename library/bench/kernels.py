@@ -1,0 +1,96 @@
+"""What this machine's GPU (or processor) can compute with: each kind of kernel is tried, not looked up."""
+
+import shutil
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cuDNN": "CUDNN_ATTENTION", "math": "MATH"}
+PACKAGES = {"flash_attn": "flash-attn", "xformers": "xformers", "sageattention": "sageattention"}
+SHAPE = {"cuda": (1, 24, 4096, 128), "cpu": (1, 2, 64, 32)}  # batch, heads, tokens, width of a head; FLUX.1 at 1024
+REPEATED = {"cuda": 5, "cpu": 1}
+
+
+def attention(device: str) -> dict[str, float]:
+    """The attention kernels that work here, forward and backward, with the milliseconds of both; the quickest first."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    dtype = torch.bfloat16 if device == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    given = [torch.randn(SHAPE[device], device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+    found = {}
+    for name, backend in KERNELS.items():
+        if backend == "MATH" and device == "cuda":  # always works, and would take gigabytes at this size
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"), sdpa_kernel(getattr(SDPBackend, backend)):
+                found[name] = _milliseconds(given, REPEATED[device])
+        except (RuntimeError, AttributeError):
+            continue
+    if device == "cuda":
+        found["math"] = float("inf")
+    return dict(sorted(found.items(), key=lambda kernel: kernel[1]))
+
+
+def _milliseconds(given: list[Any], times: int) -> float:
+    import torch
+
+    def both() -> None:
+        out = torch.nn.functional.scaled_dot_product_attention(*given)
+        torch.autograd.grad(out.float().sum(), given)
+
+    both()
+    _wait(given[0])
+    began = time.perf_counter()
+    for _ in range(times):
+        both()
+    _wait(given[0])
+    return (time.perf_counter() - began) * 1000 / times
+
+
+def _wait(tensor: Any) -> None:
+    import torch
+
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+def packages() -> list[str]:
+    """Attention packages that are installed besides PyTorch's own kernels."""
+    return [name for module, name in PACKAGES.items() if find_spec(module)]
+
+
+def fp8() -> bool:
+    """Whether products of 8-bit floats work, with a scale for each row, and come out right."""
+    import torch
+
+    a, b = (torch.randn(64, 64, device="cuda") for _ in range(2))
+    (x, by_row), (y, by_column) = _in_8_bits(a), _in_8_bits(b)
+    try:
+        got = torch._scaled_mm(x, y.t(), by_row, by_column.t(), out_dtype=torch.bfloat16)
+    except (RuntimeError, AttributeError, ValueError):
+        return False
+    wanted = (x.float() * by_row) @ (y.float() * by_column).t()
+    return bool(torch.allclose(got.float(), wanted, rtol=0.05, atol=0.5))
+
+
+def _in_8_bits(x: Any) -> tuple[Any, Any]:
+    import torch
+
+    scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    return (x / scale).to(torch.float8_e4m3fn), scale.float()
+
+
+def drivers() -> Iterator[str]:
+    """The NVIDIA driver's version for each GPU, as nvidia-smi has it; nothing without one."""
+    if not (program := shutil.which("nvidia-smi")):
+        return
+    asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return
+    yield from filter(None, map(str.strip, done.stdout.splitlines()))

@@ -1,0 +1,102 @@
+"""The doctor's newer checks and its advice, and the cache of compiled code."""
+
+import json
+import os
+import time
+
+import pytest
+
+from kohya_gui import cli, presets
+from library.bench import advice, cleaning, doctor, jobs, kernels
+from library.bench.advice import Found
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "ready"),
+    [
+        (Found(), {"mixed_precision": "no", "compile": False}, {}),
+        (Found(6.0, (7, 5), False, compiles=True), {"mixed_precision": "fp16", "gradient_checkpointing": True}, {}),
+        (Found(11.6, (8, 6), True, compiles=True), {"mixed_precision": "bf16", "cuda_allow_tf32": True,
+                                                    "checkpoint_keep_attention": False},
+         {"flux": "flux/lora-12gb", "sdxl": "sdxl/lora-12gb"}),
+        (Found(23.6, (8, 9), True, True, True), {"compile": True}, {"flux": "flux/lora-24gb",
+                                                                    "sdxl": "sdxl/lora-fast-compile"}),
+        (Found(139.8, (9, 0), True, True, True), {"compile": True}, {"flux": "flux/lora-fast-compile",
+                                                                     "sdxl": "sdxl/lora-fast-compile"}),
+    ],
+)  # fmt: skip
+def test_advice_for_machines(found, wanted, ready):
+    assert wanted.items() <= advice.options(found).items()
+    assert advice.presets(found) == ready
+    assert advice.sentence(found)
+
+
+def test_presets_that_are_advised_exist():
+    there = {preset.id for preset in presets.presets(adapters=True)}
+    for family, choices in advice.PRESETS.items():
+        assert {f"{family}/{name}" for _, name in choices} <= there
+
+
+def test_advice_follows_from_the_findings():
+    gpu = {"name": "GPU", "memory_gb": 23.6, "capability": "8.9", "bf16": True}
+    found = [
+        doctor.ok("gpu", "one", devices=[gpu]),
+        doctor.ok("compile", "works", device="cuda", works=True),
+        doctor.hint("compile", "does not", device="cpu", works=False),
+        doctor.ok("fp8", "yes", works=True),
+    ]
+    said = doctor.settings(found)
+    assert said.data["options"]["compile"] is True and said.data["presets"]["flux"] == "flux/lora-24gb"
+    assert "fp8 works" in said.text
+    assert doctor.settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
+
+
+def test_attention_is_really_tried():
+    found = kernels.attention("cpu")
+    assert "math" in found and all(ms > 0 for ms in found.values())
+
+
+def test_the_doctor_for_the_page(home, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda quick: iter([doctor.ok("torch", "2.13"), doctor.hint("gpu", "none")]))
+    folder = jobs.new("doctor")
+    monkeypatch.setenv(jobs.FOLDER, str(folder))
+    assert doctor.main(["--json"]) == 0
+    job = jobs.at(folder)
+    shown = json.loads(capsys.readouterr().out)
+    assert job.state == "finished" and job.result == {"kind": "doctor", "finished": True, **shown}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Three folders of a megabyte each; `old` was used longest ago."""
+    from library import compile_cache
+
+    root = tmp_path / "compile"
+    for age, name in enumerate(("new", "middle", "old")):
+        (root / name / "inner").mkdir(parents=True)
+        (root / name / "inner" / "code").write_bytes(b"x" * 1_000_000)
+        os.utime(root / name, (time.time() - age * 86400 * 3,) * 2)
+    monkeypatch.setattr(compile_cache, "default_root", lambda: root)
+    return root
+
+
+def test_the_cache_is_shown_shrunk_and_cleaned(cache, home, capsys):
+    assert cli.main(["cache", "--json"]) == 0
+    assert [f["name"] for f in json.loads(capsys.readouterr().out)["kept"]] == ["new", "middle", "old"]
+    assert cli.main(["cache", "--limit", "0.0021"]) == 0
+    shown = capsys.readouterr().out
+    assert "0.00 GB of compiled code" in shown and "used 3 days ago" in shown and "old" not in shown
+    assert sorted(p.name for p in cache.iterdir()) == ["middle", "new"]
+    assert cli.main(["cache", "--clean"]) == 0
+    assert not list(cache.iterdir())
+    assert cli.main(["cache", "--limit", "-1"]) == 1
+
+
+def test_the_cache_stays_while_something_trains(cache, home, monkeypatch, capsys):
+    from library.runs import reader
+
+    monkeypatch.setattr(reader, "active", lambda: type("Run", (), {"id": "cat-1"}))
+    assert cli.main(["cache", "--clean"]) == 1
+    assert "cat-1 is training" in capsys.readouterr().err
+    assert len(list(cache.iterdir())) == 3
+    assert cleaning.show()["removed"] == 0
