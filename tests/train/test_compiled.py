@@ -36,7 +36,7 @@ COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 @pytest.mark.parametrize(
     ("script", "extra"),
     [
-        ("sdxl_train_network", {"wide": True}),
+        ("sdxl_train_network", {"wide": True, "compile_backend": "eager"}),
         ("sdxl_train", {"gradient_checkpointing": True, "compile_backend": "eager"}),
         ("flux_train_network", {"gradient_checkpointing": True, "network_dropout": 0.0, "mixed_precision": "bf16"}),
     ],
