@@ -10,15 +10,22 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from kohya_gui import paths
+from kohya_gui.acts import Acts
 from kohya_gui.assets import Assets
 from kohya_gui.board import Board
+from kohya_gui.commands import Commands
 from kohya_gui.door import Door
+from kohya_gui.helping import Helper
+from kohya_gui.lab import Lab
+from kohya_gui.images import Images
 from kohya_gui.monitor import Monitor
 from kohya_gui.picker import Picker
+from kohya_gui.queue import Queue
 from kohya_gui.routes import Protected, Routes
 from kohya_gui.service import Service
 from kohya_gui.serving import announce, bind, door_of, parser, prefix_of, serve
 from kohya_gui.theme import HEAD, THEME
+from kohya_gui.tools import Tools
 from kohya_gui.training import TABS, Training
 from library.config.values import ConfigError
 
@@ -44,13 +51,28 @@ def build(roots: Sequence[Path] = ()) -> Page:
         )
         with gr.Row(elem_id="page", equal_height=False):
             with gr.Column(scale=3, min_width=0, elem_id="work"), gr.Tabs():
+                forms = {}
                 for tab in TABS:
                     with gr.Tab(tab.title, id=tab.id):
-                        Training(tab, roots or paths.roots())
+                        forms[tab.id] = Training(tab, roots or paths.roots()).form
+                with gr.Tab("Queue", id="queue"):
+                    Queue()
+                with gr.Tab("Compile Lab", id="lab"):
+                    lab = Lab(forms, {tab.id: tab.title for tab in TABS})
+                with gr.Tab("Data set", id="images"):
+                    images = Images(roots or paths.roots())
+                with gr.Tab("LoRA tools", id="tools"):
+                    Tools()
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 monitor = Monitor()
         monitor.greet(page)
     page.service.add(Picker(roots or paths.roots()).answers)
+    page.service.add(images.answers, images.shows)
+    page.service.add(Commands(roots or paths.roots()).answers)
+    page.service.add(Helper(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
+    page.service.add(lab.answers)
+    acts = Acts(forms)
+    page.service.add(acts.answers, acts.shows)
     return page
 
 

@@ -8,6 +8,7 @@ family keeps what was typed; one that differs, or that a family does not have, h
 show is decided by the style sheet alone (classes `only-sdxl`, `only-flux`), so the switch costs nothing.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from kohya_gui import picker
 from kohya_gui.sections import GROUPS
 from library.config.command import Launch, launch_options
 from library.config.pending import PENDING
-from library.config.schema import ConfigError, Option, build, missing, options, section_options, values
+from library.config.schema import ConfigError, Option, build, draft, missing, options, section_options, values
 
 NOT_SET = "not set"
 LAUNCH = {name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"}
@@ -52,10 +53,10 @@ class Form:
     """The form of one tab."""
 
     def __init__(self, tab: str, families: Mapping[str, str], configs: Mapping[str, type],
-                 basics: Mapping[str, int]) -> None:  # fmt: skip
+                 basics: Mapping[str, int], ahead: Mapping[str, str] | None = None) -> None:  # fmt: skip
         """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
-        the sixths of a row that each takes."""
-        self.tab, self.families, self.configs, self.basics = tab, families, configs, basics
+        the sixths of a row that each takes; `ahead` is HTML that comes first in a section."""
+        self.tab, self.families, self.configs, self.basics, self.ahead = tab, families, configs, basics, ahead or {}
         self.fields = fields(configs)
         self.required = {line.split()[0] for config in configs.values() for line in missing(build(config, {}))}
 
@@ -103,13 +104,35 @@ class Form:
         except ConfigError:
             return build(self.configs[given.family], {})
 
+    def rough(self, given: Given) -> Any:
+        """The config of all that is right by itself, whether or not it goes together; the rest is not set."""
+        known, read = options(self.configs[given.family]), {}
+        for name, value in given.values.items():
+            if name in known:
+                with contextlib.suppress(ConfigError):
+                    read[name] = known[name].read(value)
+        return draft(self.configs[given.family], read)
+
+    def wrong(self, given: Given) -> list[str]:
+        """Everything that is wrong with what is filled in; what is not filled in yet is no mistake."""
+        found: list[str] = []
+        for check in (lambda: self.collect(given), lambda: launch_options(dict(given.launch))):
+            try:
+                check()
+            except ConfigError as error:
+                found += str(error).splitlines()
+        return found
+
     # ---- what goes to the browser
 
     def fill(self, config: Any) -> str:
         """A config -> a value for every field of its family, as page.js takes it."""
-        known = options(type(config))
-        shown = {name: shown_value(known[name], value) for name, value in values(config).items()}
-        return json.dumps({"family": config.family, "values": shown})
+        return json.dumps({"family": config.family, "values": self.shown(config.family, values(config))})
+
+    def shown(self, family: str, given: Mapping[str, Any]) -> dict[str, bool | str]:
+        """Values by option name as fields hold them."""
+        known = options(self.configs[family])
+        return {name: shown_value(known[name], value) for name, value in given.items() if name in known}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
         """Where each option is on the page: its label and its element's id."""
@@ -127,9 +150,18 @@ class Form:
         return (
             f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off">'
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
+            f"{self._search()}"
             '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
             f'</div><div class="card basics">{self._basics()}</div>'
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
+        )
+
+    def _search(self) -> str:
+        hits = f"{self.tab}-hits"
+        return (
+            '<div class="search"><input type="search" role="combobox" aria-label="Search all settings"'
+            f' placeholder="Search all settings" aria-controls="{hits}" aria-expanded="false" aria-autocomplete="list"'
+            f' spellcheck="false"><ul id="{hits}" role="listbox" aria-label="Settings found" hidden></ul></div>'
         )
 
     def _basics(self) -> str:
@@ -144,7 +176,7 @@ class Form:
         members = [f for f in self.fields if f.option.section == section and f.option.name not in self.basics]
         if not members:
             return ""
-        inside = "".join(self._field(f) for f in members)
+        inside = self.ahead.get(section, "") + "".join(self._field(f) for f in members)
         if section == "distributed":
             members += [Field(option, tuple(self.configs)) for option in LAUNCH.values()]
             inside += "".join(

@@ -1,38 +1,94 @@
 """What the page says beside the buttons: done, or what is to be fixed and where. Pure HTML from plain words."""
 
 import html
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
+from typing import Any
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
+Fix = Callable[[str], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
+
+MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
 _number = count()  # makes each message differ from the last, so that the same one said twice is seen to be new
 
 
-def good(text: str, notes: Iterable[str] = ()) -> str:
-    """Something was done; notes are what the user should know about it."""
+def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
+    """Something was done; notes are what the user should know about it. `undo` offers to take back what was filled."""
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    return _box("good", text, f"<ul>{listed}</ul>" if listed else "")
+    back = '<button type="button" class="undo">Undo</button>' if undo else ""
+    return _box("good", text, (f"<ul>{listed}</ul>" if listed else "") + back)
 
 
-def problems(text: str, places: Places) -> str:
+def problems(text: str, places: Places, fix: Fix = lambda problem: {}) -> str:
     """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
     lines = [line for line in text.splitlines() if line.strip()]
     listed, marks = [], []
     for line in lines:
-        name, _, rest = line.partition(" ")
-        if place := places.get(name):
-            label, element = place
-            marks.append(f"#{element}")
-            listed.append(
-                f'<li><button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
-                f" <code>{name}</code> {html.escape(rest)}</li>"
-            )
-        else:
-            listed.append(f"<li>{html.escape(line)}</li>")
-    style = f"<style>{', '.join(marks)} {{ border-color: var(--bad) !important }}</style>" if marks else ""
-    title = "This has to be fixed first" if len(lines) == 1 else f"{len(lines)} things have to be fixed first"
-    return _box("bad", title, f"<ul>{''.join(listed)}</ul>{style}", alert=True)
+        said, element = _told(line, places)
+        marks += [f"#{element}"] if element else []
+        listed.append(f"<li>{said}{button(fix(line))}</li>")
+    return _box("bad", _title(len(lines)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", alert=True)
+
+
+def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str, Any]], Mapping[str, bool | str]],
+           probe: bool = True) -> str:  # fmt: skip
+    """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need."""
+    listed, marks = [], []
+    for one in found["findings"]:
+        said, element = _told(one["text"], places)
+        marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
+        listed.append(
+            f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
+            f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}</span></li>"
+        )
+    wrong = sum(one["verdict"] == "bad" for one in found["findings"])
+    title = _title(wrong) if wrong else "Nothing has to be fixed"
+    body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
+    body += PROBE if probe and not wrong else ""
+    return _box("bad" if wrong else "good", title, body, alert=bool(wrong))
+
+
+PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Tries some real steps at the '
+         "largest size, and proposes what fits and is fastest.</span></p>")  # fmt: skip
+
+
+def button(values: Mapping[str, bool | str]) -> str:
+    """The button that puts values into the form."""
+    if not values:
+        return ""
+    said = ", ".join(f"{name} = {as_word(value)}" for name, value in values.items())
+    given = html.escape(json.dumps(dict(values)))
+    shown = f"<span>Fix</span> <code>{html.escape(said)}</code>"
+    return f' <button type="button" class="fix" data-fix="{given}">{shown}</button>'
+
+
+def as_word(value: bool | str) -> str:
+    """A field's value in a sentence."""
+    return ("on" if value else "off") if isinstance(value, bool) else value or "not set"
+
+
+def _told(line: str, places: Places) -> tuple[str, str]:
+    """A sentence as HTML, and the element that it is about, "" where it is about none."""
+    found = re.match(r"(\w+)(:?)\s+", line)
+    if found and (place := places.get(found[1])):
+        label, element = place
+        return (
+            f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
+            f" <code>{found[1]}</code>{found[2]} {html.escape(line[found.end() :])}",
+            element,
+        )
+    return html.escape(line), ""
+
+
+def _title(wrong: int) -> str:
+    return "This has to be fixed first" if wrong == 1 else f"{wrong} things have to be fixed first"
+
+
+def _style(marks: list[str]) -> str:
+    return f"<style>{', '.join(marks)} {{ border-color: var(--bad) !important }}</style>" if marks else ""
 
 
 def command(line: str, toml: str, name: str, notes: Iterable[str]) -> str:

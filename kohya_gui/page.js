@@ -17,9 +17,24 @@ window.kohya = (() => {
     if (radio) radio.checked = true;
   }
 
-  /** What the form of a tab holds, for the server. */
-  function read(tab) {
+  /** What the form of a tab holds, for the server. Whoever asks has a new answer coming: what was said before goes. */
+  function read(tab, busy = "") {
     const where = form(tab);
+    const bar = where.closest(".training")?.querySelector(".bar");
+    bar?.querySelector(".told")?.replaceChildren();
+    bar?.classList.remove("own");
+    if (busy) rest(tab, busy);
+    return JSON.stringify(held(where));
+  }
+
+  /** Say that something is being worked on, or with no words that it is done. */
+  function rest(tab, busy = "") {
+    const bar = form(tab).closest(".training").querySelector(".bar");
+    if (busy) bar.dataset.busy = `${window.kohyaWords ? window.kohyaWords.of(busy) : busy} …`;
+    else delete bar.dataset.busy;
+  }
+
+  function held(where) {
     const sent = { family: family(where), values: {}, launch: {} };
     for (const field of fields(where)) {
       if (!isFor(field, sent.family)) continue;
@@ -27,7 +42,7 @@ window.kohya = (() => {
       if (launch) sent.launch[launch] = value(field);
       else sent.values[option] = value(field);
     }
-    return JSON.stringify(sent);
+    return sent;
   }
 
   /** Put what the server sent into the form of a tab. */
@@ -35,9 +50,55 @@ window.kohya = (() => {
     if (!sent) return;
     const where = form(tab);
     const { family: name, values } = JSON.parse(sent);
-    chooseFamily(where, name);
+    remember(where);
+    if (name) chooseFamily(where, name);
+    put(where, values);
+  }
+
+  function put(where, values) {
+    const name = family(where);
     for (const field of fields(where))
       if (isFor(field, name) && field.dataset.option in values) set(field, values[field.dataset.option]);
+    settle(where);
+  }
+
+  /** Put single values into the form, and show the first of them. */
+  function apply(tab, values) {
+    const where = form(tab);
+    remember(where);
+    put(where, values);
+    const name = family(where);
+    const first = fields(where).find((field) => isFor(field, name) && field.dataset.option in values);
+    if (first) jump(first.id);
+  }
+
+  // What the form held before something filled it, the newest last. Tokens are in no copy.
+  const before = {};
+
+  function remember(where) {
+    (before[where.id] ??= []).push(kept(where));
+    if (before[where.id].length > 20) before[where.id].shift();
+  }
+
+  /** Take back the last filling of the form; false when there is none. */
+  function undo(tab) {
+    const where = form(tab);
+    const last = before[where.id]?.pop();
+    if (last) restore(where, last);
+    return Boolean(last);
+  }
+
+  const kept = (where) => ({
+    family: family(where),
+    kept: fields(where).filter((field) => field.type !== "password").map((field) => [field.id, value(field)]),
+  });
+
+  function restore(where, { family: name, kept: values }) {
+    chooseFamily(where, name);
+    for (const [id, was] of values) {
+      const field = document.getElementById(id);
+      if (field) set(field, was);
+    }
     settle(where);
   }
 
@@ -47,16 +108,39 @@ window.kohya = (() => {
     for (const section of where.querySelectorAll(".section")) {
       let count = 0;
       for (const field of fields(section)) {
-        const differs = String(value(field)) !== field.dataset.default;
-        field.closest(".field").classList.toggle("changed", differs);
+        const differs = mark(field);
         if (!differs || !isFor(field, name)) continue;
         count += 1;
         if (field.closest(".advanced")) where.elements.advanced.checked = true;
       }
       section.querySelector("i").textContent = count ? `${count} changed` : "";
     }
-    const kept = fields(where).filter((field) => field.type !== "password").map((field) => [field.id, value(field)]);
-    store(where.id, JSON.stringify({ family: name, kept }));
+    for (const field of fields(where.querySelector(".basics"))) mark(field);
+    store(where.id, JSON.stringify(kept(where)));
+    document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));
+  }
+
+  /** Whether a field differs from its default; where it does it is marked, and has a button that puts it back. */
+  function mark(field) {
+    const differs = String(value(field)) !== field.dataset.default;
+    const box = field.closest(".field");
+    if (box.classList.toggle("changed", differs) === Boolean(box.querySelector(".reset"))) return differs;
+    if (!differs) box.querySelector(".reset").remove();
+    else {
+      const back = document.createElement("button");
+      const words = window.kohyaWords?.of("Back to the default") ?? "Back to the default";
+      Object.assign(back, { type: "button", className: "reset", title: words });
+      back.setAttribute("aria-label", `${words}: ${(box.querySelector("label span") ?? box.querySelector("label")).textContent}`);
+      box.querySelector("label").after(back);
+    }
+    return differs;
+  }
+
+  function reset(button) {
+    const field = button.closest(".field").querySelector("[data-option], [data-launch]");
+    set(field, field.dataset.default);
+    settle(field.form);
+    field.focus();
   }
 
   function store(key, text) {
@@ -71,15 +155,8 @@ window.kohya = (() => {
   function mount(element) {
     const where = element.querySelector("form.settings");
     const before = store(where.id);
-    if (before) {
-      const { family: name, kept } = JSON.parse(before);
-      chooseFamily(where, name);
-      for (const [id, held] of kept) {
-        const field = document.getElementById(id);
-        if (field) set(field, held);
-      }
-    }
-    settle(where);
+    if (before) restore(where, JSON.parse(before));
+    else settle(where);
   }
 
   function fold(button, open) {
@@ -99,6 +176,10 @@ window.kohya = (() => {
     if (section) fold(section.querySelector("button"), true);
     field.scrollIntoView({ block: "center" });
     field.focus({ preventScroll: true });
+    const box = field.closest(".field");
+    box.classList.remove("found");
+    void box.offsetWidth; // or an animation that is still running would not begin again
+    box.classList.add("found");
   }
 
   async function copy(button) {
@@ -116,9 +197,10 @@ window.kohya = (() => {
 
   /** Hand a text that the server made to the user as a file. */
   function download(sent) {
+    if (!sent) return;
     const { name, text } = JSON.parse(sent);
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type: "application/toml" }));
+    link.href = URL.createObjectURL(new Blob([text], { type: name.endsWith(".json") ? "application/json" : "application/toml" }));
     link.download = name;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
@@ -131,6 +213,8 @@ window.kohya = (() => {
     if (link) jump(link.dataset.field);
     const copier = target.closest?.(".copy");
     if (copier) copy(copier);
+    const back = target.closest?.(".reset");
+    if (back) reset(back);
   });
   document.addEventListener("input", ({ target }) => {
     if (target.form?.classList.contains("settings")) settle(target.form);
@@ -143,5 +227,5 @@ window.kohya = (() => {
     if (button) fold(button, true);
   }, true);
 
-  return { read, fill, mount, download };
+  return { read, rest, held, fill, apply, undo, mount, download, jump, form, fields, isFor, family, chooseFamily, settle, remember };
 })();

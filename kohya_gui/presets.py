@@ -117,6 +117,15 @@ def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
     return made.config
 
 
+def base(path: Path) -> dict[str, Any]:
+    """The fields of a JSON of kohya_ss, which an export keeps where they have no meaning here; of other files none."""
+    found = foreign.parse(path)
+    if path.suffix.lower() != ".json" or not foreign.of_others(found):
+        return {}
+    made = foreign.load(path, {script: config_class(script) for script in RUNS})
+    return found if made.trainer.startswith("kohya_ss") else {}
+
+
 def save(path: Path, config: Any, known: str) -> int:
     """Write a config; the number of options in it. Only the file that was opened here before is written over."""
     if path.exists() and str(path) != known:

@@ -9,19 +9,26 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui import messages, paths, presets
-from kohya_gui.form import Form
+from kohya_gui import checking, compiling, helping, messages, paths, presets
+from kohya_gui.form import Form, Given
 from library.config import foreign
 from library.config.command import command, printable
-from library.config.schema import ConfigError, changed, flat, to_toml
+from library.config.remedies import remedy
+from library.config.schema import ConfigError, changed, flat, read_text, to_toml
 from library.families import RUNS, config_class
-from library.runs import start
+from library.runs import keys, queue, start
 
 FAMILIES = {"sdxl": "SDXL", "flux": "FLUX.1"}
 MODEL_FILES = {"pretrained_model_name_or_path": 6, "clip_l": 2, "t5xxl": 2, "ae": 2}
 # Nothing of an event is queued or overlaid: each answers within some milliseconds.
 QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 Said = dict[Any, Any]  # component -> its new value
+
+MORE = '<button type="button" class="opens extra" aria-expanded="false" data-tab="{tab}">More</button>'
+COMPARE = (
+    '<button type="button" class="opens undo" data-tab="{tab}">Undo</button>'
+    '<button type="button" class="opens compare" data-tab="{tab}">Compare</button>'
+)
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,12 @@ class Training:
 
     def __init__(self, tab: Tab, roots: Sequence[Path]) -> None:
         self.tab, self.roots = tab, roots
-        self.form = Form(tab.id, FAMILIES, tab.configs, tab.basics)
+        self.form = Form(tab.id, FAMILIES, tab.configs, tab.basics, {"compile": compiling.section()})
         self.sent = gr.Textbox(visible=False)  # the form on its way to the server
         self.values = gr.Textbox(visible=False)  # values on their way into the form
         self.file = gr.Textbox(visible=False)  # a config on its way to the downloads
         self.opened = gr.State("")  # the file that was loaded or saved here last, which may be written over
+        self.base = gr.State({})  # the JSON of kohya_ss that was loaded last, for an export that loses none of its keys
         with gr.Column(elem_classes=["training"]):
             self._top()
             gr.HTML(self.form.markup(), js_on_load="window.kohya.mount(element)", apply_default_css=False)
@@ -73,54 +81,67 @@ class Training:
                 self.message = gr.HTML(elem_classes=["said"], apply_default_css=False)
                 with gr.Row():
                     self.train = gr.Button("Train", variant="primary", scale=2, min_width=0)
+                    self.later = gr.Button("Add to queue", scale=1, min_width=0)
+                    self.check = gr.Button("Check", scale=1, min_width=0)
                     self.show = gr.Button("Print command", scale=1, min_width=0)
         self._wire()
 
     def _top(self) -> None:
-        """A preset or a file to begin with."""
-        ready = [("Choose a preset", ""), *((p.title, p.id) for p in presets.presets(self.tab.adapters))]
+        """A preset or a file to begin with, and what else can be done with settings."""
         bare: dict[str, Any] = {"show_label": False, "container": False, "min_width": 0}
         small: dict[str, Any] = {"size": "sm", "min_width": 0}
         with gr.Row(elem_classes=["begin"]):
-            self.preset = gr.Dropdown(
-                ready, value="", label="Preset", filterable=False, elem_classes=["preset"], **bare
-            )
+            gr.HTML(helping.menu(self.tab.id, self.tab.adapters, FAMILIES), apply_default_css=False, min_width=0)
             hint = "Config file, such as ~/kohya/cat.toml"
             self.path = gr.Textbox(label="Config file", placeholder=hint, elem_classes=["path"], **bare)
             self.load = gr.Button("Load config", **small)
             self.save = gr.Button("Save config", **small)
+            gr.HTML(MORE.format(tab=self.tab.id), apply_default_css=False, min_width=0)
+        with gr.Row(elem_classes=["begin", "more"]):
             self.upload = gr.UploadButton("Upload", file_types=list(foreign.SUFFIXES), **small)
             self.download = gr.Button("Download", **small)
+            self.export = gr.Button("Download for kohya_ss", **small)
+            gr.HTML(COMPARE.format(tab=self.tab.id), apply_default_css=False, min_width=0)
 
     def _wire(self) -> None:
         said = [self.message]
-        filled = [self.message, self.values, self.path, self.opened, self.preset]
-        self._on(self.train.click, self.on_train, [self.sent], said)
+        filled = [self.message, self.values, self.path, self.opened, self.base]
+        self._on(self.train.click, self.on_train, [self.sent], said, "Checking the settings")
+        self._on(self.later.click, self.on_queue, [self.sent], said, "Checking the settings")
+        self._on(self.check.click, self.on_check, [self.sent], said, "Checking the settings")
         self._on(self.show.click, self.on_print, [self.sent, self.path], said)
         self._on(self.save.click, self.on_save, [self.sent, self.path, self.opened], [*said, self.path, self.opened])
-        made = self._on(self.download.click, self.on_download, [self.sent], [*said, self.file])
-        made.success(None, self.file, None, js="(file) => window.kohya.download(file)", **QUICK)
+        for event, handler, inputs in (
+            (self.download.click, self.on_download, [self.sent]),
+            (self.export.click, self.on_export, [self.sent, self.base]),
+        ):
+            made = self._on(event, handler, inputs, [*said, self.file])
+            made.success(None, self.file, None, js="(file) => window.kohya.download(file)", **QUICK)
         for event, handler, source in (
             (self.load.click, self.on_load, self.path),
             (self.path.submit, self.on_load, self.path),
             (self.upload.upload, self.on_upload, self.upload),
-            (self.preset.input, self.on_preset, self.preset),
         ):
             done = self._on(event, handler, [self.sent, source], filled)
             done.then(None, self.values, None, js=f"(sent) => window.kohya.fill('{self.tab.id}', sent)", **QUICK)
 
-    def _on(self, event: Any, handler: Callable[..., Said], inputs: list[Any], outputs: list[Any]) -> Any:
-        """Bind a handler. What it raises for the user to fix is said beside the buttons."""
+    def _on(self, event: Any, handler: Callable[..., Said], inputs: list[Any], outputs: list[Any],
+            busy: str = "") -> Any:  # fmt: skip
+        """Bind a handler. What it raises for the user to fix is said beside the buttons; until it is done, `busy`."""
 
         def handle(sent: str, *rest: Any) -> Said:
             clear = {self.values: ""} if self.values in outputs else {}
             try:
                 return clear | handler(sent, *rest)
             except ConfigError as error:
-                return clear | {self.message: messages.problems(str(error), self._places(sent))}
+                said = messages.problems(str(error), self._places(sent), lambda line: self._fix(sent, line))
+                return clear | {self.message: said}
 
-        read = f"(sent, ...rest) => [window.kohya.read('{self.tab.id}'), ...rest]"
-        return event(handle, inputs=inputs, outputs=outputs, js=read, **QUICK)
+        read = f"(sent, ...rest) => [window.kohya.read('{self.tab.id}', '{busy}'), ...rest]"
+        done = event(handle, inputs=inputs, outputs=outputs, js=read, **QUICK)
+        if busy:
+            done.then(None, None, None, js=f"() => window.kohya.rest('{self.tab.id}')", **QUICK)
+        return done
 
     def _places(self, sent: str) -> messages.Places:
         try:
@@ -128,14 +149,54 @@ class Training:
         except ConfigError:
             return {}
 
+    def _fix(self, sent: str, problem: str) -> Mapping[str, bool | str]:
+        """What would mend a problem, as fields hold it."""
+        given = self.form.hear(sent)
+        return self.form.shown(given.family, remedy(problem, self.form.rough(given)))
+
     # ---- what the buttons do
 
     def on_train(self, sent: str) -> Said:
-        """Check the form, write it down as the run's TOML, and start the training in processes of its own."""
+        """Check the form and all that it names, and start the training in processes of its own."""
+        given, config, notes, report = self.checked(sent)
+        if checking.problems(report):
+            return {self.message: self._report(report, given.family)}
+        run_id = start.launch(config, **self._how(config, given.launch))
+        hints = [one["text"] for one in report["findings"] if one["verdict"] == "hint"]
+        said = f"Started {run_id}. It goes on when this page is closed."
+        return {self.message: messages.good(said, [*notes, *hints])}
+
+    def on_queue(self, sent: str) -> Said:
+        """Check the form and all that it names, and let its training wait for its turn."""
+        given, config, notes, report = self.checked(sent)
+        if checking.problems(report):
+            return {self.message: self._report(report, given.family)}
+        entry = queue.add(start.job(config, **self._how(config, given.launch)))
+        return {self.message: messages.good(queue.told(entry), notes)}
+
+    def on_check(self, sent: str) -> Said:
+        """Say all that can be known about this training before it starts."""
+        given, _, notes, report = self.checked(sent)
+        known = [{"topic": "settings", "verdict": "hint", "text": note, "fix": {}} for note in notes]
+        return {self.message: self._report({**report, "findings": [*known, *report["findings"]]}, given.family)}
+
+    def checked(self, sent: str) -> tuple[Given, Any, list[str], checking.Report]:
+        """A form -> it, its config, notes about it, and the preflight report. To be asked before any start or queueing.
+
+        Raises ConfigError when the form itself has mistakes. Tokens that it holds are kept in their own file.
+        """
         given = self.form.hear(sent)
         config, notes = self.form.ready(given)
-        run_id = start.launch(config, **self._how(config, given.launch))
-        return {self.message: messages.good(f"Started {run_id}. It goes on when this page is closed.", notes)}
+        notes += self._keep(config)
+        return given, config, notes, checking.check(config, given.launch)
+
+    def _keep(self, config: Any) -> list[str]:
+        new = keys.keep(helping.secrets_of(config))
+        return [f"{name} is kept in {keys.place()}, for you only, and is in no config." for name in new]
+
+    def _report(self, report: checking.Report, family: str) -> str:
+        places = self.form.places(family)
+        return messages.report(report, places, lambda fix: self.form.shown(family, fix))
 
     def on_print(self, sent: str, where: str) -> Said:
         """Show the command and the TOML that Train would use. Nothing is written."""
@@ -148,6 +209,7 @@ class Training:
     def on_save(self, sent: str, where: str, known: str) -> Said:
         """Write the form into the config file that is named."""
         config, notes = self.form.collect(self.form.hear(sent))
+        notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
         count = presets.save(path, config, known)
         said = messages.good(f"Saved {path} ({differing(count)}).", notes)
@@ -159,6 +221,23 @@ class Training:
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".toml"
         file = json.dumps({"name": name, "text": to_toml(config, presets.comment(config))})
         return {self.message: messages.good(f"{name} is among your downloads.", notes), self.file: file}
+
+    def on_export(self, sent: str, base: Mapping[str, Any]) -> Said:
+        """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
+        config, notes = self.form.collect(self.form.hear(sent))
+        text = self._prompts(config.sample.sample_prompts)
+        fields, lost = foreign.export(config, {s: config_class(s) for s in RUNS}, base or None, text)
+        name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
+        file = json.dumps({"name": name, "text": json.dumps(fields, indent=2, ensure_ascii=False) + "\n"})
+        said = f"{name} is among your downloads: load it in the {foreign.tab_title(fields)} tab of kohya_ss."
+        return {self.message: messages.good(said, [*notes, *lost]), self.file: file}
+
+    def _prompts(self, name: str | None) -> str:
+        """The text of a prompt file, which kohya_ss has in its JSON; none of a file where the page may not look."""
+        try:
+            return read_text(paths.readable(name, self.roots, (".txt",)))
+        except ConfigError:
+            return ""
 
     def on_load(self, sent: str, where: str) -> Said:
         """Read the config file that is named into the form."""
@@ -174,18 +253,6 @@ class Training:
         path = Path(uploaded)  # made by Gradio, in its own folder for uploads, and checked by it to be there
         return self._filled(path, sent) | {self.path: "", self.opened: ""}
 
-    def on_preset(self, sent: str, chosen: str) -> Said:
-        """Put a preset over the defaults and keep the paths and names that are filled in."""
-        preset = next((p for p in presets.presets(self.tab.adapters) if p.id == chosen), None)
-        if preset is None:
-            return {self.message: ""}
-        given = self.form.hear(sent)
-        family = given.family if preset.is_profile else preset.family
-        config = presets.apply(preset, self.tab.configs[family], given.values)
-        kept = "All else is kept." if preset.is_profile else "Paths and names are kept, all else is as in the preset."
-        said = f"{preset.sentence} {kept}"
-        return {self.message: messages.good(said), self.values: self.form.fill(config)}
-
     def _filled(self, path: Path, sent: str) -> Said:
         family, notes = self.form.hear(sent).family, []
         try:
@@ -194,7 +261,8 @@ class Training:
             raise ConfigError(f"{error}{self._other_tab(path, family)}") from None
         count = len(flat(changed(config)))
         said = f"Loaded {path.name} for {FAMILIES[config.family]} ({differing(count)})."
-        return {self.message: messages.good(said, notes), self.preset: "", self.values: self.form.fill(config)}
+        shown = messages.good(said, notes, undo=True)
+        return {self.message: shown, self.values: self.form.fill(config), self.base: presets.base(path)}
 
     def _other_tab(self, path: Path, family: str) -> str:
         """A hint when a file that does not fit here would fit in another tab."""

@@ -5,6 +5,7 @@ here loads torch before `of` is called.
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError
@@ -42,3 +43,12 @@ def of(config: Any) -> "Family":
 def _load(where: str) -> Any:
     module, name = where.split(":")
     return getattr(importlib.import_module(module), name)
+
+
+def recognised(path: Path) -> tuple[str, str]:
+    """What a .safetensors file is, from its header: the family that it is a base model of ("" for none), and words
+    that fit into a sentence. Raises ConfigError when it cannot be read."""
+    from library.families import weights
+
+    words = weights.describe(weights.header(path))
+    return {"an SDXL checkpoint": "sdxl", "a FLUX.1 transformer": "flux"}.get(words, ""), words

@@ -68,7 +68,7 @@ def problems(config: Any) -> Iterator[str]:
         yield f"lr_scheduler {name} is not known{meant(name, FUNCTIONS)}; known are {', '.join(FUNCTIONS)}"
         return
     yield from _needs(name, config, own)
-    if name != "adafactor":
+    if own and name != "adafactor":  # loading one loads much else
         yield from unknown_arguments(load(FUNCTIONS[name]), own, "lr_scheduler_args", name)
 
 

@@ -12,6 +12,13 @@ import pytest
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]  # fmt: skip
 STAND_IN = Path(__file__).with_name("stand_in.py")
+# What works the queue off, with stand-ins for the trainings.
+WORKER = """
+import sys
+from library.runs import start, worker
+start.command = lambda path, script, **how: [sys.executable, {stand_in!r}, "--config_file", str(path)]
+sys.exit(worker.main())
+"""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
 
@@ -33,15 +40,18 @@ def served(tmp_path_factory):
     """The page's address and the folder that configs may be in. Its trainings are stand-ins."""
     import uvicorn
 
+    from kohya_gui import checking
     from kohya_gui.app import application, bind, build
-    from library.runs import start
+    from library.runs import queue, start
 
     root = tmp_path_factory.mktemp("page")
     patch = pytest.MonkeyPatch()
     patch.setattr(
         start, "command", lambda path, script, **how: [sys.executable, str(STAND_IN), "--config_file", str(path)]
     )
+    patch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
     patch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
+    patch.setattr(checking, "check", lambda config, launch: {"findings": [], "fit": None})  # nothing it names is there
     bound = bind("127.0.0.1", 0)
     app = application(build([root]), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -111,8 +121,10 @@ def visit(chromium, served, monkeypatch, tmp_path):
         return visits[-1]
 
     yield begin
-    from library.runs import reader, stop
+    from library.runs import queue, reader, stop
 
+    for entry in queue.read().waiting:
+        queue.remove(entry.id)
     for run in reader.runs():
         stop.request(run.id, "now")
     for visit in visits:

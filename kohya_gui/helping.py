@@ -1,0 +1,150 @@
+"""What the form asks the server while it is filled in: what is wrong or idle, presets, comparisons, probes, keys."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from kohya_gui import comparing, compiling, paths, presets, probing
+from kohya_gui.form import Form, Given
+from kohya_gui.service import Answer, Sent
+from library.config.idle import idle
+from library.config.schema import ConfigError, options, values
+from library.families import recognised
+from library.runs import keys
+
+MODEL = "pretrained_model_name_or_path"
+ABOUT = re.compile(r"(?:in )?-{0,2}(\w+):?\s+(.*)")
+
+
+def about(problem: str) -> tuple[str, str]:
+    """The option that a sentence begins with, and the rest of it; "" and the sentence where it begins with none."""
+    found = ABOUT.fullmatch(problem)
+    return (found[1], found[2]) if found else ("", problem)
+
+
+class Helper:
+    """Answers for the forms of all training tabs, by tab."""
+
+    def __init__(self, forms: Mapping[str, Form], adapters: Mapping[str, bool], roots: Sequence[Path]) -> None:
+        self.forms, self.adapters, self.roots = forms, adapters, tuple(roots)
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What scripts may ask."""
+        return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
+                "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
+                "forget": self.forget}  # fmt: skip
+
+    def judge(self, sent: Sent) -> dict[str, Any]:
+        """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
+        form, given = self._heard(sent)
+        places = form.places(given.family)
+        wrong: dict[str, str] = {}
+        for problem in form.wrong(given):
+            name, rest = about(problem)
+            if name in places:
+                wrong.setdefault(places[name][1], rest[:1].upper() + rest[1:])
+        config = form.rough(given)
+        asleep = {places[name][1]: reason for name, reason in idle(config).items() if name in places}
+        known = [places[name][1] for name in keys.kept() if name in places]
+        return {
+            "wrong": wrong, "idle": asleep, "outlook": compiling.outlook(config), "kept": known,
+            "model": self._model(form, given), "changes": form.tab,
+        }  # fmt: skip
+
+    def _model(self, form: Form, given: Given) -> dict[str, str]:
+        """What the base model's file is, as far as it lies where the page may look."""
+        text = str(given.values.get(MODEL) or "")
+        try:
+            path = paths.present(text, self.roots, (".safetensors",))
+            family, words = recognised(path)
+        except ConfigError:
+            return {}
+        return {"path": text, "family": family if family in form.configs else "", "words": words}
+
+    def preset(self, sent: Sent) -> dict[str, Any]:
+        """The values of a preset over the form as it is; paths and names are kept."""
+        form, given = self._heard(sent)
+        chosen = next((p for p in presets.presets(self.adapters[form.tab]) if p.id == sent.text("id")), None)
+        if chosen is None:
+            raise ConfigError("there is no such preset: load the page again")
+        family = given.family if chosen.is_profile else chosen.family
+        right = values(form.rough(given))  # what is wrong elsewhere in the form is no reason to refuse
+        config = presets.apply(chosen, form.configs[family], {n: v for n, v in right.items() if n in given.values})
+        made = values(config)
+        if chosen.is_profile:  # all that it does not touch stays as it is written, right or wrong
+            made = {name: value for name, value in made.items() if value != right[name]}
+        fill = json.dumps({"family": family, "values": form.shown(family, made)})
+        return {"fill": fill, "text": chosen.sentence, "profile": chosen.is_profile}
+
+    def choices(self, sent: Sent) -> dict[str, Any]:
+        """What can be compared."""
+        return {"choices": comparing.choices(self.adapters[self._form(sent).tab])}
+
+    def compare(self, sent: Sent) -> dict[str, Any]:
+        """The options that differ between two settings."""
+        form, given = self._heard(sent)
+        chosen = [comparing.config_of(sent.text(which), lambda: form.collect(given)[0], self.roots)
+                  for which in ("first", "second")]  # fmt: skip
+        (one, first), (two, second) = chosen
+        return {"first": one, "second": two, "rows": comparing.rows(first, second)}
+
+    def probe(self, sent: Sent) -> dict[str, Any]:
+        """Begin a probe."""
+        form, given = self._heard(sent)
+        config, _ = form.ready(given)
+        return {"id": probing.start(config, {**given.launch})}
+
+    def probing(self, sent: Sent) -> dict[str, Any]:
+        """How a probe gets on, with what it proposes as the form has it."""
+        form, given = self._heard(sent)
+        found = probing.state(sent.text("id"))
+        return {**found, "fix": form.shown(given.family, found.get("best") or {})}
+
+    def unprobe(self, sent: Sent) -> dict[str, Any]:
+        """End a probe."""
+        probing.stop(sent.text("id"))
+        return {}
+
+    def forget(self, sent: Sent) -> dict[str, Any]:
+        """Keep a token no longer."""
+        keys.forget(sent.text("name"))
+        return {}
+
+    def _form(self, sent: Sent) -> Form:
+        form = self.forms.get(sent.text("tab"))
+        if form is None:
+            raise ConfigError("there is no such tab: load the page again")
+        return form
+
+    def _heard(self, sent: Sent) -> tuple[Form, Given]:
+        form = self._form(sent)
+        return form, form.hear(sent.text("sent"))
+
+
+def menu(tab: str, adapters: bool, families: Mapping[str, str]) -> str:
+    """The button that opens the list of presets, each with its sentence; a profile is in the section that it is for."""
+    ready = [preset for preset in presets.presets(adapters) if not preset.is_profile]
+    groups = ""
+    for family, members in groupby(ready, key=lambda preset: preset.family):
+        made = "".join(
+            f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
+            f"<small>{escape(compiling.about(preset))}</small></button>"
+            for preset in members
+        )
+        groups += f"<h4>{escape(families[family])}</h4>{made}"
+    sheet = f"{tab}-presets"
+    return (
+        f'<button type="button" class="opens" popovertarget="{sheet}">Presets</button>'
+        f'<div id="{sheet}" class="sheet" popover data-tab="{tab}" role="dialog" aria-label="Presets">{groups}</div>'
+    )
+
+
+def secrets_of(config: Any) -> dict[str, str | None]:
+    """The tokens and keys that a form holds."""
+    known = options(type(config))
+    return {name: getattr(getattr(config, known[name].section), name) for name in keys.ENVIRONMENT if name in known}

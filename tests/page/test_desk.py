@@ -1,0 +1,145 @@
+"""Around the form, in a real browser: what is told while one types, presets, undo, comparing, a first training."""
+
+import json
+import re
+
+import pytest
+
+from kohya_gui import checking
+from library.config import command as commands
+from library.config.schema import read_toml
+from library.demo.files import prepare
+from library.runs import keys, reader, start
+
+pytestmark = pytest.mark.browser
+REAL = checking.check, commands.command  # before the page of these tests gets stand-ins
+
+
+@pytest.fixture(scope="module")
+def demo(served):
+    return prepare(served[1] / "demo", ("flux", "sdxl"))
+
+
+def help_of(visitor, field):
+    return visitor.page.locator(f"#{field}-help")
+
+
+def test_what_is_told_while_one_types(visit, demo):
+    visitor = visit()
+    page = visitor.page
+    visitor.fill(max_train_steps="-5")
+    page.locator("#lora-max_train_steps[aria-invalid=true]").wait_for()
+    assert help_of(visitor, "lora-max_train_steps").inner_text() == "Must be at least 1, got -5"
+    page.locator(".field:has(#lora-max_train_steps) .reset").click()
+    page.locator("#lora-max_train_steps:not([aria-invalid])").wait_for()
+    assert page.locator("#lora-max_train_steps").input_value() == "1600"
+    assert not page.locator(".reset:visible").count()
+    # Search leads to a field that is folded away and rare, and marks it.
+    page.keyboard.press("Escape")
+    page.locator("h1").click()
+    page.keyboard.press("/")
+    page.keyboard.type("huber thr")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "lora-huber_c"
+    assert page.locator(".field.found #lora-huber_c").is_visible()
+    visitor.until("No effect: loss_type is neither huber nor smooth_l1", ".idle")
+    page.locator("#lora-loss_type").select_option("huber")
+    page.locator(".field:not(.idle) > #lora-huber_c").wait_for()
+    # A profile compiles, and says what that means; the rest of the form stays as it is written.
+    visitor.fill(learning_rate="1e-")
+    visitor.click("Torch Compile Settings")
+    page.locator(".profile:visible", has_text="Balanced").click()
+    visitor.until("graphs, about", ".outlook")
+    assert page.locator("#lora-compile").is_checked() and page.locator("#lora-learning_rate").input_value() == "1e-"
+    page.locator(".message .undo").click()
+    visitor.until("The form is as it was before.")
+    assert not page.locator("#lora-compile").is_checked()
+    # The family is what the checkpoint's header says.
+    visitor.fill(pretrained_model_name_or_path=demo.folder / "models" / "flux" / "tiny-flux1-dev.safetensors")
+    page.locator("#lora-flux-t5xxl").wait_for()
+    visitor.until("The file is a FLUX.1 transformer.", ".field")
+
+
+def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
+    visitor = visit()
+    page = visitor.page
+    visitor.fill(output_dir="/results", network_dim="3")
+    visitor.click("Presets")
+    page.locator(".preset:visible", has_text="FLUX.1 LoRA on 24 GB").click()
+    visitor.until("the image model in 8 bits, everything encoded once, compiled blocks")
+    assert page.locator("#lora-flux-clip_l").is_visible()
+    assert page.locator("#lora-network_dim").input_value() == "16"
+    assert page.locator("#lora-output_dir").input_value() == "/results"
+    assert page.locator("#lora-compile").is_checked()
+    assert "changed" in page.locator(".section", has_text="Torch Compile Settings").locator("i").inner_text()
+    page.locator(".message .undo").click()
+    assert page.locator("#lora-network_dim").input_value() == "3"
+    assert not page.locator("#lora-flux-clip_l").is_visible()
+
+
+def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tmp_path):
+    path = served[1] / "theirs.json"
+    found = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": "/results", "own_key": "kept"}
+    path.write_text(json.dumps(found), encoding="utf-8")
+    visitor = visit()
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
+    visitor.click("Load config")
+    visitor.until("Loaded theirs.json for SDXL")
+    visitor.fill(network_dim="48", output_name="cat")
+    visitor.click("More")
+    with visitor.page.expect_download() as download:
+        visitor.click("Download for kohya_ss")
+    download.value.save_as(tmp_path / "back.json")
+    back = json.loads((tmp_path / "back.json").read_text(encoding="utf-8"))
+    assert download.value.suggested_filename == "cat.json"
+    assert back["own_key"] == "kept" and back["network_dim"] == 48 and back["LoRA_type"] == "Standard"
+    visitor.page.locator(".compare:visible").click()
+    second = visitor.page.get_by_label("with that")
+    second.select_option(label="A file")
+    visitor.page.locator(".side input:visible").fill(str(path))
+    visitor.page.locator(".go").click()
+    rows = visitor.page.locator(".differences tbody tr")
+    rows.first.wait_for()
+    assert sorted(re.sub(r"\s+", " ", text) for text in rows.all_inner_texts()) == [
+        "Output name output_name cat not set", "Rank network_dim 48 24"]  # fmt: skip
+
+
+def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
+    """The whole way with the real check and the real training: told what is wrong, mended by a click, trained."""
+    monkeypatch.setattr(checking, "check", REAL[0])
+    monkeypatch.setattr(start, "command", lambda path, script, **how: REAL[1](path, script, **{**how, "cpu": True}))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    visitor, out = visit(), tmp_path / "out"
+    visitor.page.set_default_timeout(60_000)  # the check loads torch
+    leaf = next(demo.images.iterdir())
+    visitor.fill(pretrained_model_name_or_path=demo.folder / "models" / "sdxl" / "tiny_sdxl.safetensors",
+                 train_data_dir=leaf, output_dir=out, output_name="first", resolution="64", max_train_steps="2",
+                 learning_rate="1e-3")  # fmt: skip
+    visitor.click("Logs")
+    visitor.page.locator("#lora-log_with").select_option("wandb")
+    visitor.page.locator("#lora-wandb_api_key").fill("secret-0123456789")
+    visitor.page.locator("#lora-log_with").select_option("")
+    visitor.click("Train")
+    visitor.until("holds the images themselves")
+    assert not out.exists() and reader.runs() == []
+    visitor.page.locator(".findings .fix").click()
+    assert visitor.page.locator("#lora-train_data_dir").input_value() == str(demo.images)
+    visitor.click("Check")
+    visitor.until("Nothing has to be fixed")
+    for words in ("12 images", "every image has a caption", "no GPU was found", "one saved file takes about"):
+        assert words in visitor.said()
+    visitor.click("Train")
+    visitor.until("It goes on when this page is closed")
+    visitor.page.wait_for_selector('.run[data-state="finished"]', timeout=90_000)
+    assert (out / "first.safetensors").is_file()
+    run = reader.runs()[0].folder
+    assert read_toml(run / "run.toml")["max_train_steps"] == 2
+    # The key is in one file, for its owner only, and in nothing else that was written.
+    assert keys.kept() == {"wandb_api_key": "secret-0123456789"} and keys.place().stat().st_mode & 0o777 == 0o600
+    written = [path for path in (*out.rglob("*"), *run.rglob("*")) if path.is_file()]
+    assert all(b"secret-0123456789" not in path.read_bytes() for path in written)
+    visitor.open()
+    visitor.click("Logs")
+    visitor.page.locator(".forget:visible").click()
+    visitor.page.locator(".forget").wait_for(state="hidden")
+    assert keys.kept() == {}
