@@ -161,7 +161,7 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         one.set_defaults(run=run)
         return one
 
-    _merge(tool(merge, "merge LoRAs into a checkpoint (--base), or several into one"))
+    _merge(tool(merge, "merge LoRAs into a checkpoint (base), or several into one"))
     _extract(tool(extract, "make a LoRA from a tuned checkpoint minus its base"))
     _resize(tool(resize, "cut a LoRA to smaller ranks"))
     one = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
