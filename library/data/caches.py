@@ -10,6 +10,7 @@ import json
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ MADE_FROM = "made_from"
 EXTRAS = ("latents", "latents_flipped", "alpha_mask")
 NAMES = (*EXTRAS, "original_size", "crop_ltrb", MADE_FROM)
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
-BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+BROKEN = (OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, NotImplementedError, zlib.error,
+          zipfile.BadZipFile)  # fmt: skip
+LARGEST = 2**30  # bytes of a cache when unpacked; the latents of 100 sizes of an image have a hundredth of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,8 @@ def latents_are_good(wanted: Wanted, vae: str, trust: bool = False) -> bool:
 def read_latents(file: str, tail: str) -> dict[str, np.ndarray]:
     """Read latents, and latents_flipped and alpha_mask where they are there, by these names."""
     with _opened(file) as npz:
-        return {name: npz[name + tail] for name in EXTRAS if name + tail in npz.files}
+        others = [name for name in EXTRAS[1:] if name + tail in npz.files]
+        return {name: npz[name + tail] for name in (EXTRAS[0], *others)}
 
 
 def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: Mapping[str, Any]) -> None:
@@ -184,7 +188,12 @@ def fingerprint(*networks: Any) -> str:
 @contextmanager
 def _opened(file: str) -> Iterator[Any]:
     # Pickles could run code, and no cache needs them.
-    with np.load(file, allow_pickle=False) as npz:
+    npz = np.load(file, allow_pickle=False)
+    if not isinstance(npz, np.lib.npyio.NpzFile) or npz.zip is None:
+        raise ValueError("it is no .npz archive")
+    with npz:
+        if sum(entry.file_size for entry in npz.zip.infolist()) > LARGEST:
+            raise ValueError("what is packed into it is too large for a cache")
         yield npz
 
 

@@ -1,6 +1,8 @@
 """Reading checkpoints that people have: what a file is (from its header alone), and its tensors, one at a time."""
 
+import itertools
 import json
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -11,6 +13,8 @@ from library.config.schema import ConfigError
 
 COMPILED = "_orig_mod."  # torch.compile's wrapper, left in the names by other tools
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
+BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
+        "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}  # fmt: skip
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 
 
@@ -36,14 +40,35 @@ def entries(path: str | Path) -> dict[str, dict[str, Any]]:
         text = file.read(length)
     try:
         found = json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         why = "was cut short: download it again" if len(text) < length else "is not a safetensors file"
         raise ConfigError(f"{path} {why}") from e
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is not a safetensors file: its header is no table")
     found.pop("__metadata__", None)
-    end = 8 + length + max((about["data_offsets"][1] for about in found.values()), default=0)
+    end = 8 + length + _data_length(path, found)
     if end > size:
         raise ConfigError(f"{path} was cut short: it has {size:,} of {end:,} bytes, download it again")
     return found
+
+
+def _data_length(path: Path, table: Mapping[str, Any]) -> int:
+    """The bytes behind a header. ConfigError unless each tensor has a place of its own, of the size that it needs."""
+    places = []
+    for name, about in table.items():
+        try:
+            dtype, shape, (first, last) = about["dtype"], about["shape"], about["data_offsets"]
+            counts = [*shape, first, last]
+            sound = isinstance(dtype, str) and all(type(n) is int and 0 <= n < 2**63 for n in counts) and first <= last
+        except (TypeError, KeyError, ValueError):
+            sound = False
+        if not sound or dtype in BITS and math.prod(shape) * BITS[dtype] != (last - first) * 8:
+            raise ConfigError(f"{path} is a damaged safetensors file: the header's entry {name[:80]!r} is wrong")
+        places.append((first, last))
+    places.sort()
+    if any(here[1] > after[0] for here, after in itertools.pairwise(places)):
+        raise ConfigError(f"{path} is a damaged safetensors file: tensors lie over each other")
+    return places[-1][1] if places else 0
 
 
 class Weights(Mapping):
@@ -79,28 +104,26 @@ def _opened(path: Path, mmap: bool) -> Any:
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
     entries(path)  # its errors are the ones a person understands
-    if not mmap:
-        from safetensors.torch import load
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
 
-        return load(path.read_bytes())
-    from safetensors import safe_open
-
-    return safe_open(path, framework="pt")
+    try:
+        return safe_open(path, framework="pt") if mmap else load(path.read_bytes())
+    except SafetensorError as e:
+        raise ConfigError(f"{path} is a damaged safetensors file ({e}): download it again") from e
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
     """Tensors of a .ckpt or .bin, without running any code that may hide in it."""
-    import pickle
-
     import torch
 
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as e:
+    except Exception as e:  # what else is raised by bytes that are no archive at all has no common kind
         raise ConfigError(
             f"{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors"
         ) from e
-    found = found.get("state_dict", found)
+    found = found.get("state_dict", found) if isinstance(found, dict) else {}
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
 

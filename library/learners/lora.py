@@ -213,7 +213,9 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return tensors.get("state_dict", tensors)
     except Exception as e:  # every reader has its own exceptions for "this is something else"
-        raise ConfigError(f"{path} is not a LoRA file: {e}") from e
+        # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
+        why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
+        raise ConfigError(f"{path} is not a LoRA file: {why}") from e
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -1,8 +1,9 @@
 """Everything a run needs to go on as if it had never stopped."""
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> No
     facts = read_progress(folder)
     if not run.config.steps.moved and (why := finished(folder, facts, run.clock.total, names(run.config).last)):
         raise ConfigError(why)
-    learner.restore(load_file(folder / WEIGHTS))
+    learner.restore(_tensors(folder / WEIGHTS))
     updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
     updates.schedule.load_state_dict(_read(folder / SCHEDULER, "cpu"))
     if updates.average:
@@ -87,7 +88,7 @@ def _go_on(facts: Mapping[str, Any], run: Any, batches: Any) -> None:
 
 def _load_average(folder: Path, run: Any, updates: Any) -> None:
     if (folder / AVERAGE).is_file():
-        updates.average.load_state_dict(load_file(folder / AVERAGE))
+        updates.average.load_state_dict(_tensors(folder / AVERAGE))
     else:
         updates.average.start()
         run.warn("resume: the state has no averaged weights; the average starts anew")
@@ -150,8 +151,20 @@ def _randomness(rank: int) -> str:
 
 def _read(path: Path, device: Any) -> Any:
     """Tensors and plain values only: a state folder may come from anyone."""
-    try:
+    with _readable(path):
         return torch.load(path, map_location=device, weights_only=True)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    with _readable(path):
+        return load_file(path)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn whatever a damaged file makes its reader say into one sentence."""
+    try:
+        yield
     except Exception as e:
         raise ConfigError(f"resume: {path} cannot be read ({type(e).__name__}); choose another -state folder") from e
 
