@@ -3,10 +3,11 @@
 import html
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from library.runs import explain
+from kohya_gui import history
+from library.runs import explain, machine
+from library.runs.queue import Queue
 from library.runs.reader import Progress, Run
 
 STATES = {
@@ -22,6 +23,7 @@ EMPTY = (
     '<div class="empty"><p><b>No training yet.</b></p>'
     "<p>A training shows here while it runs, whether it was started with Train or in a shell.</p></div>"
 )
+FULL = 0.95  # of a memory or a disk, from which on it is marked
 WIDTH, HEIGHT, DRAWN = 600, 150, 300  # units of the chart, and points that it draws at most
 
 
@@ -37,9 +39,28 @@ def head(run: Run, progress: Progress, now: float) -> str:
     )
 
 
+def waiting(found: Queue) -> str:
+    """A line about the queue, while something waits in it; with a button, where it waits for its user."""
+    names = [entry.name for entry in found.waiting]
+    if not names:
+        return ""
+    count = f"{len(names)} training{'s' * (len(names) > 1)}"
+    if not found.paused and not found.halted:
+        more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+        return f'<p class="next">Next in the queue: {html.escape(names[0])}{more}</p>'
+    why = (
+        f"The queue is paused. {found.paused}"
+        if found.paused
+        else "The queue waits since the computer or its process ended."
+    )
+    go = '<button type="button" data-queue="go_on">Go on</button>'
+    return f'<div class="next halted"><p>{html.escape(why)} {count} left.</p>{go}</div>'
+
+
 def facts(run: Run, progress: Progress, now: float) -> str:
-    """The numbers of the last step, and what happened on the way."""
-    inside = _numbers(run, progress, now) + _told(run, progress)
+    """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
+    inside = _numbers(run, progress, now) + split(progress.last) + (usage(run) if run.active else "")
+    inside += history.told(run, progress)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
 
@@ -69,6 +90,14 @@ def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int
     """What goes on in words, what is left, and how much of how much is done (0 of 0 where that is not known)."""
     step, total = number(progress.last.get("step")), number(run.facts.get("total_steps"))
     phase = progress.phase if run.active else None
+    if phase and str(phase.get("name")).startswith("compiling "):
+        done, of = number(phase.get("done")), number(phase.get("total"))
+        return (
+            str(phase["name"]).capitalize().replace(_block(phase), _block(phase, True)),
+            f"{done} of {of}",
+            done - 1,
+            of,
+        )
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
         # All is read and encoded, and the first step is what compiles.
         compiling = (run.facts.get("config") or {}).get("compile", {}).get("compile")
@@ -81,6 +110,15 @@ def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int
     if not step:
         return "It did not get to the first step", _eta(run, progress, now), 0, 0
     return (f"Step {step} / {total}" if total else f"Step {step}"), _eta(run, progress, now), step, total
+
+
+def _block(phase: dict[str, Any], plain: bool = False) -> str:
+    """The class of block that is being compiled, DoubleStreamBlock, or in plain words: double stream block."""
+    name = str(phase["name"]).removeprefix("compiling ")
+    if not plain:
+        return name.lower()  # as capitalize() has made it
+    return "".join(f" {c.lower()}" if c.isupper() and i and not name[i - 1].isupper() else c.lower()
+                   for i, c in enumerate(name))  # fmt: skip
 
 
 def number(value: Any) -> int:
@@ -129,61 +167,51 @@ def rates(given: Any) -> dict[str, float]:
     return {"": next(iter(known.values()))} if len(set(known.values())) == 1 else dict(list(known.items())[:3])
 
 
-def _told(run: Run, progress: Progress) -> str:
-    """What happened on the way: warnings, what was compiled, what was saved."""
-    parts = [
-        _list("Warnings", [text(event) for event in progress.told.get("warning", ())], "warn"),
-        _list("Compiled", [compiled(event) for event in progress.told.get("compile", ())], "compiled", _ledger(run)),
-        _list("Saved", [saved(event) for event in progress.told.get("saved", ())], "saved"),
-        _list("Sample images", [saved(event) for event in progress.told.get("sample", ())], "saved"),
-    ]
-    return "".join(parts)
+PARTS = (("data_s", "waiting for data"), ("transfer_s", "moving it"), ("compute_s", "computing"))
 
 
-def _ledger(run: Run) -> str:
-    """The sum of the compiler's work, which is known when the run has ended."""
-    total = run.facts.get("compile") or {}
-    if not total.get("num_graphs"):
+def split(last: dict[str, Any]) -> str:
+    """Where the time of the last step went, as a bar and in words."""
+    parts = [(name, words, float(last[name])) for name, words in PARTS if isinstance(last.get(name), int | float)]
+    whole = sum(seconds for _, _, seconds in parts)
+    if len(parts) < len(PARTS) or whole <= 0:
         return ""
-    return f"{total['num_graphs']} graphs in {total.get('seconds', 0):.0f} s, {total.get('recompiles', 0)} recompiled"
+    bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, _, seconds in parts)
+    said = ", ".join(f"{seconds / whole:.0%} {words}" for _, words, seconds in parts)
+    return (
+        '<div class="split"><h3>A step\'s time</h3>'
+        f'<div class="track" role="img" aria-label="{said}">{bars}</div><p>{said}</p></div>'
+    )
 
 
-def _list(title: str, lines: Sequence[str], kind: str, sum_up: str = "") -> str:
-    shown = [line for line in lines if line][-8:]
-    if not shown:
+def usage(run: Run) -> str:
+    """GPUs, memory and disk, as far as this machine tells."""
+    if not run.is_here:
         return ""
-    more = sum_up or (f"last {len(shown)} of {len(lines)}" if len(lines) > len(shown) else "")
-    more = f" <small>{html.escape(more)}</small>" if more else ""
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in shown)
-    return f'<section class="{kind}"><h3>{title}{more}</h3><ul>{items}</ul></section>'
+    own = {str(lane) for lane in run.facts.get("lanes") or ()}
+    rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu["index"] in own]
+    memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
+    rows.append(_used("Memory", memory["used"], memory["total"], "GB"))
+    if disk:
+        rows.append(_used("Disk", disk["total"] - disk["free"], disk["total"], "GB", f"{disk['free']:,.0f} GB free"))
+    return f'<div class="usage">{"".join(rows)}</div>'
 
 
-def text(event: dict[str, Any]) -> str:
-    """The words of an event, whatever its writer called them."""
-    return str(next((event[key] for key in ("text", "message", "reason") if event.get(key)), ""))
+def _gpu(gpu: dict[str, Any]) -> str:
+    more = [f"{gpu['used']:.1f} / {gpu['total']:.1f} GB"]
+    for key, unit in (("busy", "%"), ("degrees", "°C"), ("watts", "W")):
+        more += [f"{gpu[key]:.0f} {unit}"] if key in gpu else []
+    return _used(f"GPU {gpu['index']}", gpu["used"], gpu["total"], "GB", ", ".join(more), gpu["name"])
 
 
-def compiled(event: dict[str, Any]) -> str:
-    """One line of the ledger: which block made a graph, in which time, and why again."""
-    if not event.get("block"):
-        return text(event)
-    line = f"{event['block']}: {'forward' if event.get('forward', True) else 'backward'} graph"
-    if isinstance(event.get("seconds"), int | float):
-        line += f" in {event['seconds']:.1f} s"
-    for key, words in (("failed", "failed"), ("reason", "again because")):
-        if event.get(key):
-            line += f", {words}: {event[key]}"
-    return line
-
-
-def saved(event: dict[str, Any]) -> str:
-    """The name of a written file, and its size while it is there."""
-    path = Path(str(event.get("file") or event.get("path") or ""))
-    try:
-        size = path.stat().st_size if path.is_file() else 0
-    except OSError:
-        size = 0
-    return f"{path.name} ({size / 1e6:,.1f} MB)" if size else path.name
+def _used(title: str, used: float, total: float, unit: str, words: str = "", about: str = "") -> str:
+    share = min(1.0, max(0.0, used / total)) if total else 0.0
+    words = words or f"{used:.1f} / {total:.1f} {unit}"
+    full = " full" if share > FULL else ""
+    return (
+        f'<div class="used{full}" title="{html.escape(about)}"><span>{html.escape(title)}</span>'
+        f'<div class="track"><i style="width:{share:.1%}"></i></div><span>{html.escape(words)}</span></div>'
+    )
 
 
 def duration(seconds: float) -> str:
@@ -194,9 +222,10 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def log(lines: str) -> str:
-    """The end of the log."""
-    return f"<pre>{html.escape(lines)}</pre>" if lines.strip() else "<p>Nothing has been written yet.</p>"
+def log(lines: str, run: Run | None = None) -> str:
+    """The end of the log, and on top of it, where a run has failed, the cause."""
+    cause = _failure(run) if run else ""
+    return cause + (f"<pre>{html.escape(lines)}</pre>" if lines.strip() else "<p>Nothing has been written yet.</p>")
 
 
 def chart(curve: Sequence[tuple[int, float, float]]) -> str:

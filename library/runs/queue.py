@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ RUNNER = [sys.executable, "-m", "library.runs.worker"]
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 10.0  # seconds that another browser may hold the file
 ARRIVAL = 10.0  # seconds until a process that was started must have written itself down
+BY_USER = "by you"  # why it is paused, when it was told to
 MOST = 500  # entries that may wait
 KEPT = 50  # entries that have ended and are still shown
 
@@ -180,7 +181,7 @@ def clear() -> None:
 def pause() -> None:
     """Start nothing more. What works goes on."""
     with changing() as queue:
-        queue.paused = "It was paused."
+        queue.paused = BY_USER
 
 
 def go_on() -> None:
@@ -232,11 +233,6 @@ def work() -> None:
 def forget(entry: Entry) -> None:
     """Remove an entry's config."""
     _toml(entry).unlink(missing_ok=True)
-
-
-def resumed(job: start.Job, run_id: str) -> start.Job:
-    """The same job as the continuation of a run."""
-    return replace(job, resumes=run_id)
 
 
 def _front(queue: Queue) -> int:

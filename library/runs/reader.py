@@ -14,6 +14,7 @@ from library.runs import explain, layout, process, registry
 SILENCE = 60.0  # seconds without a sign of life after which a run on another machine counts as gone
 FRESH = 6.0  # seconds within which a heartbeat says more than the time at which a process seems to have started
 PATIENCE = 30.0  # seconds that a prepared run may take until its launcher is on record
+TOLD = 5000  # events of a kind that are kept
 POINTS = 1500  # points of the loss curve that are kept; a longer one is thinned, which no screen can show
 
 
@@ -176,7 +177,7 @@ class Progress:
         elif kind == "phase":
             self.phase = event
         else:
-            self.told.setdefault(str(kind), deque(maxlen=200)).append(event)
+            self.told.setdefault(str(kind), deque(maxlen=TOLD)).append(event)
 
     def _point(self, step: int, loss: float) -> None:
         # A running mean whose memory grows with the run, up to some hundred steps: short runs are not flattened.

@@ -52,7 +52,8 @@ def test_the_ledger_warnings_and_files(tmp_path):
         "forward graph in 9.7 s",
         "again because: a new size",
         "2 images have no caption",
-        "00400.safetensors (2.5 MB)",
+        "00400.safetensors <small>(2.5 MB)",
+        "2 graphs in 13 s, 1 again",
     ):
         assert words in page
 

@@ -1,0 +1,47 @@
+"""The settings of a run or of a queue's entry as a config, to be looked at in the form, changed, or gone on with."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace as replaced
+from typing import Any
+
+from library.config.schema import ConfigError, draft, flat, options, replace
+from library.families import config_class
+from library.runs import reader, resume, start
+
+
+def config_of(run: reader.Run) -> Any:
+    """What a run was started with: its TOML, or, where it was started in a shell, what its record says."""
+    text = resume.toml(run)
+    script = str(run.facts.get("script") or "")
+    return config_from(script, text) if text else _config(script, flat(resume.settings(run)))
+
+
+def config_from(script: str, toml: str) -> Any:
+    """A config from the text of a TOML file. Raises ConfigError when it is none."""
+    try:
+        return _config(script, flat(tomllib.loads(toml)))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"These settings cannot be read: {error}.") from None
+
+
+def _config(script: str, given: Mapping[str, Any]) -> Any:
+    try:
+        made = config_class(script)
+    except (KeyError, ConfigError):
+        raise ConfigError(
+            f"This run was made by {script or 'an unknown script'}, which this version has not."
+        ) from None
+    known = options(made)  # an older version may have had others
+    return draft(made, {name: known[name].read(value) for name, value in given.items() if name in known})
+
+
+def continuation(run: reader.Run) -> start.Job:
+    """The job that goes on where a run stopped; from the beginning, where it has saved no state."""
+    resume.check(run)
+    state = resume.newest_state(run)
+    config = replace(config_of(run), resume=str(state) if state else None)
+    job = start.job(config, **resume.launch_options(run))
+    # Relative paths mean what they meant in the shell that the run was started in.
+    folder, output = str(run.facts.get("folder") or job.folder), str(run.facts.get("output_dir") or job.output)
+    return replaced(job, folder=folder, output=output, resumes=run.id)

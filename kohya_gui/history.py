@@ -1,0 +1,91 @@
+"""What happened in a run: warnings, the compiler's ledger, what was saved and whether it loads."""
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from library.runs.reader import Progress, Run
+
+SHOWN = 8  # of a kind, the newest
+
+
+def told(run: Run, progress: Progress) -> str:
+    """All of it, a section each."""
+    seen = progress.told
+    compiles = list(seen.get("compile", ()))
+    parts = [
+        _list("Warnings", [html.escape(text(event)) for event in seen.get("warning", ())], "warn"),
+        _list("Compiled", [html.escape(compiled(e)) for e in compiles], "compiled", ledger(run, progress, compiles)),
+        _list("Saved", [saved(event) for event in seen.get("saved", ())], "saved"),
+    ]
+    return "".join(parts)
+
+
+def ledger(run: Run, progress: Progress, events: Sequence[dict[str, Any]]) -> str:
+    """The compiler's work so far in one line: graphs, time, hits of the cache, and what it has saved."""
+    total = run.facts.get("compile") or {}
+    good = [event for event in events if not event.get("failed")]
+    graphs = total.get("num_graphs") or sum(bool(event.get("forward", True)) for event in good)
+    if not graphs:
+        return ""
+    known = [event["total"] for event in events if isinstance(event.get("total"), int | float)]
+    seconds = total.get("seconds") or (known[-1] if known else sum(_number(event.get("seconds")) for event in good))
+    again = total.get("recompiles") if total else sum(bool(event.get("reason")) for event in good)
+    hits = total.get("cache_hits") if total else sum(_number(event.get("cache_hits")) for event in good)
+    said = [f"{graphs} graph{'s' * (graphs != 1)} in {seconds:.0f} s"]
+    said += [f"{again} again"] if again else []
+    said += [f"{hits:.0f} from the cache"] if hits else []
+    gained = total.get("saved_seconds", progress.last.get("compile/saved_seconds"))
+    if isinstance(gained, int | float):
+        said.append(f"{gained:.0f} s saved" if gained >= 0 else f"{-gained:.0f} s not yet won back")
+    return ", ".join(said)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _list(title: str, lines: Iterable[str], kind: str, sum_up: str = "") -> str:
+    every = [line for line in lines if line]
+    shown = every[-SHOWN:]
+    if not shown:
+        return ""
+    more = sum_up or (f"last {len(shown)} of {len(every)}" if len(every) > len(shown) else "")
+    more = f" <small>{html.escape(more)}</small>" if more else ""
+    items = "".join(f"<li>{line}</li>" for line in shown)
+    return f'<section class="{kind}"><h3>{title}{more}</h3><ul>{items}</ul></section>'
+
+
+def text(event: dict[str, Any]) -> str:
+    """The words of an event, whatever its writer called them."""
+    return str(next((event[key] for key in ("text", "message", "reason") if event.get(key)), ""))
+
+
+def compiled(event: dict[str, Any]) -> str:
+    """One line of the ledger: which block made a graph, in which time, and why again."""
+    if not event.get("block"):
+        return text(event)
+    line = f"{event['block']}: {'forward' if event.get('forward', True) else 'backward'} graph"
+    if isinstance(event.get("seconds"), int | float):
+        line += f" in {event['seconds']:.1f} s"
+    for key, words in (("failed", "failed"), ("reason", "again because")):
+        if event.get(key):
+            line += f", {words}: {event[key]}"
+    return line
+
+
+def saved(event: dict[str, Any]) -> str:
+    """A file or a state: its name, its size, and whether it loads into its model. HTML."""
+    name = str(event.get("file") or event.get("path") or "")
+    if not name:
+        return ""
+    size = event.get("bytes")
+    if not isinstance(size, int | float):
+        path = Path(name)
+        size = path.stat().st_size if path.is_file() else 0
+    line = html.escape(Path(name).name) + (f" <small>({size / 1e6:,.1f} MB)</small>" if size else "")
+    if "ok" in event:
+        mood, mark, words = ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", text(event) or "does not load")
+        line += f' <span class="{mood}" title="{html.escape(text(event))}">{mark} {html.escape(words)}</span>'
+    return line

@@ -1,0 +1,13 @@
+"""The Queue tab: what waits, what works, and what has ended. All of it is in the queue's file; queue.js shows it."""
+
+import gradio as gr
+
+MARKUP = """<div class="queue"><div class="lead"><p class="how" role="status">Reading the queue</p>
+<div class="tools"></div></div><ol class="entries"></ol><div class="answer" role="status"></div></div>"""
+
+
+class Queue:
+    """The tab's place on the page. Made inside `gr.Blocks`."""
+
+    def __init__(self) -> None:
+        gr.HTML(MARKUP, js_on_load="window.kohyaQueue.mount(element)", apply_default_css=False)

@@ -1,0 +1,115 @@
+"""The gallery of sample images: what was drawn at which step, and the pictures themselves by the page's own door."""
+
+import html
+import io
+import mimetypes
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from library.config.schema import ConfigError
+from library.runs import reader
+
+IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+SMALL = 192  # pixels of a thumbnail's longer side
+MOST_PIXELS, MOST_BYTES = 40_000_000, 60_000_000
+SHOWN = 60  # pictures of a prompt, the newest
+KEPT = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
+
+
+def gallery(run: reader.Run, progress: reader.Progress) -> str:
+    """All samples of a run, a row for each prompt, the newest first. A click compares two of a row (monitor.js)."""
+    rows: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    for place, event in enumerate(progress.told.get("sample", ())):
+        rows.setdefault(_number(event.get("number")), []).append((place, event))
+    if not rows:
+        return ""
+    shown = "".join(_row(run, number, events) for number, events in sorted(rows.items()))
+    title = "<h3>Samples <small>click one to compare it with another step</small></h3>"
+    return f'<section class="samples">{title}{shown}</section>'
+
+
+def _row(run: reader.Run, number: int, events: list[tuple[int, dict[str, Any]]]) -> str:
+    prompt = str(events[-1][1].get("prompt") or f"Prompt {number + 1}")
+    pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
+    return f'<p title="{html.escape(prompt)}">{html.escape(prompt)}</p><div class="strip" role="group">{pictures}</div>'
+
+
+def _picture(run: reader.Run, place: int, event: Mapping[str, Any], prompt: str) -> str:
+    step = _number(event.get("step"))
+    query = {"run": run.id, "sample": place}
+    small = html.escape("own/picture?" + urlencode({**query, "small": 1}))
+    large = html.escape("own/picture?" + urlencode(query))
+    return (
+        f'<button type="button" class="sample" data-step="{step}" data-large="{large}"'
+        f' data-prompt="{html.escape(prompt)}" aria-label="Sample of step {step}: {html.escape(prompt)}">'
+        f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{step}</span></button>'
+    )
+
+
+def _number(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def show(query: Mapping[str, str]) -> Response:
+    """A picture by its run and its place among that run's samples; nothing else can be asked for."""
+    try:
+        run = reader.run(str(query.get("run") or ""))
+        path = file_of(run, int(query.get("sample") or ""))
+    except (KeyError, ValueError, IndexError):
+        raise ConfigError("There is no such picture.") from None
+    changed = path.stat().st_mtime_ns
+    body = thumbnail(path, changed) if query.get("small") else whole(path)
+    kind = "image/jpeg" if query.get("small") else mimetypes.guess_type(path.name)[0]
+    return Response(body, media_type=kind or "application/octet-stream", headers=KEPT)
+
+
+def file_of(run: reader.Run, place: int) -> Path:
+    """The file of a sample: an image, and really below the folder that its run writes into. Else ValueError."""
+    if place < 0:
+        raise ValueError("no such sample")
+    event = reader.progress(run.folder).update().told["sample"][place]
+    path = (Path(run.facts.get("folder") or ".") / str(event.get("file") or "")).resolve()
+    home = Path(str(run.facts.get("output_dir") or run.folder.parent.parent)).resolve()
+    if not (path.is_relative_to(home) and path.suffix.lower() in IMAGES and path.is_file()):
+        raise ValueError("no sample of this run")
+    return path
+
+
+@lru_cache(maxsize=512)
+def thumbnail(path: Path, changed: int) -> bytes:
+    """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError for what is none."""
+    from PIL import Image
+
+    made = io.BytesIO()
+    with _opened(path) as picture:
+        picture.draft("RGB", (SMALL, SMALL))
+        small = picture.convert("RGB")
+        small.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
+        small.save(made, "JPEG", quality=82)
+    return made.getvalue()
+
+
+def whole(path: Path) -> bytes:
+    """An image as it is, once it is sure to be one. Raises ConfigError for what is none."""
+    with _opened(path):
+        return path.read_bytes()
+
+
+def _opened(path: Path) -> Any:
+    from PIL import Image
+
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError("This picture is too large to be shown.")
+        picture = Image.open(path, formats=("PNG", "JPEG", "WEBP"))
+    except (OSError, ValueError, Image.DecompressionBombError):
+        raise ConfigError("This picture cannot be read.") from None
+    if picture.width * picture.height > MOST_PIXELS:
+        picture.close()
+        raise ConfigError("This picture is too large to be shown.")
+    return picture

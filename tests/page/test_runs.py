@@ -1,0 +1,279 @@
+"""Runs and the queue in a real browser: nothing is lost when browsers, the page or its queue's process go away."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import zipfile
+
+import pytest
+from PIL import Image
+
+from kohya_gui import acts
+from library.config.schema import build
+from library.families import config_class
+from library.runs import queue, reader, start
+from library.runs.record import Record
+from tests.page.conftest import STAND_IN, WORKER
+from tests.training import config_of, demo, squares, wait_for  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.browser
+SCRIPT = "flux_train_network"
+
+
+def config(folder, name, steps=2000, **more):
+    values = {"output_dir": str(folder), "output_name": name, "max_train_steps": steps, **more}
+    return build(config_class(SCRIPT), values)
+
+
+def add(folder, name, steps=2000, **more):
+    return queue.add(start.job(config(folder, name, steps, **more)))
+
+
+def rows(visitor):
+    """What the Queue tab shows: names and states from top to bottom."""
+    entries = visitor.page.locator(".entry")
+    return entries.evaluate_all("all => all.map(e => [e.querySelector('b').textContent, e.dataset.state])")
+
+
+def queue_tab(visitor):
+    visitor.page.get_by_role("tab", name="Queue", exact=True).click()
+    visitor.page.locator(".queue").wait_for()
+    return visitor
+
+
+def press(visitor, name, entry):
+    visitor.page.locator(".entry", has_text=entry).get_by_text(name, exact=True).click()
+
+
+def shows(visitor, *wanted):
+    wait_for(lambda: rows(visitor) == [list(row) for row in wanted], 20)
+
+
+def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
+    visitor = visit()
+    ready = {"pretrained_model_name_or_path": "/m/base.safetensors", "train_data_dir": "/images", "resolution": "1024",
+             "output_dir": tmp_path / "out"}  # fmt: skip
+    for name, rate in (("one", "1e-4"), ("two", "0.5"), ("three", "1e-4")):
+        visitor.fill(**ready, output_name=name, max_train_steps=20, learning_rate=rate)
+        visitor.click("Add to queue")
+        visitor.until(f"{name} is in the queue")
+    queue_tab(visitor)
+    shows(visitor, ("three", "finished"), ("two", "failed"), ("one", "finished"))
+    visitor.until("The GPU ran out of memory", ".entry .why")
+    press(visitor, "Duplicate", "two")  # mend it, and add it again
+    visitor.page.locator("#lora-learning_rate").wait_for()
+    wait_for(lambda: visitor.page.locator("#lora-learning_rate").input_value() == "0.5", 10)
+    visitor.fill(learning_rate="1e-4")
+    visitor.click("Add to queue")
+    visitor.until("two is in the queue")
+    queue_tab(visitor)
+    shows(visitor, ("two", "finished"), ("three", "finished"), ("two", "failed"), ("one", "finished"))
+    visitor.click("Clear what has ended")
+    shows(visitor)
+
+
+def test_two_browsers_change_one_queue(visit, tmp_path):
+    first = queue_tab(visit())
+    second = queue_tab(visit())
+    queue.pause()
+    for name in ("one", "two", "three"):
+        add(tmp_path / "out", name)
+    shows(second, ("one", "waiting"), ("two", "waiting"), ("three", "waiting"))
+    first.page.get_by_label("Sooner: three").click()
+    shows(second, ("one", "waiting"), ("three", "waiting"), ("two", "waiting"))
+    gone = queue.read().entries[1].id
+    press(first, "Remove", "three")
+    wait_for(lambda: len(queue.read().entries) == 2, 10)
+    asked = f"window.kohyaAsk.ask('queue-act', {{act: 'up', id: '{gone}'}}).catch(error => error.message)"
+    assert "not in the queue any more" in str(second.page.evaluate(asked))
+    shows(second, ("one", "waiting"), ("two", "waiting"))
+    for visitor in (first, second):
+        visitor.until("Paused", ".how")
+    second.page.locator(".queue").get_by_role("button", name="Go on").click()
+    shows(first, ("one", "running"), ("two", "waiting"))
+    for visitor in (first, second):
+        visitor.state("running")
+        visitor.until("Next in the queue: two", ".next")
+
+
+def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
+    monkeypatch.setattr(acts, "DOCTOR", [sys.executable, "-c", "print('{\"healthy\": true}')"])
+    run_id = start.launch(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
+    visitor = visit()
+    visitor.until("Step", ".line")
+    visitor.until("waiting for data", ".split")
+    for _ in range(2):
+        before = visitor.page.locator(".sample").count()
+        visitor.click("Sample now")
+        wait_for(lambda n=before: visitor.page.locator(".sample").count() == n + 2, 10)
+    visitor.click("Save now")
+    visitor.until("-state", ".saved")
+    compared = visitor.page.locator("dialog.compare")
+    visitor.page.locator(".sample").first.click()
+    sizes = "all => all.every(image => image.complete && image.naturalWidth === 256)"
+    wait_for(lambda: compared.locator("img").evaluate_all(sizes), 10)
+    sources = compared.locator("img").evaluate_all("all => all.map(image => image.getAttribute('src'))")
+    assert len(set(sources)) == 2
+    compared.locator("input").press("End")
+    assert "inset(0px 0% 0px 0px)" in compared.locator("img").nth(1).evaluate("e => getComputedStyle(e).clipPath")
+    visitor.page.keyboard.press("Escape")
+    visitor.click("Stop after this step")
+    assert visitor.state("stopped") == run_id
+    stopped = reader.run(run_id).facts["step"]
+    visitor.until("✓ loads", ".saved")
+    with visitor.page.expect_download() as download:
+        visitor.click("Support bundle")
+    with zipfile.ZipFile(download.value.path()) as packed:
+        assert json.loads(packed.read("doctor.json")) == {"healthy": True} and b"fox" not in packed.read("log.txt")
+    visitor.click(f"Resume from step {stopped}")
+    wait_for(lambda: visitor.state("running") != run_id, 10)
+    second = wait_for(reader.active, 10)
+    wait_for(lambda: any(event["kind"] == "step" for event in reader.events(second.folder)[0]), 10)
+    assert second.facts["resumes"] == run_id
+    assert next(e for e in reader.events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
+    visitor.page.get_by_label("Run", exact=True).click()
+    visitor.page.get_by_role("option", name=re.compile("stopped$")).click()
+    assert visitor.state("stopped") == run_id
+    assert not visitor.page.get_by_role("button", name=re.compile("^Resume")).is_visible()  # it was gone on with
+
+
+PAGE = """
+import sys
+from kohya_gui import app
+from library.runs import queue, start
+start.command = lambda path, script, **how: [sys.executable, {stand_in!r}, "--config_file", str(path)]
+queue.RUNNER = [sys.executable, "-c", {worker!r}]
+sys.exit(app.main(["--no-browser", "--port", sys.argv[1]]))
+"""
+
+
+@pytest.fixture
+def page(visit, tmp_path):
+    """Starts the page in a process of its own, again and again on the same port."""
+    started = []
+    port = str(free_port())
+    code = PAGE.format(stand_in=str(STAND_IN), worker=WORKER.format(stand_in=str(STAND_IN)))
+
+    def begin():
+        started.append(
+            subprocess.Popen([sys.executable, "-c", code, port], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        )
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/"), 60)
+        return started[-1], f"http://127.0.0.1:{port}/"
+
+    yield begin
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]
+
+
+def answers(address):
+    try:
+        return urllib.request.urlopen(address, timeout=5).status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, page, tmp_path):
+    from tests.page.conftest import Visit
+
+    server, address = page()
+    visitor = Visit(chromium, address)
+    add(tmp_path / "out", "one", 4000)
+    run_id = visitor.state("running")
+    visitor.context.close()  # the browser goes away
+    add(tmp_path / "out", "two", 4000)
+    server.kill()  # and the page, without a word
+    server.wait()
+    steps = reader.run(run_id).facts["step"]
+    wait_for(lambda: reader.run(run_id).facts["step"] > steps, 10)
+    server, address = page()
+    visitor = Visit(chromium, address)
+    assert visitor.state("running") == run_id
+    visitor.until("Next in the queue: two", ".next")
+    for pid in (queue.read().worker["pid"], reader.run(run_id).facts["pid"]):  # a power cut ends all of it at once
+        os.kill(pid, 9)
+    assert visitor.state("interrupted") == run_id
+    visitor.until("The queue waits since", ".next")
+    assert queue.state_of(queue.read().waiting[0])[0] == "waiting"
+    visitor.page.locator(".next").get_by_role("button", name="Go on").click()
+    assert visitor.state("running") != run_id
+    queue_tab(visitor)
+    shows(visitor, ("two", "running"), ("one", "interrupted"))
+    press(visitor, "Resume", "one")  # nothing was saved, so it starts again, when the other one has ended
+    visitor.until("this one goes on when that has ended", ".queue .answer")
+    shows(visitor, ("two", "running"), ("one", "waiting"), ("one", "interrupted"))
+    assert visitor.complaints == []
+    visitor.context.close()
+
+
+def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-m", "library.runs.worker"])
+    (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 1 --d 1\n", encoding="utf-8")
+    values = {"train_data_dir": squares, "output_dir": tmp_path / "out", "max_train_steps": 6,
+              "sample_prompts": tmp_path / "prompts.txt", "sample_every_n_steps": 3}  # fmt: skip
+    queue.add(start.job(config_of(demo, SCRIPT, **values)))
+    visitor = visit()
+    visitor.page.set_default_timeout(90_000)
+    visitor.state("finished")
+    visitor.until("✓ loads", ".saved")
+    visitor.until("computing", ".split")
+    assert visitor.page.locator(".sample").count() == 2
+    run = reader.runs()[0]
+    assert run.facts["lanes"] and run.facts["queued"] == queue.read().entries[0].id
+    assert (tmp_path / "out" / "flux-lora.safetensors").is_file()
+
+
+@pytest.fixture
+def drawn(served, tmp_path, monkeypatch):
+    """A run with a sample, and a way to ask for its pictures."""
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "out" / "sample"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (300, 200), "red").save(folder / "a.png")
+    Image.new("RGB", (300, 200), "red").save(tmp_path / "secret.png")
+    (folder / "b.png").write_text("no image")
+    (folder / "c.png").symlink_to(tmp_path / "secret.png")
+    (folder / "d.txt").write_text("text")
+    places = [folder / "a.png", tmp_path / "secret.png", folder / "b.png", folder / "c.png", folder / "d.txt",
+              "/etc/passwd", folder / ".." / ".." / "secret.png", "", folder]  # fmt: skip
+    with Record.start({}, "sdxl_train", tmp_path / "out", "dog", "") as record:
+        for number, place in enumerate(places):
+            record.event("sample", file=str(place), step=1, number=number, prompt="<img src=x>")
+
+    def ask(query):
+        try:
+            with urllib.request.urlopen(f"{served[0]}own/picture?{query}", timeout=20) as answer:
+                return answer.status, answer.headers, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read()
+
+    return record.id, ask, len(places)
+
+
+def test_pictures_are_those_of_a_run_and_no_others(drawn):
+    run_id, ask, count = drawn
+    status, headers, body = ask(f"run={run_id}&sample=0&small=1")
+    assert status == 200 and headers["content-type"] == "image/jpeg"
+    assert max(Image.open(io.BytesIO(body)).size) == 192
+    assert Image.open(io.BytesIO(ask(f"run={run_id}&sample=0")[2])).size == (300, 200)
+    wrong = [f"run={run_id}&sample={n}" for n in range(1, count)] + [
+        f"run={run_id}&sample={n}" for n in (-1, 99, "x", "")
+    ]
+    wrong += ["", "run=../x&sample=0", f"run={run_id}%2f..&sample=0", f"sample=0&file=/etc/passwd&run={run_id}x"]
+    for query in wrong:
+        status, _, body = ask(query)
+        assert status == 404 and b"root:" not in body and b"PNG" not in body, query
