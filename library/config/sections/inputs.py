@@ -12,7 +12,8 @@ from library.config.schema import opt
 def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> Iterator[str]:
     """The resolution lies within the limits of the buckets, and no bucket is empty."""
     if buckets.min_bucket_reso < buckets.bucket_reso_steps:
-        yield f"{place}min_bucket_reso must not be below bucket_reso_steps ({buckets.bucket_reso_steps}): raise the former"
+        steps = buckets.bucket_reso_steps
+        yield f"{place}min_bucket_reso must not be below bucket_reso_steps ({steps}): raise the former"
     if min(size) < buckets.min_bucket_reso:
         yield f"{place}resolution must not be below min_bucket_reso ({buckets.min_bucket_reso}): lower the latter"
     if max(size) > buckets.max_bucket_reso:
