@@ -94,6 +94,7 @@ SUBSET_ONLY = {"image_dir", "metadata_file", "conditioning_data_dir", "is_reg", 
 SUBSET_KEYS = section_options(SubsetConfig)
 # What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
+MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of another trainer's dataset files
 # What the run's options are called where the name differs.
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
@@ -114,6 +115,8 @@ def load(config: Any) -> tuple[DatasetConfig, ...]:
 def read_dataset(path: str | Path, config: Any) -> tuple[DatasetConfig, ...]:
     """The datasets of one file, with the run's options behind them. Raises ConfigError like `load`."""
     tables, problems, name = _open(Path(path)), list[str](), Path(path).name
+    if MUSUBI & {key for table in _tables(tables, "datasets", name, []) for key in table}:
+        raise ConfigError(f"{name} is written for musubi-tuner: `kohya import {path}` rewrites it")
     problems += [
         f"in {name}: {key} is not known at the top; there are [general] and [[datasets]]"
         for key in tables

@@ -224,6 +224,8 @@ def _resolve(config: Any, layer: Layer, name: str, value: Any, problems: list[st
             problems.append(f"{title} is gone: {advice}")
     elif reason := getattr(config, "foreign", {}).get(name):
         told.append(f"{title} is ignored: {reason}")
+    elif script := getattr(config, "elsewhere", lambda _: "")(name):
+        problems.append(f"{title} is an option of {script}, and this is {config.script}")
     else:
         problems.append(f"{title} is not an option{meant(name, known)}")
     return None

@@ -118,6 +118,8 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[str]:
             f"{option}: {parent} holds images directly, but they belong one folder deeper; "
             f"move them into {parent / ('10_' + parent.name)} (10 is how often each is seen per epoch)"
         )
+    elif with_images and (idle := [name for name in with_images if concept(parent / name)]):
+        yield f"{option}: {parent / idle[0]} has 0 repeats, and there is no other folder; rename it to begin with 1_"
     elif with_images:
         name = with_images[0]
         yield (

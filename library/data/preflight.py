@@ -96,8 +96,9 @@ def _about_images(images: list[Image]) -> Iterator[str]:
 
 def _about_options(config: Any, found: Survey) -> Iterator[str]:
     """Options that do nothing with this data."""
+    images = [image for image in found.images.items if not image.is_reg]
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
-    if config.cache.text:
+    if config.cache.text and not (config.adapters and not config.network.network_train_unet_only):
         for name in ("caption_prefix", "caption_suffix", "enable_wildcard", "secondary_separator"):
             if any(getattr(subset, name) for subset in subsets):
                 yield f"{name} has no effect with cache_text_encoder_outputs: captions are encoded as they are written"
@@ -110,6 +111,11 @@ def _about_options(config: Any, found: Survey) -> Iterator[str]:
             yield "face_crop_aug_range has no effect with cache_latents"
         elif not faces:
             yield "face_crop_aug_range has no effect: no file name ends in _<x>_<y>_<width>_<height> of a face"
+    if any(dataset.network_multiplier != 1 for dataset in found.images.datasets):
+        yield "network_multiplier in the dataset config has no effect: adapters are trained at their full strength"
+    phrase = getattr(config.metadata, "metadata_trigger_phrase", None)
+    if phrase and images and not any(phrase.lower() in image.caption.lower() for image in images):
+        yield f"metadata_trigger_phrase: '{phrase}' is in none of the captions, so it will not call up what is learned"
     few = _small_buckets(found)
     if few:
         yield f"{number(few, 'bucket')} with fewer images than the batch size; their batches are smaller"

@@ -8,7 +8,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, options
+from library.config.sections import Run
 from library.config.values import meant
 
 if TYPE_CHECKING:
@@ -35,9 +36,17 @@ def config_class(script: str) -> type[Any]:
     return _load(RUNS[name])
 
 
+def _script_with(option: str) -> str:
+    """The first script that has an option, or ""."""
+    return next((script for script, where in RUNS.items() if option in options(_load(where))), "")
+
+
 def of(config: Any) -> "Family":
     """The family of a run's config, holding that config. Loads torch."""
     return _load(FAMILIES[config.family])(config)
+
+
+Run.elsewhere = staticmethod(_script_with)  # a config knows of no other
 
 
 def _load(where: str) -> Any:

@@ -26,6 +26,8 @@ __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems"
 
 log = logging.getLogger(__name__)
 
+HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS = 2e-2, 2e-3  # learning rates that nobody means
+
 
 def optimizer(learner: Any, config: Any, seed: int = 0) -> Any:
     """The optimizer over what learns, one group per learning rate. Call it when parameters are where they will stay.
@@ -93,6 +95,10 @@ def notes(config: Any) -> Iterator[str]:
     name = maker(config).name
     if (name.startswith("DAdapt") or name == "Prodigy") and config.optim.learning_rate <= 0.1:
         yield f"learning_rate {config.optim.learning_rate} is small for {name}, which finds its own step: use about 1.0"
+    most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
+    if name in ("AdamW", "AdamW8bit", "Lion", "Lion8bit") and config.optim.learning_rate > most:
+        usual = "1e-4 for LoRA" if config.adapters else "1e-5 for a whole model"
+        yield f"learning_rate {config.optim.learning_rate} is very high for {name} and may end in NaN; {usual} is usual"
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield f"lr_scheduler has no effect: {name} needs no schedule"
     precision = config.precision

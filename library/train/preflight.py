@@ -11,9 +11,11 @@ from library.config import idle, schema
 from library.config.schema import ConfigError
 from library.config.shell import first_process
 from library.data import showing
+from library.families.weights import entries
 from library.files import free_space
 from library.runs import reader
 from library.runs.record import Record
+from library.tools import names
 from library.train import hub, optim, prompts, save, schedule, state, trackers
 
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
@@ -76,6 +78,7 @@ def judged(config: Any, images: Any) -> tuple[list[str], list[str]]:
         *hub.problems(config),
         *trackers.problems(config),
         *_resumed(config),
+        *_other_adapters(config),
     ]
     for problem in others:  # what is not given at all is said once
         if problem not in found and problem.split(":")[0].lstrip("-").split(" ")[0] not in named:
@@ -84,6 +87,29 @@ def judged(config: Any, images: Any) -> tuple[list[str], list[str]]:
     remarks = [*images.warnings, *([] if of_model else family.notes()), *([] if of_network else learners.notes(config))]
     remarks += [] if of_optimizer else optim.notes(config)
     return found, [*remarks, *idle.remarks(config, [*remarks, *schema.notes(config)])]
+
+
+def _other_adapters(config: Any) -> Iterator[str]:
+    """Files of adapters that were made for the other family, seen by their names."""
+    if not config.adapters:
+        return
+    given = {"network_weights": [config.network.network_weights or ""], "base_weights": config.network.base_weights}
+    for option, path in ((option, Path(path)) for option, paths in given.items() for path in paths):
+        if path.suffix != ".safetensors" or not path.is_file():
+            continue
+        try:
+            stored = entries(path)
+        except ConfigError as e:
+            yield f"{option}: {e}"
+            continue
+        with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
+            if (family := names.family_of(map(_layer, stored), {})) != config.family:
+                other = "SDXL" if family == "sdxl" else "FLUX.1"
+                yield f"{option}: {path} was made for {other}, and this is {config.title}; choose a file made for it"
+
+
+def _layer(key: str) -> str:
+    return key.partition(".")[0] if key.startswith("lora_") else key
 
 
 def _lonely(config: Any) -> Iterator[str]:

@@ -287,6 +287,8 @@ class Cache:
         """What a cached caption freezes without being wrong."""
         if self.text and run.captions.caption_dropout_every_n_epochs:
             yield "caption_dropout_every_n_epochs has no effect with cache_text_encoder_outputs"
+        if self.skip_cache_check and (self.cache_latents_to_disk or self.cache_text_encoder_outputs_to_disk):
+            yield "skip_cache_check: caches of changed images and captions are used as they are"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """What every run's config has besides its sections."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from library.config import pending, schema
@@ -24,6 +24,8 @@ class Run:
     adapters: ClassVar[bool]  # adapters learn and the model does not
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
     idle: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
+
+    elsewhere: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")  # option -> a script that has it, or ""
 
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED

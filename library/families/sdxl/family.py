@@ -14,6 +14,8 @@ from library.families.base import BlockInputs, LatentCache, Noised, Parts, TextC
 from library.families.sdxl import conditions, folder, keys, model
 from library.objectives.diffusion import Diffusion
 
+CHANNELS = 4  # of latents
+
 OPTION = "pretrained_model_name_or_path"
 WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
 
@@ -71,8 +73,14 @@ class Sdxl:
             yield str(e)
 
     def notes(self) -> Iterator[str]:
-        """What is set and has no meaning for this very model: nothing, all are alike."""
-        yield from ()
+        """What is set and seldom does what was meant."""
+        config = self.config
+        half = config.precision.mixed_precision == "fp16" and not config.model.no_half_vae
+        if half and not config.model.vae:
+            yield (
+                "mixed_precision = fp16: the VAE of SDXL overflows in fp16, and its images are black (NaN); "
+                "add no_half_vae, give a vae that was made for fp16, or use bf16"
+            )
 
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, conditions.TOKENIZERS[encoder]
@@ -232,7 +240,17 @@ def _problems_of_vae(vae: str) -> Iterator[str]:
             ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
             if not any(name.endswith(ends) for name in shapes):
                 yield f"--vae: {path} is {weights.describe(shapes)}, not a VAE: give an SDXL VAE, or leave it out"
+            elif (channels := _channels(shapes)) != CHANNELS:
+                yield (
+                    f"--vae: {path} is the VAE of another model: its latents have {channels} channels, and SDXL's have "
+                    f"{CHANNELS}; give an SDXL VAE, or leave it out"
+                )
         elif path.is_dir():
             weights.files(path / "vae" if (path / "vae").is_dir() else path)
     except ConfigError as e:
         yield f"--vae: {e}"
+
+
+def _channels(shapes: dict[str, tuple[int, ...]]) -> int:
+    """How many channels the latents of a VAE have."""
+    return next((shape[1] for name, shape in shapes.items() if name.endswith("decoder.conv_in.weight")), CHANNELS)

@@ -1,0 +1,180 @@
+"""The mistakes that people report most (data sets, settings, NaN, stale caches, the wrong model): a sentence for each.
+
+All are found by looking at names, headers and pictures: no model is loaded. What can only be seen later (NaN in latents
+or losses, caches that are out of date) is tested in test_nan.py and tests/data/test_caches.py.
+"""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from library.config.schema import ConfigError, build, read_toml
+from library.families import config_class
+from library.train import preflight
+from tests.training import pictures
+
+FLUX, SDXL = "flux_train_network", "sdxl_train_network"
+
+
+@pytest.fixture(scope="module")
+def wrong(demo, tmp_path_factory):
+    """Folders and files in which something is wrong; all else is in order."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for name in ("plain", "torn", "fake", "txt", "few", "mute", "twins", "deep", "zero"):
+        pictures(folder / name, ((64, 64),) * 3)
+    (folder / "empty").mkdir()
+    (folder / "plain/2_zorb toy").rename(folder / "plain/zorb toy")
+    shutil.copytree(folder / "txt/2_zorb toy", folder / "direct")
+    first = {
+        name: folder / name / "2_zorb toy/0.png" for name in ("torn", "fake", "mute", "twins", "few", "deep", "zero")
+    }
+    first["torn"].write_bytes(first["torn"].read_bytes()[:200])
+    first["fake"].write_bytes(b"<html>not found</html>")
+    first["mute"].with_suffix(".txt").unlink()
+    first["few"].with_suffix(".txt").write_text("")
+    shutil.copy(first["twins"], first["twins"].with_suffix(".bmp"))
+    (first["deep"].parent / "more").mkdir()
+    shutil.copy(first["deep"], first["deep"].parent / "more")
+    first["zero"].parent.rename(folder / "zero/0_zorb toy")
+    flux = "lora_unet_double_blocks_0_img_attn_qkv."
+    save_file(
+        {flux + "lora_down.weight": torch.ones(4, 8), flux + "alpha": torch.tensor(4.0)}, folder / "lora.safetensors"
+    )
+    sd15 = {"model.diffusion_model.input_blocks.0.0.weight": torch.ones(4, 4, 3, 3),
+            "cond_stage_model.transformer.text_model.embeddings.position_ids": torch.ones(1, 77)}  # fmt: skip
+    save_file(sd15, folder / "sd15.safetensors")
+    (folder / "musubi.toml").write_text('[[datasets]]\nimage_directory = "x"\nresolution = 64\n')
+    (folder / "set.toml").write_text(
+        '[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = "x"\nrepeats = 3\n'
+    )
+    return folder
+
+
+def said(demo, wrong, tmp_path, script, values):
+    """All that is said about a config before a model is loaded."""
+    places = {
+        "WRONG": wrong,
+        "SDXL": demo.models["sdxl"]["sdxl"],
+        **{k.upper(): v for k, v in demo.models["flux"].items()},
+    }
+    given = {}
+    for name, value in values.items():
+        for word, place in places.items():
+            value = value.replace(word, str(place)) if isinstance(value, str) else value
+        given[name] = value
+    quick = {
+        DATA: str(wrong / "txt"),
+        "caption_extension": ".txt",
+        "compile": False,
+        "resolution": "64",
+        "max_train_steps": 4,
+        "output_dir": str(tmp_path / "out"),
+        "logging_dir": None,
+    }
+    notes = []
+    try:
+        config = build(config_class(script), {**read_toml(demo.configs[script]), **quick, **given}, "old.toml", notes)
+    except ConfigError as e:
+        return str(e).splitlines(), []
+    problems, remarks = preflight.findings(config)
+    return problems, [*notes, *remarks]
+
+
+DATA, MODEL = "train_data_dir", "pretrained_model_name_or_path"
+LEAF = "2_zorb toy"
+# What people did -> the script, what is set, and words of the one sentence that stops the training.
+REFUSED = {
+    # Data sets and captions (users.md P4)
+    "the folder of images itself": (
+        FLUX,
+        {DATA: f"WRONG/txt/{LEAF}"},
+        ["holds the images themselves", "folder above it"],
+    ),
+    "images directly in the folder": (FLUX, {DATA: "WRONG/direct"}, ["holds images directly", "one folder deeper"]),
+    "folders without a number": (SDXL, {DATA: "WRONG/plain"}, ["<repeats>_<words>", "'1_zorb toy'"]),
+    "folders with 0 repeats": (SDXL, {DATA: "WRONG/zero"}, ["0_zorb toy has 0 repeats"]),
+    "an empty folder": (FLUX, {DATA: "WRONG/empty"}, ["is empty", "10_words"]),
+    "a folder that is not there": (FLUX, {DATA: "WRONG/none"}, ["train_data_dir", "does not exist"]),
+    "the leaf of regularisation": (FLUX, {"reg_data_dir": f"WRONG/txt/{LEAF}"}, ["reg_data_dir", "folder above it"]),
+    "an image that is cut off": (SDXL, {DATA: "WRONG/torn"}, ["0.png", "truncated"]),
+    "a web page called .png": (SDXL, {DATA: "WRONG/fake"}, ["0.png", "cannot be read"]),
+    "sides that no bucket has": (FLUX, {"enable_bucket": False, "resolution": "100"}, ["100", "multiple of 64"]),
+    # Settings (P5)
+    "a misspelt option": (FLUX, {"lerning_rate": 1}, ["lerning_rate", "did you mean learning_rate"]),
+    "a misspelt network argument": (FLUX, {"network_args": ["loraplus_lr_ration=4"]}, ["mean loraplus_lr_ratio"]),
+    "a misspelt key of a data set": (FLUX, {"dataset_config": "WRONG/set.toml"}, ["repeats", "mean num_repeats"]),
+    "a data set for musubi-tuner": (FLUX, {"dataset_config": "WRONG/musubi.toml"}, ["musubi-tuner", "kohya import"]),
+    "a LoRA's config for a fine-tune": ("sdxl_train", {"network_dim": 8}, ["network_dim", "sdxl_train_network"]),
+    "a config of the other family": (SDXL, {"guidance_scale": 1.0}, ["guidance_scale", "flux_train_network"]),
+    "words for a number": (FLUX, {"learning_rate": "fast"}, ["learning_rate must be a number", "'fast'"]),
+    "warm-up for a constant rate": (FLUX, {"lr_scheduler": "constant", "lr_warmup_steps": 9}, ["constant_with_warmup"]),
+    "Adafactor's schedule alone": (FLUX, {"lr_scheduler": "adafactor"}, ["goes with optimizer_type Adafactor"]),
+    # Caches (P20): two files that would overwrite each other's
+    "photo.png beside photo.bmp": (
+        FLUX,
+        {DATA: "WRONG/twins", "cache_latents_to_disk": True},
+        ["share one cache file"],
+    ),
+    # The wrong model (P22)
+    "SD 1.5 for SDXL": (SDXL, {MODEL: "WRONG/sd15.safetensors"}, ["SD 1.5", "SDXL"]),
+    "SDXL for FLUX.1": (FLUX, {MODEL: "SDXL"}, ["SDXL checkpoint", "sdxl_train_network"]),
+    "FLUX.1 for SDXL": (SDXL, {MODEL: "FLUX"}, ["FLUX.1 transformer", "flux_train_network"]),
+    "a LoRA for a model": (SDXL, {MODEL: "WRONG/lora.safetensors"}, ["LoRA file", "network_weights"]),
+    "T5 for CLIP-L": (FLUX, {"clip_l": "T5XXL"}, ["clip_l", "T5 text encoder"]),
+    "a model for the autoencoder": (FLUX, {"ae": "FLUX"}, ["ae", "FLUX.1 transformer"]),
+    "the VAE of FLUX.1 for SDXL": (SDXL, {"vae": "AE"}, ["--vae", "16 channels"]),
+    "networks.lora for FLUX.1": (FLUX, {"network_module": "networks.lora"}, ["networks.lora_flux"]),
+    "a LoRA of FLUX.1 for SDXL": (SDXL, {"network_weights": "WRONG/lora.safetensors"}, ["made for FLUX.1"]),
+    "the switch for SD 2": (SDXL, {"v2": True}, ["v2 must be off"]),
+}
+# The same for what is said and does not stop the training.
+TOLD = {
+    "captions with another ending": (
+        FLUX,
+        {"caption_extension": ".caption"},
+        [".txt files are not used", "caption_ext"],
+    ),
+    "images without captions": (FLUX, {DATA: "WRONG/mute"}, ["1 image without .txt", "0.png"]),
+    "an empty caption": (FLUX, {DATA: "WRONG/few"}, ["without words", "0.txt"]),
+    "images in folders of folders": (FLUX, {DATA: "WRONG/deep"}, ["more", "sub-folders are not read"]),
+    "batches larger than buckets": (FLUX, {"train_batch_size": 8}, ["fewer images than the batch size"]),
+    "a trigger that no caption has": (FLUX, {"metadata_trigger_phrase": "xyzzy"}, ["'xyzzy'", "none of the captions"]),
+    "a key of the old page": (FLUX, {"lowvram": True}, ["lowvram is ignored"]),
+    "an option of SDXL": (FLUX, {"noise_offset": 0.1}, ["noise_offset has no effect"]),
+    # NaN (P12)
+    "Prodigy's rate for AdamW": (FLUX, {"learning_rate": 1.0}, ["learning_rate 1.0", "NaN"]),
+    "the VAE of SDXL in fp16": (SDXL, {"mixed_precision": "fp16"}, ["overflows in fp16", "no_half_vae"]),
+    # Caches (P20)
+    "trusting what may be old": (FLUX, {"skip_cache_check": True, "cache_latents_to_disk": True}, ["skip_cache_check"]),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_it_is_refused_in_one_sentence(demo, wrong, tmp_path, mistake):
+    script, values, words = REFUSED[mistake]
+    problems, _ = said(demo, wrong, tmp_path, script, values)
+    assert len(problems) == 1, problems
+    assert all(word in problems[0] for word in words), problems[0]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("mistake", TOLD)
+def test_it_is_told_in_one_sentence(demo, wrong, tmp_path, mistake, monkeypatch):
+    script, values, words = TOLD[mistake]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # what only a GPU can do is not the question here
+    problems, notes = said(demo, wrong, tmp_path, script, values)
+    assert not problems
+    assert sum(all(word in note for word in words) for note in notes) == 1, notes
+    assert len(notes) == 1, notes
+
+
+def test_a_good_config_is_told_nothing(demo, wrong, tmp_path):
+    """Neither are captions with an ending without its dot, nor what other systems leave in folders."""
+    for script in (FLUX, SDXL):
+        assert said(demo, wrong, tmp_path, script, {"caption_extension": "txt"}) == ([], [])
+    folder = wrong / "txt" / LEAF
+    (folder / "._0.png").write_bytes(b"x")
+    (wrong / "txt" / "__MACOSX").mkdir()
+    assert said(demo, wrong, tmp_path, FLUX, {}) == ([], [])
