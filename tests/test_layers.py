@@ -17,6 +17,7 @@ BOTTOM = ("library.config", "library.files")
 PROTOCOL = ("library.families.base",)
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/__init__.py"))
 COMPILING = tuple(f"library.compile_{part}" for part in ("cache", "checks", "door", "ledger", "settings"))
+LAB = tuple(f"library.bench.{part}" for part in ("candidates", "jobs", "picture", "report"))  # its light parts
 MAY_IMPORT = {
     "library.config": (),
     "library.files": ("library.config",),
@@ -44,6 +45,7 @@ MAY_IMPORT = {
     "kohya_gui.cli": ("library", "kohya_gui"),
     "kohya_gui": (
         *BOTTOM,
+        *LAB,
         "library.runs",
         "library.families",
         "library.tools",
@@ -56,7 +58,7 @@ MAY_IMPORT = {
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
-NEVER_HEAVY = ("library.config", "library.files", "library.runs", "library.curation", "library.jobs", "kohya_gui")
+NEVER_HEAVY = ("library.config", "library.files", "library.runs", "library.curation", "library.jobs", "kohya_gui", *LAB)
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.bench.doctor", "library.train")
 ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it
 

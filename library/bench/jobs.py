@@ -181,8 +181,7 @@ def start(kind: str, arguments: Sequence[str]) -> Job:
     if kind != "doctor" and (training := reader.active()):
         raise ConfigError(f"{training.id} is training, and both would slow each other down: wait until it has ended")
     folder = new(kind)
-    command = [sys.executable, "-m", "kohya_gui.cli", *arguments]
-    facts = {"id": folder.name, "kind": kind, "state": "running", "started": time.time(), "command": command}
+    facts = {"id": folder.name, "kind": kind, "state": "running", "started": time.time(), "asked": list(arguments)}
     layout.store(folder / JOB, facts)
     environment = {**os.environ, FOLDER: str(folder), "PYTHONUNBUFFERED": "1"}
     apart: dict[str, Any] = {"start_new_session": True}
@@ -191,9 +190,14 @@ def start(kind: str, arguments: Sequence[str]) -> Job:
     files = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     root = Path(__file__).resolve().parents[2]
     with (folder / LOG).open("ab") as log:
-        child = subprocess.Popen(command, stdout=log, env=environment, cwd=root, **files, **apart)
+        child = subprocess.Popen(command(arguments), stdout=log, env=environment, cwd=root, **files, **apart)
     threading.Thread(target=child.wait, name="lab reaper", daemon=True).start()
     return at(folder)
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    """What runs `kohya <arguments>` with this Python."""
+    return [sys.executable, "-m", "kohya_gui.cli", *arguments]
 
 
 def stop(job: Job) -> Job:

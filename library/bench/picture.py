@@ -1,6 +1,6 @@
 """A bench as a picture: bars for each way, in groups by part and size. SVG written here, so that nothing is needed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -20,9 +20,20 @@ def groups(result: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]
     found: dict[tuple[bool, str, int], list[Mapping[str, Any]]] = {}
     for row in report.of(result):
         found.setdefault((row["part"] != report.STEP, row["part"], row.get("resolution") or 0), []).append(row)
-    return [
-        (f"{part} {size or ''}".strip(), rows) for (_, part, size), rows in sorted(found.items(), key=lambda g: g[0])
-    ]
+    ordered = sorted(found.items(), key=lambda group: group[0])
+    return [(named(part) + (f" at {size}" if size else ""), rows) for (_, part, size), rows in ordered]
+
+
+def scale(rows: Sequence[Mapping[str, Any]]) -> float:
+    """The milliseconds of a bar of full length: one wild 90th percentile must not flatten all the rest."""
+    middle, most = (max(row["ms"][which] for row in rows) for which in ("p50", "p90"))
+    return min(most, 1.5 * middle)
+
+
+def named(part: str) -> str:
+    """A part in words."""
+    known = {report.STEP: "Training step", "vae-encode": "VAE, encoding", "vae-decode": "VAE, decoding"}
+    return known.get(part, part[:1].upper() + part[1:])
 
 
 def svg(result: Mapping[str, Any]) -> str:
@@ -31,7 +42,7 @@ def svg(result: Mapping[str, Any]) -> str:
     for title, rows in groups(result):
         parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(title)}</text>')
         y += 24
-        longest = max(row["ms"]["p90"] for row in rows)
+        longest = scale(rows)
         quickest = min(row["ms"]["p50"] for row in rows)
         for row in rows:
             parts.append(_bar(row, y, longest, len(rows) > 1 and row["ms"]["p50"] == quickest))
@@ -52,7 +63,7 @@ def svg(result: Mapping[str, Any]) -> str:
 
 def _bar(row: Mapping[str, Any], y: int, longest: float, is_best: bool) -> str:
     room = WIDTH - NAME - VALUE
-    wide, far = (room * row["ms"][which] / longest for which in ("p50", "p90"))
+    wide, far = (room * min(1.0, row["ms"][which] / longest) for which in ("p50", "p90"))
     middle = y + BAR / 2
     value = report.milliseconds(row["ms"]["p50"])
     more = f", {row['peak_gb']:.1f} GB" + (f", MFU {row['mfu']:.0%}" if "mfu" in row else "")

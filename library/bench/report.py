@@ -142,7 +142,8 @@ def restless(result: Mapping[str, Any]) -> list[str]:
 def heading(result: Mapping[str, Any]) -> list[str]:
     """What was measured, and where."""
     subject, on, rate = result["subject"], result["machine"], result.get("matmul") or {}
-    where = f"{on['name']}, torch {on['torch']}" + (f", {on['threads']} threads" if on["device"] == "cpu" else "")
+    threads = f", {on['threads']} thread{'s' * (on['threads'] != 1)}" if on["device"] == "cpu" else ""
+    where = f"{on['name']}, torch {on['torch']}{threads}"
     measured = f"; {rate['dtype']} matrix products: {rate['tflops']:g} TFLOP/s" if rate.get("tflops") else ""
     return [f"{subject['title']}, batch {subject['batch']}", f"{where}{measured}"]
 

@@ -19,8 +19,7 @@ PYTHON = (
 @pytest.fixture
 def stand_in(home, monkeypatch):
     """Commands are a process that begins to measure, and sleeps."""
-    real = jobs.subprocess.Popen
-    monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **how: real([sys.executable, "-c", PYTHON], **how))
+    monkeypatch.setattr(jobs, "command", lambda arguments: [sys.executable, "-c", PYTHON])
     yield
     for job in jobs.all_jobs():
         jobs.stop(job)

@@ -44,7 +44,7 @@ def test_the_picture_is_a_drawing_with_a_bar_for_each_measurement(result):
     widths = {r.get("class"): float(r.get("width")) for r in bars[:4]}
     assert widths["best"] < widths["bar"]
     words = "".join(drawn.itertext())
-    assert "GPU <1>" in words and words.index("step 512") < words.index("block DoubleStreamBlock 512")
+    assert "GPU <1>" in words and words.index("Training step at 512") < words.index("Block DoubleStreamBlock at 512")
 
 
 def test_rates_are_those_of_the_time():

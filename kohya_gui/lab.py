@@ -1,0 +1,274 @@
+"""The Compile Lab tab: what this machine can do, how fast a model trains on it, and where the time goes.
+
+Each button runs a command in a process of its own; lab.js shows what its files say, also after the page was reloaded.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from kohya_gui.form import Form, shown_value
+from kohya_gui.service import Answer, Sent
+from library.bench import candidates, jobs, picture, report
+from library.config.schema import ConfigError, options, to_toml
+from library.files import write_atomic
+from library.runs import lanes
+
+MODELS = {
+    "flux-full": ("FLUX.1, full size, random weights", ["--family", "flux", "--size", "full"]),
+    "sdxl-full": ("SDXL, full size, random weights", ["--family", "sdxl", "--size", "full"]),
+    "flux-tiny": ("FLUX.1, tiny, to try it out", ["--family", "flux", "--size", "tiny"]),
+    "sdxl-tiny": ("SDXL, tiny, to try it out", ["--family", "sdxl", "--size", "tiny"]),
+}
+EXTENTS = {
+    "step": ("The training step", ["--part", "step"]),
+    "all": ("Text encoders, VAE, blocks and step", []),
+}
+WAYS = {"usual": ("The usual ways", []), "every": ("Every way", ["--candidate", "all"])}
+KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
+STATES = {
+    "running": ("Running", "busy"),
+    "finished": ("Finished", "good"),
+    "stopped": ("Stopped", "calm"),
+    "failed": ("Failed", "bad"),
+}
+SIZES = re.compile(r"\d{2,4}( *, *\d{2,4}){0,5}")
+
+
+class Lab:
+    """The tab's place on the page, and the answers to what its script asks."""
+
+    def __init__(self, forms: Mapping[str, Form], titles: Mapping[str, str]) -> None:
+        """`forms` and their `titles` by tab. Made inside `gr.Blocks`."""
+        self.forms, self.titles = forms, titles
+        gr.HTML(self._markup(), js_on_load="window.kohyaLab.mount(element)", apply_default_css=False)
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What the script may ask."""
+        return {"lab": self.look, "lab-start": self.start, "lab-stop": self.stop, "lab-apply": self.apply}
+
+    # ---- what the script asks
+
+    def look(self, sent: Sent) -> dict[str, Any]:
+        """The measurements there are, and the one that is looked at: the newest, if none is named."""
+        known = jobs.all_jobs()
+        chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
+        listed = [{"id": job.id, "title": title(job), "busy": job.active} for job in known]
+        tabs = [[tab, name] for tab, name in self.titles.items()]
+        return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
+
+    def start(self, sent: Sent) -> dict[str, Any]:
+        """Begin a measurement."""
+        kind = sent.text("kind")
+        if kind == "doctor":
+            return {"job": jobs.start(kind, ["doctor"]).id}
+        if kind == "cache":
+            return {"job": jobs.start(kind, ["cache", *(["--clean"] if sent.flag("clean") else [])]).id}
+        if kind not in ("bench", "profile"):
+            raise ConfigError("There is no such button: load the page again.")
+        return {"job": jobs.start(kind, self._command(kind, sent)).id}
+
+    def stop(self, sent: Sent) -> dict[str, Any]:
+        """End a measurement; what it has measured is kept."""
+        return {"job": jobs.stop(_job(sent)).id}
+
+    def apply(self, sent: Sent) -> dict[str, Any]:
+        """The options that a measurement found best, as the fields of a tab's form hold them."""
+        tab, job = sent.text("tab"), _job(sent)
+        if tab not in self.forms:
+            raise ConfigError("There is no such tab: load the page again.")
+        found = advised(job, sent.number("number"))
+        known = {name: o for config in self.forms[tab].configs.values() for name, o in options(config).items()}
+        values = {name: shown_value(known[name], value) for name, value in found.items() if name in known}
+        if not values:
+            raise ConfigError("This measurement advises nothing that the form could take.")
+        set_to = ", ".join(f"{name} = {str(found[name]).lower()}" for name in values)
+        return {"tab": tab, "values": values, "said": f"Now in the form of {self.titles[tab]}: {set_to}."}
+
+    def _command(self, kind: str, sent: Sent) -> list[str]:
+        """The command line of a bench or a profile. Whatever the browser sends is chosen from what is known."""
+        model, sizes, batch = sent.text("model"), sent.text("sizes").strip(), sent.number("batch", 1, 64)
+        extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
+        if extent not in EXTENTS or ways not in WAYS or not (model in MODELS or model in self.forms):
+            raise ConfigError("There is no such choice: load the page again.")
+        if sizes and not SIZES.fullmatch(sizes):
+            raise ConfigError("Image sizes: write one or several with commas between, such as 512, 1024.")
+        if batch < 1:
+            raise ConfigError("Batch size: this must be at least 1.")
+        given = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, sent))]
+        given += ["--resolution", sizes.replace(" ", "")] if sizes else []
+        given += ["--batch", str(batch)] if model in MODELS else []
+        return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *WAYS[ways][1]]
+
+    def _written(self, tab: str, sent: Sent) -> list[str]:
+        """A form as a TOML for the command; its model has to be there, its images need not."""
+        config, _ = self.forms[tab].collect(self.forms[tab].hear(sent.text("form")))
+        if not config.model.pretrained_model_name_or_path:
+            raise ConfigError(f"The form of {self.titles[tab]} names no base model: fill that in first.")
+        path = jobs.home() / "form.toml"
+        write_atomic(path, to_toml(config))
+        return [str(path), "--script", config.script]
+
+    def _markup(self) -> str:
+        ours = {tab: f"The form of {name}" for tab, name in self.titles.items()}
+        models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
+        usual = "flux-full" if lanes.lanes() != (lanes.CPU,) else "flux-tiny"
+        return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+                .replace("[models]", _choices(models, usual))
+                .replace("[extents]", _choices({name: text for name, (text, _) in EXTENTS.items()}))
+                .replace("[ways]", _choices({name: text for name, (text, _) in WAYS.items()})))  # fmt: skip
+
+
+# ---- a measurement, ready to be shown
+
+
+def title(job: jobs.Job) -> str:
+    """Kind, moment and subject, for the list."""
+    when = time.strftime("%d %b %H:%M", time.localtime(job.facts.get("started", 0)))
+    subject = job.result.get("subject", {}).get("title", "")
+    return " · ".join(filter(None, (KINDS.get(job.kind, job.kind), when, subject)))
+
+
+def view(job: jobs.Job) -> dict[str, Any]:
+    """All that is shown of a measurement: words and shares, so that the script only has to draw."""
+    word, mood = STATES.get(job.state, (job.state, "calm"))
+    doing = job.facts.get("doing") or {}
+    shown = {
+        "id": job.id, "kind": job.kind, "title": KINDS.get(job.kind, job.kind), "state": word, "mood": mood,
+        "busy": job.active, "error": job.facts.get("error") or "",
+        "doing": {"text": doing.get("text") or ("Starting" if job.active else ""), "done": doing.get("done") or 0,
+                  "total": doing.get("total") or 0},
+        "took": _took(job), "log": jobs.tail(job, 4000) if job.state == "failed" else "",
+    }  # fmt: skip
+    result = job.result
+    body = {"bench": bench, "profile": profile, "doctor": doctor, "cache": cache}.get(str(result.get("kind")))
+    return {**shown, "body": body(result) if body else None, "folder": str(job.folder)}
+
+
+def bench(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Bars for each part and size, the whole step first, and which way is best."""
+    best = result.get("best") or {}
+    failed = [row for row in result["results"] if row["status"] != "ok"]
+    return {
+        "heading": report.heading(result),
+        "verdict": best.get("sentence", ""),
+        "apply": bool(best.get("options")),
+        "groups": groups(result),
+        "notes": [report.line(row) for row in failed] + report.restless(result),
+        "about": [[name, c["about"]] for name, c in result.get("candidates", {}).items()],
+    }
+
+
+def groups(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Bars by part and size; parts that were measured in one way only share a group at the end."""
+    found = picture.groups(result)
+    made = [
+        {"title": name, "rows": [_bar(result, row, rows, row["candidate"]) for row in rows]}
+        for name, rows in found
+        if len(rows) > 1 or rows[0]["part"] == report.STEP
+    ]
+    single = [(name, rows[0]) for name, rows in found if len(rows) == 1 and rows[0]["part"] != report.STEP]
+    if single:
+        rows = [row for _, row in single]
+        bars = [_bar(result, row, rows, name) | {"best": False} for name, row in single]
+        made.append({"title": "Other parts", "rows": bars})
+    return made
+
+
+def _bar(result: Mapping[str, Any], row: Mapping[str, Any], rows: list[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    longest, quickest = picture.scale(rows), min(r["ms"]["p50"] for r in rows)
+    return {
+        "name": name,
+        "share": round(min(1.0, row["ms"]["p50"] / longest), 4),
+        "far": round(min(1.0, row["ms"]["p90"] / longest), 4),
+        "best": len(rows) > 1 and row["ms"]["p50"] == quickest,
+        "p50": report.milliseconds(row["ms"]["p50"]),
+        "p90": report.milliseconds(row["ms"]["p90"]),
+        "speed": report.speed(result, row),
+        "memory": f"{row['peak_gb']:.1f} GB",
+        "mfu": f"{row['mfu']:.0%}" if "mfu" in row else "",
+        "compiled": report.compiled(row),
+    }
+
+
+def profile(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the time goes, the verdict, and the longest operations."""
+    idle = f", the GPU idle for {result['idle']:.0%}" if result.get("idle") is not None else ""
+    counts = {"kernel launches": "launches", "waits for the GPU": "syncs", "numbers read": "reads"} if idle else {}
+    counts["casts"] = "casts"
+    return {
+        "heading": [*report.heading(result), f"{result['way']['name']} at {result['resolution']}"],
+        "step": f"A step takes {report.milliseconds(result['step_ms'])}{idle}",
+        "counts": [f"{result[key]:,} {words}" for words, key in counts.items()],
+        "kinds": [{"name": name, "share": share} for name, share in result["kinds"].items()],
+        "verdict": [{"text": v["text"], "options": _flags(v["options"])} for v in result["verdict"]],
+        "operations": [[o["name"], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
+                       for o in result["operations"][:15]],
+    }  # fmt: skip
+
+
+def doctor(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The findings, with the recommended settings last."""
+    found = result["findings"]
+    healthy = "This machine can train." if result["healthy"] else "Something keeps this machine from training."
+    return {
+        "verdict": healthy if result.get("finished") else "",
+        "findings": [{"topic": f["topic"], "verdict": f["verdict"], "text": f["text"]} for f in found],
+        "apply": any(f["topic"] == "settings" for f in found),
+    }
+
+
+def cache(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of compiled code."""
+    total = sum(folder["bytes"] for folder in result["kept"])
+    removed = f"{result['removed'] / 1e9:.2f} GB removed; " if result["removed"] else ""
+    return {
+        "verdict": f"{removed}{total / 1e9:.2f} GB of compiled code in {result['folder']}",
+        "rows": [[f["name"], f"{f['bytes'] / 1e9:.2f} GB", time.strftime("%d %b %Y", time.localtime(f["used"]))]
+                 for f in result["kept"]],
+    }  # fmt: skip
+
+
+def advised(job: jobs.Job, number: int) -> dict[str, Any]:
+    """The options that a measurement advises; of a profile, those of its finding with this number."""
+    result = job.result
+    if result.get("kind") == "bench":
+        best = (result.get("best") or {}).get("candidate", "")
+        # By name, and not as the file has them: only known ways of training go into a form.
+        return candidates.NAMED[best].chosen() if best in candidates.NAMED else {}
+    if result.get("kind") == "profile":
+        found = result["verdict"][number]["options"] if number < len(result["verdict"]) else {}
+        return dict(found)
+    if result.get("kind") == "doctor":
+        return next((dict(f["data"]["options"]) for f in result["findings"] if f["topic"] == "settings"), {})
+    return {}
+
+
+def _job(sent: Sent) -> jobs.Job:
+    try:
+        return jobs.find(sent.text("job"))
+    except KeyError:
+        raise ConfigError("This measurement is not there any more: load the page again.") from None
+
+
+def _took(job: jobs.Job) -> str:
+    end = job.facts.get("ended") or (time.time() if job.active else 0)
+    seconds = max(0.0, end - job.facts.get("started", end))
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _flags(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
+
+
+def _choices(given: Mapping[str, str], chosen: str = "") -> str:
+    return "".join(
+        f'<option value="{name}"{" selected" * (name == chosen)}>{escape(text)}</option>'
+        for name, text in given.items()
+    )
