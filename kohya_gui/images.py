@@ -259,14 +259,18 @@ class Images:
             ],
             "kinds": {kind: n for kind, n in counts.items()}, "compared": album.compared,
             "titles": {**{kind: title for kind, (title, _) in KINDS.items()}, "trigger": "Without the trigger word"},
-            "captioned": sum(bool(p.words) for p in album.pictures),
+            "captioned": sum(bool(p.words) and not p.foreign for p in album.pictures),
         }  # fmt: skip
 
 
 def config_of(values: dict[str, Any]) -> Any:
     """The config of a training as far as it decides about images. Raises ConfigError in the trainer's own words."""
-    known = {name: value for name, value in values.items() if name in SETTINGS and value not in ("", None)}
-    return build(CONFIG, {**{"resolution": SETTINGS["resolution"]}, **known}, notes=[])
+    given = {**SETTINGS, **{name: value for name, value in values.items() if name in SETTINGS}}
+    if given["resolution"] in ("", None):
+        raise ConfigError("resolution: write the size of the pictures, such as 1024")
+    made = build(CONFIG, {name: value for name, value in given.items() if value not in ("", None)}, notes=[])
+    albums.check(made)
+    return made
 
 
 def trigger_of(sent: Sent) -> Callable[[str], bool] | None:

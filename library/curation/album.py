@@ -20,6 +20,7 @@ from library.data.pixels import check_file, header_size, is_turned
 from library.data.threads import Report, spread
 
 OTHER_ENDINGS = (".txt", ".caption")
+LARGEST = 16384  # pixels of a side; no model draws that many
 MUCH_CUT, MUCH_LARGER = 0.2, 1.5
 
 
@@ -136,6 +137,16 @@ class Album:
         elif per_epoch:
             epochs = math.ceil(steps / per_epoch)
         return {**told, "steps_per_epoch": per_epoch, "steps": steps, "epochs": epochs or 0, "batch": base.batch_size}
+
+
+def check(config: Any) -> None:
+    """Raise ConfigError when there can be no buckets as a config wants them."""
+    rules = bucket_rules(datasets.load(config)[0])
+    problems = list(rules.problems())
+    if max(*rules.resolution, rules.largest) > LARGEST:
+        problems.append(f"resolution and max_bucket_reso: no side may have more than {LARGEST} pixels")
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def opened(

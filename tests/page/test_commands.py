@@ -1,0 +1,81 @@
+"""Commands as forms: guarded paths, results that overwrite nothing, and markup from the shell's own options."""
+
+import pytest
+
+from kohya_gui import commands, tools
+from kohya_gui.commands import Commands
+from kohya_gui.service import Sent
+from library import jobs
+from library.config.schema import ConfigError
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    started = []
+    monkeypatch.setattr(jobs, "begin", lambda words, name: started.append(words) or "x")
+    monkeypatch.setattr(jobs, "read", lambda job_id: jobs.Job("x", tuple(started[-1]), "running", 0.0, "", 0, 0, ""))
+    (tmp_path / "root").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "root" / f"{name}.safetensors").write_text("x")
+    (tmp_path / "secret.safetensors").write_text("x")
+    made = Commands([(tmp_path / "root").resolve()])
+    made.started = started
+    return made
+
+
+def begin(page, name, command="tools", **values):
+    return page.begin(Sent({"command": command, "name": name, "values": values}))
+
+
+def test_a_form_is_started_with_guarded_paths(page, tmp_path):
+    root = (tmp_path / "root").resolve()
+    told = begin(
+        page, "merge", loras=f"{root}/a.safetensors=0.5\n{root}/../root/b.safetensors", out=f"{root}/new.safetensors"
+    )
+    assert page.started == [
+        ["tools", "merge", f"{root}/a.safetensors=0.5", f"{root}/b.safetensors=1", f"--out={root}/new.safetensors"]
+    ]
+    assert told["state"] == "running" and told["out"] == f"{root}/new.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"loras": "{root}/a.safetensors", "out": "{root}/b.safetensors"}, "exists already and is not overwritten"),
+        ({"loras": "{root}/a.safetensors", "out": "{root}/../new.safetensors"}, "outside"),
+        ({"loras": "{root}/a.safetensors", "out": "{root}/new.ckpt"}, "must end in .safetensors"),
+        ({"loras": "{root}/../secret.safetensors", "out": "{root}/new.safetensors"}, "outside"),
+        ({"loras": "{root}/none.safetensors", "out": "{root}/new.safetensors"}, "does not exist"),
+        ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "base": "/etc/passwd"}, "outside"),
+        ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "dtype": "--out=/tmp/x"}, "invalid choice"),
+        ({"loras": "--base=/etc/passwd", "out": "{root}/n.safetensors"}, "LoRA files"),
+    ],
+)
+def test_nothing_leads_out_or_over_a_file(page, tmp_path, values, says):
+    root = (tmp_path / "root").resolve()
+    with pytest.raises(ConfigError, match=says):
+        begin(page, "merge", **{name: text.replace("{root}", str(root)) for name, text in values.items()})
+    assert page.started == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"command": "train"}, {"command": "tools", "name": "rm"}, {"command": "tools", "name": 3},
+        {"command": "caption", "name": "hf", "values": {"folder": "/etc", "model": "/etc"}},
+        {"command": "tools", "name": "merge", "values": []},
+    ],
+)  # fmt: skip
+def test_other_questions_are_sentences(page, fields):
+    with pytest.raises(ConfigError):
+        page.begin(Sent(fields))
+    assert page.started == []
+
+
+def test_the_markup_has_every_option_once():
+    made = tools.markup()
+    for name, form in commands.TOOLS.all().items():
+        for field in form.fields:
+            assert made.count(f'id="tools-{name}-{field.name}"') == 1, (name, field.name)
+    assert 'data-pick="new"' in made and made.count("data-pick") >= 12

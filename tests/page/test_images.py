@@ -1,0 +1,132 @@
+"""The data set tab's server side: what it answers, and that nothing leads out of the roots."""
+
+import random
+
+import pytest
+
+from kohya_gui import images as tab
+from kohya_gui.images import Images
+from kohya_gui.service import Sent
+from library.config.schema import ConfigError
+from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
+from tests.curation.test_trash import tree
+
+SMALL = {
+    "resolution": "64",
+    "min_bucket_reso": "32",
+    "max_bucket_reso": "128",
+    "bucket_reso_steps": "32",
+    "enable_bucket": True,
+}
+
+
+@pytest.fixture
+def images(data, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    return Images([data.parent.resolve()])
+
+
+def ended(images, answer):
+    while "work" in answer:
+        answer = images.work(Sent({"work": answer["work"]}))
+    return answer
+
+
+def opened(images, folder, **more):
+    return ended(images, images.open(Sent({"folder": str(folder), "settings": SMALL, **more})))
+
+
+def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F811
+    start = tree(data)
+    found = opened(images, data, trigger="zorb")
+    assert found["kinds"]["broken"] == 1 and found["kinds"]["trigger"] == 7 and found["captioned"] == 5
+    assert found["count"]["images"] == 8 and found["past"] == [] and found["folder"] == str(data)
+    asked = {"folder": str(data)}
+    page = images.page(Sent({**asked, "show": "all", "start": 2, "count": 3, "trigger": "zorb"}))
+    assert page["total"] == 11 and [r["name"] for r in page["rows"]] == ["10_cat/1.png", "10_cat/2.png", "10_cat/3.png"]
+    assert page["rows"][0]["caption"] == "zorb, cat, red hat, 1" and page["rows"][0]["trigger"] is True
+    assert images.tags(Sent({**asked, "place": "10_cat"}))["tags"][0] == ("cat", 4)
+    stored = images.caption(Sent({**asked, "name": "10_cat/1.png", "text": "new", "expected": "zorb, cat, red hat, 1"}))
+    assert stored["row"]["caption"] == "new" and len(stored["past"]) == 1
+    again = images.caption(Sent({**asked, "name": "10_cat/1.png", "text": "lost", "expected": "zorb, cat, red hat, 1"}))
+    assert "changed elsewhere" in again["said"] and again["row"]["caption"] == "new"
+    edit = {**asked, "action": "replace_tag", "find": "red hat", "put": "blue hat", "show": "all"}
+    assert images.edit(Sent(edit))["changes"] == 4
+    assert ended(images, images.edit(Sent({**edit, "apply": True})))["done"] == 4
+    removed = ended(images, images.remove(Sent({**asked, "names": ["10_cat/2.png"]})))
+    assert removed["done"] == 1 and removed["kinds"]["all"] == 10
+    renamed = ended(
+        images, images.prepare(Sent({**asked, "how": "rename", "place": "2_dog", "repeats": 5, "words": "dog"}))
+    )
+    assert renamed["made"] == "5_dog" and [p["title"] for p in renamed["past"]][0] == "Renamed 2_dog to 5_dog"
+    doubles = ended(images, images.compare(Sent(asked)))
+    assert doubles["kinds"]["double"] == 4
+    for _ in range(4):
+        last = ended(images, images.undo(Sent(asked)))
+    assert last["past"] == [] and tree(data) == start
+    assert ended(images, images.undo(Sent(asked)))["error"] == "there is nothing to take back"
+
+
+def test_wrong_settings_are_told_in_the_trainers_words(images, data):  # noqa: F811
+    for settings, says in (({"resolution": "foo"}, "resolution"), ({"train_batch_size": "0"}, "train_batch_size")):
+        with pytest.raises(ConfigError, match=says):
+            images.open(Sent({"folder": str(data), "settings": settings}))
+
+
+def test_thumbnails_come_from_the_roots_only(images, data, tmp_path):  # noqa: F811
+    made = images.thumb({"path": str(data / "10_cat" / "0.png"), "side": "320"})
+    assert made.media_type == "image/webp" and made.body[:4] == b"RIFF"
+    outside = tmp_path.parent / "outside.png"
+    picture(1).save(outside)
+    (data / "10_cat" / "link.png").symlink_to(outside)
+    (data / "words.txt").write_text("secret")
+    for path in (outside, data / "10_cat" / "link.png", data / "words.txt", data / "10_cat", "", None, "a\0b.png"):
+        with pytest.raises(ConfigError):
+            images.thumb({"path": str(path) if path is not None else None})
+    with pytest.raises(ConfigError, match="cannot"):
+        images.thumb({"path": str(data / "2_dog" / "broken.png")})
+
+
+def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # noqa: F811
+    """Every question, with hostile fields: an answer or a sentence, and no file is touched."""
+    opened(images, data)
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "a.txt").write_text("mine")
+    picture(1).save(secret / "a.png")
+    before, chance = tree(tmp_path), random.Random(2)
+    values = [
+        "", "..", "../secret", str(secret), str(data), "10_cat/0.png", "../../secret/a.png", "/etc/passwd", "\0", "all",
+        "trigger", 3, -1, 2**80, None, True, [], ["a"], ["../secret/a.png"], {}, {"resolution": "9" * 400}, "x" * 5000,
+    ]  # fmt: skip
+    names = [
+        "folder", "settings", "trigger", "show", "place", "words", "start", "count", "name", "text", "expected", "put",
+        "action", "find", "names", "how", "repeats", "source", "work", "prefix",
+    ]  # fmt: skip
+    changing = ("images_caption", "images_prepare", "images_edit", "images_remove")
+    safe = set(images.answers) - {"images_compare"}
+    for _ in range(1500):
+        question = chance.choice(sorted(safe))
+        fields = {name: chance.choice(values) for name in chance.sample(names, 6)}
+        if chance.random() < 0.6:
+            fields["folder"] = str(data)
+        if (
+            fields.get("folder") == str(data) and question in changing
+        ):  # what would be right in the data set is not sent
+            wrong_place = {"name": "../secret/a.png", "names": ["../../x"], "words": "../x"}
+            fields |= {"folder": str(secret)} if chance.random() < 0.5 else wrong_place
+            fields["apply"] = False
+        try:
+            answer = images.answers[question](Sent(fields))
+        except ConfigError as wrong:
+            answer = {"error": str(wrong)}
+        assert isinstance(ended(images, answer), dict)
+    after = {name: held for name, held in tree(tmp_path).items() if not name.startswith("home/")}
+    assert after == before
+
+
+def test_the_tab_shows_the_trainings_own_options():
+    made = tab.markup()
+    for name in tab.SETTINGS:
+        assert f'data-setting="{name}"' in made
+    assert 'data-command="caption"' in made and "<!-- " not in made

@@ -1,0 +1,92 @@
+"""The data set tab, the tools tab and the file picker in a real browser."""
+
+import pytest
+
+from tests.curation.conftest import picture
+from tests.curation.test_trash import tree
+from tests.jobs.test_jobs import lora, product
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def images(served, tmp_path):
+    """A folder of images below a root of the page."""
+    data = served[1] / f"set-{tmp_path.name}"
+    (data / "10_zorb").mkdir(parents=True)
+    for i in range(60):
+        picture(i).save(data / "10_zorb" / f"{i:02}.png")
+        if i:
+            (data / "10_zorb" / f"{i:02}.txt").write_text("zorb, red hat" if i < 4 else f"zorb, number {i}")
+    return data
+
+
+def go(visitor, tab):
+    page = visitor.page
+    page.get_by_role("tab", name=tab, exact=True).click()
+    return page
+
+
+def test_look_edit_replace_and_undo(visit, images):
+    start = tree(images)
+    visitor = visit()
+    page = go(visitor, "Data set")
+    page.locator("#images-folder").fill(str(images))
+    page.get_by_role("button", name="Look at it").click()
+    cards = page.locator(".images article")
+    cards.first.wait_for()
+    assert cards.count() == 48 and "60 of 60" in page.locator(".images .numbers").inner_text()
+    assert "60 images with repeats are 600 pictures an epoch" in page.locator(".images .steps").inner_text()
+    page.wait_for_function("document.querySelector('.images article img').naturalWidth > 0")
+
+    page.locator(".images .findings button", has_text="without a caption").click()
+    page.wait_for_function("document.querySelectorAll('.images article').length === 1")
+    words = page.locator(".images article textarea")
+    words.fill("zorb, by hand")
+    words.blur()
+    page.locator('.images textarea[data-state="stored"]').wait_for()
+    assert (images / "10_zorb" / "00.txt").read_text() == "zorb, by hand"
+    page.locator(".images .findings button", has_text="without a caption").click()
+
+    page.locator("[data-panel=tags] summary").click()
+    page.locator(".frequencies button", has_text="red hat").click()
+    assert page.locator("#tags-find").input_value() == "red hat"
+    page.locator("#tags-put").fill("blue hat")
+    visitor.click("Preview")
+    page.get_by_text("3 captions of 60 shown images would change").wait_for()
+    visitor.click("Apply")
+    visitor.until("3 captions changed")
+    assert (images / "10_zorb" / "02.txt").read_text() == "zorb, blue hat"
+
+    visitor.open()  # all that counts is in files: what was done can be taken back after a reload as well
+    page = go(visitor, "Data set")
+    page.locator("#images-folder").fill(str(images))
+    page.keyboard.press("Enter")
+    cards.first.wait_for()
+    for title in ("Replaced", "Caption of"):
+        page.locator(".sieve [data-do=undo]").click()
+        visitor.until(f"Taken back: {title}")
+    page.locator(".sieve [data-do=undo]:disabled").wait_for()
+    assert tree(images) == start
+
+
+def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):
+    root = served[1]
+    first, second = lora(root / "first.safetensors"), lora(root / "second.safetensors", 1)
+    visitor = visit()
+    page = go(visitor, "LoRA tools")
+    page.locator(".files .pick").click()  # with the keyboard alone: filter, take
+    page.locator(".picker[open] li", has_text="first.safetensors").wait_for()
+    page.keyboard.type("first")
+    page.wait_for_function("document.querySelectorAll('.picker[open] li').length === 1")
+    page.keyboard.press("Enter")
+    assert page.locator("#tools-merge-loras-first").input_value() == str(first)
+    page.locator("#tools-merge-loras-1").fill(str(second))
+    page.locator(".files .weight").nth(1).fill("0.5")
+    page.locator("#tools-merge-out").fill(str(root / "sum.safetensors"))
+    visitor.click("Run")
+    page.locator('.tools .job[data-state="finished"]').wait_for(timeout=60_000)
+    assert "one LoRA of 2" in page.locator(".tools .job pre").inner_text()
+    assert float((product(root / "sum.safetensors") - product(first) - 0.5 * product(second)).abs().max()) < 1e-5
+    visitor.click("Run")
+    visitor.until("exists already and is not overwritten")
