@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,9 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from library.config.schema import ConfigError
 from library.files import write_atomic
 from library.runs import layout, process, reader, registry
+from library.runs import start as launching
 
 JOB, RESULT, LOG, PICTURE, TRACE = "job.json", "result.json", "log.txt", "picture.svg", "trace.json"
 FOLDER = "KOHYA_JOB_DIR"  # in the environment: the folder that was made for this process
@@ -183,15 +185,14 @@ def start(kind: str, arguments: Sequence[str]) -> Job:
     folder = new(kind)
     facts = {"id": folder.name, "kind": kind, "state": "running", "started": time.time(), "asked": list(arguments)}
     layout.store(folder / JOB, facts)
-    environment = {**os.environ, FOLDER: str(folder), "PYTHONUNBUFFERED": "1"}
-    apart: dict[str, Any] = {"start_new_session": True}
-    if sys.platform == "win32":
-        apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
-    files = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
-    root = Path(__file__).resolve().parents[2]
-    with (folder / LOG).open("ab") as log:
-        child = subprocess.Popen(command(arguments), stdout=log, env=environment, cwd=root, **files, **apart)
-    threading.Thread(target=child.wait, name="lab reaper", daemon=True).start()
+    environment, root = {**os.environ, FOLDER: str(folder)}, Path(__file__).resolve().parents[2]
+    try:
+        child = launching.detached(command(arguments), folder / LOG, environment, str(root))
+    except OSError as error:
+        raise ConfigError(f"{kind} could not be started: {error.strerror or error}") from error
+    with contextlib.suppress(psutil.Error):  # it has ended already, and has written down how
+        # The process writes this file too, but not before Python has loaded.
+        layout.store(folder / JOB, {**facts, **process.identity(child.pid)})
     return at(folder)
 
 

@@ -1,0 +1,66 @@
+"""A measurement that only pretends: it keeps the same files as the real ones, at once or slowly.
+
+    python lab_stand_in.py doctor
+    python lab_stand_in.py bench --family flux --size tiny --resolution 512 ...
+
+A bench of 128 stays in the middle until it is stopped; a profile finds something to change.
+"""
+
+import sys
+import time
+
+from library.bench import candidates, jobs, report
+
+ON = {"name": "Stand-in", "device": "cpu", "threads": 2, "torch": "2.13.0"}
+COMPILED = {"num_graphs": 2, "recompiles": 0, "seconds": 3.0, "cache_hits": 0}
+
+
+def row(candidate, p50, **more):
+    return {"part": "step", "resolution": 512, "candidate": candidate, "status": "ok", "peak_gb": 1.5,
+            "ms": {"p50": p50, "p90": p50 * 1.2, "min": p50}, **more}  # fmt: skip
+
+
+def bench(finished):
+    rows = [row("eager", 400.0, mfu=0.3), row("checkpointing", 520.0), row("compiled", 200.0, compile=COMPILED)]
+    found = {
+        "kind": "bench", "finished": finished, "results": rows if finished else rows[:1], "machine": ON,
+        "subject": {"title": "FLUX.1, tiny size", "batch": 1}, "matmul": {"dtype": "float32", "tflops": 0.5},
+        "candidates": {c.name: {"about": c.about, "options": c.chosen()} for c in candidates.ALL[:3]},
+    }  # fmt: skip
+    return found | {"best": report.best(found)}
+
+
+def profile():
+    return {
+        "kind": "profile", "finished": True, "machine": ON, "subject": {"title": "SDXL, tiny size", "batch": 1},
+        "way": {"name": "eager", "options": {}}, "resolution": 512, "step_ms": 120.0, "idle": None, "launches": 0,
+        "syncs": 0, "reads": 0, "casts": 12, "kinds": {"matrix products": 0.6, "elementwise": 0.4},
+        "operations": [{"name": "aten::<b>mm</b>", "kind": "matrix products", "calls": 3, "ms": 70.0, "share": 0.6}],
+        "verdict": [{"rule": "dominant", "share": 0.6, "text": "Of the time 60% goes into matrix products.",
+                     "options": {}},
+                    {"rule": "fusing", "share": 0.4, "text": "Compiling fuses most.", "options": {"compile": True}}],
+    }  # fmt: skip
+
+
+def doctor():
+    settings = {"topic": "settings", "verdict": "ok", "text": "mixed_precision = bf16",
+                "data": {"options": {"mixed_precision": "bf16", "compile": True}, "presets": {}}}  # fmt: skip
+    found = {"topic": "torch", "verdict": "ok", "text": "2.13 <script>", "data": {}}
+    return {"kind": "doctor", "finished": True, "healthy": True, "findings": [found, settings]}
+
+
+def main(command, *rest):
+    kind = "profile" if "--profile" in rest else command
+    with jobs.begin(kind) as work:
+        work.phase("warming up", 1, 4)
+        if kind == "bench":
+            work.store(bench(finished=False))
+            time.sleep(60 if "128" in rest else 0)
+        made = {"bench": lambda: bench(True), "profile": profile, "doctor": doctor,
+                "cache": lambda: {"kind": "cache", "folder": "/compiled", "finished": True, "removed": 5 * 10**8,
+                                  "kept": []}}  # fmt: skip
+        work.store(made[kind]())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,139 @@
+"""The Compile Lab: what its answers refuse, and the tab in a real browser with measurements that only pretend."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kohya_gui.form import Form
+from kohya_gui.lab import Lab, advised
+from kohya_gui.service import Sent
+from kohya_gui.training import FAMILIES, TABS
+from library.bench import candidates, jobs
+from library.config.schema import ConfigError
+
+STAND_IN = Path(__file__).with_name("lab_stand_in.py")
+
+
+@pytest.fixture
+def pretending(monkeypatch, tmp_path):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(jobs, "command", lambda arguments: [sys.executable, str(STAND_IN), *arguments])
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
+    yield
+    for job in jobs.all_jobs():
+        jobs.stop(job)
+
+
+@pytest.fixture
+def lab(pretending):
+    import gradio as gr
+
+    with gr.Blocks():
+        forms = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+        return Lab(forms, {tab.id: tab.title for tab in TABS})
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        ({"kind": "rm"}, "no such button"),
+        ({"kind": "bench", "model": "--out"}, "no such choice"),
+        ({"kind": "bench", "model": "flux-tiny", "ways": "--fresh"}, "no such choice"),
+        ({"kind": "bench", "model": "flux-tiny", "sizes": "512; rm -rf"}, "Image sizes"),
+        ({"kind": "bench", "model": "flux-tiny", "sizes": "--out=/x"}, "Image sizes"),
+        ({"kind": "bench", "model": "flux-tiny", "batch": 0}, "Batch size"),
+        ({"kind": "bench", "model": "lora", "form": "nonsense", "batch": 1}, "not what the form sends"),
+        ({"kind": "bench", "model": ["flux-tiny"]}, "a text"),
+    ],
+)
+def test_what_the_browser_may_not_ask(lab, sent, words):
+    with pytest.raises(ConfigError, match=words):
+        lab.start(Sent(sent))
+    assert not jobs.all_jobs()
+
+
+def test_the_command_of_each_button(lab, monkeypatch):
+    asked = []
+    monkeypatch.setattr(jobs, "start", lambda kind, arguments: asked.append(arguments) or jobs.Job(Path("x"), {}))
+    given = {"model": "sdxl-tiny", "sizes": "512, 1024", "batch": 4, "extent": "step", "ways": "every"}
+    lab.start(Sent({"kind": "bench", **given}))
+    lab.start(Sent({"kind": "profile", **given}))
+    lab.start(Sent({"kind": "cache", "clean": True}))
+    form = {"family": "flux", "values": {"pretrained_model_name_or_path": "/m.safetensors"}, "launch": {}}
+    lab.start(Sent({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
+    of_model = ["bench", "--family", "sdxl", "--size", "tiny", "--resolution", "512,1024", "--batch", "4"]
+    assert asked[0] == [*of_model, "--part", "step", "--candidate", "all"]
+    assert asked[1] == [*of_model, "--profile"] and asked[2] == ["cache", "--clean"]
+    assert asked[3][1:4] == [str(jobs.home() / "form.toml"), "--script", "flux_train_network"]
+    assert 'pretrained_model_name_or_path = "/m.safetensors"' in Path(asked[3][1]).read_text()
+
+
+def test_only_known_ways_go_into_a_form(lab, tmp_path):
+    with jobs.begin("bench") as work:
+        work.store({"kind": "bench", "best": {"candidate": "compiled", "options": {"output_dir": "/etc"}}})
+    assert advised(jobs.at(work.folder), 0) == candidates.NAMED["compiled"].chosen()
+    found = lab.apply(Sent({"job": work.folder.name, "tab": "lora"}))
+    assert found["values"]["compile"] is True and found["values"]["gradient_checkpointing"] is False
+    for wrong in ({"job": "../x", "tab": "lora"}, {"job": work.folder.name, "tab": "nowhere"}):
+        with pytest.raises(ConfigError):
+            lab.apply(Sent(wrong))
+
+
+@pytest.mark.browser
+def test_the_lab_in_a_browser(visit, pretending):
+    visitor = visit()
+    page = visitor.page
+
+    def enter():
+        page.get_by_role("tab", name="Compile Lab").click()
+        page.locator(".lab .setup").wait_for()
+
+    def shown(state, words):
+        page.locator(".lab .state", has_text=state).wait_for()
+        page.locator(".lab .body", has_text=words).wait_for()
+
+    enter()
+    assert not page.locator(".lab .found").is_visible()
+    visitor.click("Doctor")
+    shown("Finished", "This machine can train.")
+    assert page.locator(".lab dd", has_text="<script>").is_visible()
+
+    # A bench is watched, survives a reload, and is stopped with what it has.
+    page.locator("#lab-sizes").fill("128")
+    visitor.click("Bench")
+    shown("Running", "Training step at 512")
+    assert page.get_by_role("button", name="Profile", exact=True).is_disabled()
+    visitor.open()
+    enter()
+    shown("Running", "eager")
+    visitor.click("Stop")
+    shown("Stopped", "eager")
+
+    page.locator("#lab-sizes").fill("abc")
+    visitor.click("Bench")
+    visitor.until("Image sizes: write one or several", where=".lab .message")
+    page.locator("#lab-sizes").fill("512")
+    visitor.click("Bench")
+    shown("Finished", "Fastest: compiled, compared with eager")
+    assert page.locator(".lab tr.best").inner_text().startswith("compiled")
+
+    # The best goes into the form, and nothing else of it changes.
+    page.get_by_role("tab", name="LoRA", exact=True).click()
+    visitor.fill(output_name="cat")
+    page.locator("#lora-gradient_checkpointing").evaluate("e => e.checked = true")
+    enter()
+    visitor.click("Apply the best to my config")
+    page.locator("#lora-compile").wait_for()
+    assert page.locator("#lora-compile").is_checked()
+    assert not page.locator("#lora-gradient_checkpointing").is_checked()
+    assert page.locator("#lora-output_name").input_value() == "cat"
+
+    enter()
+    visitor.click("Profile")
+    shown("Finished", "Compiling fuses most.")
+    assert page.locator(".lab td", has_text="aten::<b>mm</b>").is_visible()
+    visitor.click("Clean cache")
+    shown("Finished", "0.50 GB removed")
+    assert page.evaluate("document.documentElement.scrollWidth") == 1440
