@@ -39,6 +39,8 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     if below is None:
         places = ", ".join(map(str, allowed))
         raise ConfigError(f"{what}: {path} is outside of {places}; start the page with --root FOLDER to allow more")
+    if any(len(os.fsencode(part)) > 255 for part in below.parts):
+        raise ConfigError(f"{what}: a name in this path is longer than file systems allow")
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in below.parts):
         raise ConfigError(f"{what}: {below} is hidden or reserved; choose another place")
     return path
@@ -47,8 +49,8 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
 def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
     """Like `inside`, for a folder that must be there."""
     path = inside(text, allowed, what)
-    if not path.is_dir():
-        raise ConfigError(f"{what}: {path} {'is not a folder' if path.exists() else 'does not exist'}")
+    if not os.path.isdir(path):
+        raise ConfigError(f"{what}: {path} {'is not a folder' if os.path.exists(path) else 'does not exist'}")
     return path
 
 
@@ -63,8 +65,8 @@ def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str =
 def present(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
     """Like `file`, for one that must be there."""
     path = file(text, allowed, endings, what)
-    if not path.is_file():
-        raise ConfigError(f"{what}: {path} {'is not a file' if path.exists() else 'does not exist'}")
+    if not os.path.isfile(path):
+        raise ConfigError(f"{what}: {path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
     return path
 
 

@@ -1,7 +1,9 @@
-"""The path guard: nothing that a browser sends leads to a file outside of the chosen folders."""
+"""The path guard: nothing that a browser sends leads to a file outside of the chosen folders.
+
+Ten thousand hostile paths go through it in tests/promises.
+"""
 
 import os
-import random
 
 import pytest
 
@@ -48,49 +50,6 @@ def test_links_are_followed_before_they_are_judged(root):
     for text in ("link/key.toml", "key.toml", "link/new.toml", "loop/a.toml"):
         with pytest.raises(ConfigError):
             paths.config_file(str(root / text), [root])
-
-
-def test_ten_thousand_hostile_paths_stay_inside(root):
-    chance = random.Random(0)
-    parts = [
-        "..",
-        ".",
-        "",
-        "~",
-        "/",
-        "\\",
-        "//",
-        "\\\\host\\share",
-        "C:",
-        "CON",
-        "a",
-        ".b",
-        "%2e%2e",
-        "\u202e",
-        "\ud800",
-        "secret",
-        "key.toml",
-        "\x7f",
-        "\u2025",
-        "...",
-        "cat.toml",
-        str(root),
-        str(root.parent),
-        "file:",
-        "$HOME",
-        "*",
-    ]
-    for _ in range(10_000):
-        text = chance.choice(["/", "", "\\"]).join(chance.choices(parts, k=chance.randint(1, 8))) + chance.choice(
-            ["", ".toml"]
-        )
-        try:
-            found = paths.config_file(text, [root])
-        except ConfigError:
-            continue
-        below = found.relative_to(root)
-        assert found.suffix.lower() == ".toml" and ".." not in below.parts
-        assert not any(part.startswith(".") for part in below.parts)
 
 
 def test_a_file_must_be_there_and_be_small(root):
