@@ -142,7 +142,11 @@ class LoraLinear(Adapter, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return F.linear(x, fit(self.weight, x), fit(self.bias, x)) + self.delta(x)
+        return self.base(x) + self.delta(x)
+
+    def base(self, x: Tensor) -> Tensor:
+        """The frozen layer's own answer."""
+        return F.linear(x, fit(self.weight, x), fit(self.bias, x))
 
     def _grow(self, spec: Spec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank, where)

@@ -33,7 +33,7 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     LEDGER.attention = attention.prefer(device)
     denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
     blocks = repeated(denoiser, family.regions)
-    precision.store(blocks, config)  # 1. storage: fp8 for the frozen matrices of the blocks
+    precision.store(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks
     to_swap = swapping.choose(denoiser, _to_swap(family, config))
     swap = swapping.Swap(to_swap, device, _stepped_on(config))  # 2. what waits on the host
     swap.place(denoiser)

@@ -1,5 +1,6 @@
 """How weights are stored, and in which type a run computes."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -7,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from library.memory import scaled
 from library.memory.blocks import under_its_name
 
+logger = logging.getLogger(__name__)
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8 = torch.float8_e4m3fn
 
@@ -31,14 +34,18 @@ def storage_type(config: Any) -> torch.dtype:
     return torch.float32
 
 
-def store(blocks: Iterable[Sequence[nn.Module]], config: Any) -> None:
+def store(blocks: Iterable[Sequence[nn.Module]], config: Any, device: torch.device) -> None:
     """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
 
-    Norms, biases, embeddings and everything outside the blocks keep the type they were loaded in.
+    With `fp8_compute` linear layers multiply in 8 bits too, where the device can. Norms, biases, embeddings and
+    everything outside the blocks keep the type they were loaded in.
     """
     if config.adapters and config.precision.fp8_denoiser:
+        multiply = config.precision.fp8_compute and scaled.able(device)
+        if config.precision.fp8_compute and not multiply:
+            logger.warning("fp8_compute has no effect: this device cannot multiply in 8 bits, only keep them")
         for block in (block for group in blocks for block in group):
-            _store(block)
+            _store(block, device if multiply else None)
 
 
 def store_encoders(encoders: Mapping[str, nn.Module], config: Any) -> None:
@@ -49,9 +56,12 @@ def store_encoders(encoders: Mapping[str, nn.Module], config: Any) -> None:
                 _store(layers)
 
 
-def _store(block: nn.Module) -> None:
+def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:
     for module in block.modules():
         if isinstance(module, nn.Linear | nn.Conv2d) and not module.weight.requires_grad:
+            if multiply_on and scaled.fits(module):
+                scaled.keep(module, multiply_on)
+                continue
             if module.weight.dtype != FP8:
                 module.weight.data = module.weight.data.to(FP8)
             if type(module) is nn.Linear:

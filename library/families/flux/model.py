@@ -10,6 +10,7 @@ D width of one head, so that C = H * D.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -147,11 +148,31 @@ def rotated(x: Tensor, pe: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
+class DenseGradient(torch.autograd.Function):
+    """The identity for what attention answers [B, H, S, D]; its gradient comes back dense, token after token.
+
+    cuDNN's attention remembers its backward plans by the order in memory of q, k and v, and not of this gradient
+    (ATen/native/cudnn/MHA.cpp in torch 2.11 to 2.13). Eager and compiled code order it differently: the plan of one,
+    used by the other, read out of bounds. Nothing but this makes sure that the order never varies.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, answer: Tensor) -> Tensor:
+        """The same tensor."""
+        return answer.view_as(answer)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """[B, H, S, D], in memory as [B, S, H, D]."""
+        return gradients[0].transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention by torch: q, k, v [B, H, S, D]; mask [B, S], true where a key may be seen, or None -> [B, S, C]."""
     if mask is not None:
         mask = mask[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+    answer = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return DenseGradient.apply(answer).transpose(1, 2).flatten(2)
 
 
 def finite(x: Tensor) -> Tensor:
