@@ -21,10 +21,8 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
         need = ".".join(map(str, MINIMUM_TORCH))
         yield f"compile: needs PyTorch {need} or newer, this is {torch.__version__}; update it, or switch compile off"
         return
-    # Names with an underscore need not be listed; every other one is.
-    if args.compile_backend not in torch._dynamo.list_backends(exclude_tags=()):
-        known = ", ".join(sorted(torch._dynamo.list_backends()))
-        yield f"compile_backend: PyTorch has no backend called {args.compile_backend!r}; choose one of {known}"
+    if unknown := [*_unknown_backends(args)]:
+        yield from unknown
         return
     if args.compile_backend != "inductor" and args.compile_mode not in (None, "default"):
         yield f"compile_mode: {args.compile_mode} only exists for the inductor backend; use default"
@@ -32,6 +30,16 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
         yield "compile_fullgraph: cannot hold while Linear layers are kept out of the graph; switch it off"
     if args.compile_backend == "inductor" and (why := _no_inductor(device)):
         yield f"compile: {why}"
+
+
+def _unknown_backends(args: Any) -> Iterator[str]:
+    # Names with an underscore need not be listed; every other one is.
+    every, known = torch._dynamo.list_backends(exclude_tags=()), ", ".join(sorted(torch._dynamo.list_backends()))
+    of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
+    for option, names in (("compile_backend", [args.compile_backend]), ("compile_blocks", of_some)):
+        for name in dict.fromkeys(names):
+            if name not in every:
+                yield f"{option}: PyTorch has no backend called {name!r}; choose one of {known}"
 
 
 def check_recording(args: Any, device: torch.device, num_shapes: int) -> None:

@@ -21,9 +21,12 @@ class Inputs(Protocol):
     sizes are compiled one by one.
     """
 
-    streams: tuple[int, ...]
-    dynamic: tuple[tuple[int, int], ...]
-    sizes: int
+    @property
+    def streams(self) -> tuple[int, ...]: ...
+    @property
+    def dynamic(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def sizes(self) -> int: ...
 
 
 def shape_of(block: nn.Module) -> Shape:
@@ -34,7 +37,7 @@ def shape_of(block: nn.Module) -> Shape:
 @functools.cache
 def with_door(
     cls: type[nn.Module],
-    shape: Shape,
+    shape: tuple[Any, ...],
     streams: tuple[int, ...],
     dynamic: tuple[tuple[int, int], ...],
     learns: bool,
@@ -42,8 +45,8 @@ def with_door(
     """A subclass whose call runs eager code before the compiled one: it tells the ledger where compiling happens, and
     hands every block the same kind of tensors.
 
-    There is one for each shape of a block, with code of its own, so that its graphs are its own as well: SDXL's twelve
-    kinds of ResNet block would otherwise count as recompilations of one and exceed PyTorch's limit of 8.
+    There is one for each shape of a block and backend, with code of its own, so that its graphs are its own as well:
+    SDXL's twelve kinds of ResNet block would otherwise count as recompilations of one and exceed PyTorch's limit of 8.
     """
     kind = cls.__name__
 

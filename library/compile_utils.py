@@ -80,11 +80,13 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     disable_linear: bool = False,
     log_prefix: str = "Model",
     inputs: Mapping[str, Inputs] | None = None,
+    backends: Mapping[nn.Module, str] | None = None,
 ) -> M:
     """Compile every block of `target_blocks` (a list of lists) in place and return `model`.
 
-    `args` is anything with the six option names. `inputs` (by class name) lets blocks of a class share one graph.
-    Raises ConfigError when this machine cannot compile.
+    `args` is anything with the six option names. `inputs` (by class name) lets blocks of a class share one graph;
+    `backends` has those of blocks that shall not have that of `args`. Raises ConfigError when this machine cannot
+    compile.
     """
     device = _device_of(model)
     blocks = [block for group in target_blocks for block in group]
@@ -94,7 +96,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
     SETTINGS.want(wanted_settings(args, device, sizes))
     LEDGER.listen()
-    if device.type == "cuda" and args.compile_mode in ("reduce-overhead", "max-autotune"):
+    backends = backends or {}
+    if device.type == "cuda" and args.compile_mode in ("reduce-overhead", "max-autotune") and model not in blocks:
         # What the step before has left in the memory of recorded graphs may be written over from here on.
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     options = torch_compile_options(args, sizes)
@@ -102,24 +105,26 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     for block in blocks:
         if disable_linear:
             disable_linear_from_compile(block)
-        kind, shape = type(block).__name__, shape_of(block)
+        kind, shape = type(block).__name__, (*shape_of(block), backends.get(block, args.compile_backend))
         given = (inputs or {}).get(kind)
         streams = given.streams if given else ()
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
         block.__class__ = with_door(type(block), shape, streams, dynamic, kind in learning)
         LEDGER.expect(kind, shape, given.sizes if given else 1)
     if waiting := getattr(args, "compile_compare_steps", 0):
-        LEDGER.savings.held, LEDGER.savings.begin = waiting, functools.partial(_begin, blocks, options)
+        LEDGER.savings.held, LEDGER.savings.begin = waiting, functools.partial(_begin, blocks, options, backends)
     else:
-        _begin(blocks, options)
+        _begin(blocks, options, backends)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(LEDGER.predicted().values()), shown)
     return model
 
 
-def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any]) -> None:
+def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any], backends: Mapping[nn.Module, str]) -> None:
     for block in blocks:
-        block.compile(**options)
+        backend = backends.get(block, options["backend"])
+        own = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
+        block.compile(**own | {"backend": backend})
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError
+from library.families.base import BlockInputs
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from library import compile_utils
 
 Sizes = Collection[tuple[int, int]]  # heights and widths of latents
 
@@ -39,7 +38,8 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     swap.place(denoiser)
     if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
         memory = config.memory
-        checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, memory.checkpoint_keep_attention)
+        around = config.compile.compile and config.compile.compile_scope == "inner"
+        checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, memory.checkpoint_keep_attention, around)
     why = _compile(denoiser, blocks, family, config, device, sizes)  # 4. in place: names in state_dict stay
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     return why
@@ -83,33 +83,46 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
         return ""
     from library import compile_utils
 
-    blocks = _chosen(blocks, family.regions, config.compile)
-    inputs: Mapping[str, compile_utils.Inputs] = family.block_inputs
-    if len(sizes) == 1 or config.compile.dynamic is False:  # static sizes give the faster kernels
-        inputs = {kind: replace(given, dynamic=(), sizes=_number(given, sizes)) for kind, given in inputs.items()}
+    options, static = config.compile, len(sizes) == 1 or config.compile.dynamic is False
+    inputs: Mapping[str, BlockInputs] = family.block_inputs
+    if options.compile_scope == "model":
+        blocks, backends = [[denoiser]], {}
+        number = max(_number(given, sizes) for given in inputs.values()) if static else 1
+        inputs = {type(denoiser).__name__: BlockInputs((), (), number)}
+        options = options if static else replace(options, compile_dynamic="true")
+        getattr(denoiser, "as_one_graph", lambda: None)()
+    else:
+        blocks, backends = _chosen(blocks, family.regions, options)
+        if static:  # static sizes give the faster kernels
+            inputs = {kind: replace(given, dynamic=(), sizes=_number(given, sizes)) for kind, given in inputs.items()}
     try:
-        compile_utils.check_recording(config.compile, device, len(sizes))
-        compile_utils.compile_model(config.compile, denoiser, blocks, log_prefix=family.name, inputs=inputs)
+        compile_utils.check_recording(options, device, len(sizes))
+        compile_utils.compile_model(options, denoiser, blocks, False, family.name, inputs, backends)
     except ConfigError as e:
-        if not config.compile.compile_fallback:
+        if not options.compile_fallback:
             raise
         compile_utils.LEDGER.fallback = str(e)
         return str(e)
     return ""
 
 
-def _number(given: compile_utils.Inputs, sizes: Sizes) -> int:
+def _number(given: BlockInputs, sizes: Sizes) -> int:
     """How many sizes blocks see: of height and width, or of their product, where the image is a row of tokens."""
     in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
     return len({height * width if in_rows else (height, width) for height, width in sizes})
 
 
-def _chosen(blocks: list[list[nn.Module]], regions: tuple[str, ...], options: Any) -> list[list[nn.Module]]:
-    """The blocks that `compile_blocks` names; the others run eagerly. ConfigError where the model has fewer."""
+def _chosen(
+    blocks: list[list[nn.Module]], regions: tuple[str, ...], options: Any
+) -> tuple[list[list[nn.Module]], dict[nn.Module, str]]:
+    """The blocks that `compile_blocks` names, and the backends of those that have one of their own.
+
+    The others run eagerly. ConfigError where the model has fewer.
+    """
     if not options.compile_blocks:
-        return blocks
+        return blocks, {}
     ranges, names = options.ranges(), {cls: name for name, cls in options.kinds.items()}
-    chosen = []
+    chosen, backends = [], {}
     for cls, group in zip(regions, blocks, strict=True):
         for _, last in (wanted := ranges.get(cls, ())) or ():
             if last >= len(group):
@@ -119,4 +132,5 @@ def _chosen(blocks: list[list[nn.Module]], regions: tuple[str, ...], options: An
                 )
         numbers = range(len(group)) if wanted is None else {n for first, last in wanted for n in range(first, last + 1)}
         chosen.append([group[n] for n in sorted(numbers)])
-    return chosen
+        backends |= {group[n]: options.backend_of(cls, n) for n in numbers}
+    return chosen, backends

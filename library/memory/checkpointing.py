@@ -11,16 +11,21 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from library.memory.blocks import under_its_name
 
 
-def wrap(blocks: Iterable[Sequence[nn.Module]], offload: bool = False, keep_attention: bool = False) -> None:
+def wrap(
+    blocks: Iterable[Sequence[nn.Module]], offload: bool = False, keep_attention: bool = False, around: bool = False
+) -> None:
     """Make every block recompute in backward, except for the outputs of attention if those are to be kept.
 
     Checkpointing sits inside the block's forward, so that a compiled block holds one graph for forward and recompute.
-    With `offload` the kept inputs wait in host memory instead; the copies have to stay out of the compiled graph, so
-    checkpointing then goes around the block's call.
+    `around` puts it around the block's call instead, so that the graph is of the block's own computation alone. With
+    `offload` it is there as well, since the kept inputs wait in host memory, and copies stay out of compiled graphs.
     """
     for group in blocks:
         for block in group:
-            block.__class__ = _offloaded(type(block)) if offload else _checkpointed(type(block), keep_attention)
+            if offload or around:
+                block.__class__ = _offloaded(type(block)) if offload else _surrounded(type(block))
+            else:
+                block.__class__ = _checkpointed(type(block), keep_attention)
 
 
 def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -42,6 +47,17 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False) -> type[nn
             return checkpoint(super().forward, *args, **how, **kwargs)
 
     return under_its_name(Checkpointed, cls)
+
+
+@functools.cache
+def _surrounded(cls: type[nn.Module]) -> type[nn.Module]:
+    class Surrounded(cls):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return super().__call__(*args, **kwargs)
+            return checkpoint(super().__call__, *args, use_reentrant=False, **kwargs)
+
+    return under_its_name(Surrounded, cls)
 
 
 @functools.cache

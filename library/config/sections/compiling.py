@@ -56,9 +56,16 @@ class Compile:
         advanced=True,
     )
 
+    compile_scope: Literal["blocks", "model", "inner"] = opt(
+        "blocks",
+        "blocks is quickest to compile. model makes one large graph; inner leaves checkpointing out of the graphs.",
+        label="Scope",
+        advanced=True,
+    )
     compile_blocks: str | None = opt(
         None,
-        'Compile some blocks only: "double:0-9,single:all" (FLUX.1), "transformer:all,resnet:0-5" (SDXL). Empty: all.',
+        'Some blocks only: "double:0-9,single:all" (FLUX.1), "transformer:all,resnet:0-5" (SDXL). '
+        'Empty: all. "double:0-9=aot_eager" gives them another backend.',
         label="Blocks",
         advanced=True,
     )
@@ -111,32 +118,67 @@ class Compile:
         if self.compile_compare_steps == 1:
             yield "compile_compare_steps = 1 times nothing: the first step only warms up; use 5, or 0 for no comparison"
 
-        if self.compile and self.compile_activation_budget < 1:
+        if not self.compile:
+            return
+        if self.compile_activation_budget < 1:
             yield from self._against_the_budget(run)
-        if self.compile and self.records_graphs:
+        if self.records_graphs:
             yield from self._against_recording(run)
+        yield from self._against_the_scope(run)
 
     def notes(self, run: Any) -> Iterator[str]:
         """What does nothing without compiling."""
         if not self.compile and self.compile_activation_budget < 1:
             yield "compile_activation_budget has no effect here: add compile, or use gradient_checkpointing"
+        if self.compile and self.compile_scope == "inner" and not run.memory.checkpointing:
+            yield "compile_scope = inner is the same as blocks here: there is no gradient_checkpointing to leave out"
 
     @property
     def records_graphs(self) -> bool:
         """Whether CUDA graphs are recorded: kernels are played back at fixed addresses and for fixed sizes."""
-        return self.compile_mode in ("reduce-overhead", "max-autotune")
+        return self.compile_mode in ("reduce-overhead", "max-autotune") or "cudagraphs" in self._backends
+
+    @property
+    def _backends(self) -> set[str]:
+        """All backends that are named, for all blocks or for some."""
+        try:
+            return {self.compile_backend} | {b for _, _, b in self.choices() if b}
+        except ConfigError:
+            return {self.compile_backend}
 
     def _against_recording(self, run: Any) -> Iterator[str]:
+        what = f"compile_mode = {self.compile_mode}"
         instead = "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
+        if "cudagraphs" in self._backends:
+            what, instead = "the backend cudagraphs", "inductor"
         if run.memory.blocks_to_swap:
-            yield (
-                f"compile_mode = {self.compile_mode} needs weights that stay where they are, and blocks_to_swap "
-                f"moves them: use {instead}"
-            )
+            yield f"{what} needs weights that stay where they are, and blocks_to_swap moves them: use {instead}"
         if run.memory.cpu_offload_checkpointing:
             yield (
-                f"compile_mode = {self.compile_mode} needs inputs that stay where they are, and "
+                f"{what} needs inputs that stay where they are, and "
                 f"cpu_offload_checkpointing moves them: use {instead}, or gradient_checkpointing"
+            )
+
+    def _against_the_scope(self, run: Any) -> Iterator[str]:
+        memory = run.memory
+        if self.compile_scope == "inner" and getattr(memory, "checkpoint_keep_attention", False):
+            yield (
+                "compile_scope = inner cannot be used with checkpoint_keep_attention, which has to see the attention "
+                "in the graph: use compile_scope = blocks"
+            )
+        if self.compile_scope != "model":
+            return
+        if self.compile_blocks:
+            yield "compile_scope = model compiles all blocks as one, so compile_blocks has nothing to choose: drop one"
+        if memory.blocks_to_swap:
+            yield (
+                "compile_scope = model cannot be used with blocks_to_swap, which moves weights between blocks, where "
+                "a whole model has no gap: use compile_scope = blocks"
+            )
+        elif memory.checkpointing:
+            yield (
+                "compile_scope = model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "
+                "use compile_activation_budget, or compile_scope = blocks"
             )
 
     def _against_the_budget(self, run: Any) -> Iterator[str]:
@@ -145,31 +187,48 @@ class Compile:
                 "compile_activation_budget cannot be used with gradient_checkpointing, its offloading or "
                 "blocks_to_swap, which all keep no activations of a block: choose one"
             )
-        if self.compile_backend not in ("inductor", "aot_eager"):
-            yield f"compile_activation_budget needs compile_backend = inductor; {self.compile_backend} keeps everything"
+        for backend in sorted(self._backends - {"inductor", "aot_eager"}):
+            yield f"compile_activation_budget needs compile_backend = inductor; {backend} keeps everything"
         # PyTorch may then draw another mask for the backward pass than for the forward one (pytorch#190717).
         network = getattr(run, "network", None)
         if network and (network.network_dropout or any("dropout=" in arg for arg in network.network_args or ())):
             yield "compile_activation_budget cannot be used with dropout: set one of them to its default"
 
-    def ranges(self) -> dict[str, Chosen]:
-        """Classes of blocks -> which of them to compile, counted from 0. Empty where all are.
+    def choices(self) -> list[tuple[str, tuple[int, int] | None, str]]:
+        """What `compile_blocks` says, part by part: class of block, first and last (None: all), backend or "".
 
         Raises ConfigError for a name that the family does not have, and for what is no range.
         """
-        found: dict[str, list[tuple[int, int]] | None] = {}
+        found: list[tuple[str, tuple[int, int] | None, str]] = []
         kind = ""
         for part in filter(None, (p.strip() for p in (self.compile_blocks or "").split(","))):
-            name, colon, text = part.rpartition(":")
+            where, equals, backend = (text.strip() for text in part.partition("="))
+            name, colon, text = where.rpartition(":")
             kind = name.strip() if colon else kind
             if kind not in self.kinds:
                 raise ConfigError(
                     f"compile_blocks: there are no blocks called {kind or part!r}{meant(kind or part, self.kinds)}; "
                     f"choose from {', '.join(self.kinds)}, such as {next(iter(self.kinds))}:0-9"
                 )
-            chosen = found.setdefault(self.kinds[kind], [])
-            found[self.kinds[kind]] = None if chosen is None or text.strip() == "all" else [*chosen, _range(kind, text)]
-        return {name: None if chosen is None else tuple(chosen) for name, chosen in found.items()}
+            if equals and not backend:
+                raise ConfigError(f"compile_blocks: {part} names no backend; write {where}=aot_eager, or {where}")
+            found.append((self.kinds[kind], None if text.strip() == "all" else _range(kind, text), backend))
+        return found
+
+    def ranges(self) -> dict[str, Chosen]:
+        """Classes of blocks -> which of them to compile, counted from 0. Empty where all are. Raises ConfigError."""
+        found: dict[str, Chosen] = {}
+        for kind, chosen, _ in self.choices():
+            before = found.get(kind, ())
+            found[kind] = None if chosen is None or before is None else (*before, chosen)
+        return found
+
+    def backend_of(self, kind: str, number: int) -> str:
+        """The backend of one block. Where several parts of `compile_blocks` name one, the last counts."""
+        for cls, chosen, backend in reversed(self.choices()):
+            if backend and cls == kind and (chosen is None or chosen[0] <= number <= chosen[1]):
+                return backend
+        return self.compile_backend
 
     @property
     def ahead(self) -> bool:

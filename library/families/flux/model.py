@@ -333,6 +333,10 @@ class Flux(nn.Module):
             raise ValueError("this model was distilled with guidance and needs a guidance value for each image")
         return vec + self.guidance_in(sinusoids(guidance))
 
+    def as_one_graph(self) -> None:
+        """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
+        self.positions = lambda txt_ids, img_ids: rope(torch.cat((txt_ids, img_ids)), self.axes)
+
     def positions(self, txt_ids: Tensor, img_ids: Tensor) -> Tensor:
         """The RoPE table [2, L + I, D / 2] of a text and an image, kept for the tensors it was made from.
 

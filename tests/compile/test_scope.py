@@ -1,0 +1,67 @@
+"""What is compiled as one: the whole model, each block, or a block's computation alone; and with which backend."""
+
+import pytest
+import torch
+
+from library import families
+from library.compile_checks import problems
+from library.compile_ledger import LEDGER
+from library.config.schema import ConfigError, build
+
+SIZES = ((8, 8), (8, 16), (16, 8))
+FLUX = "flux_train_network"
+EACH = {"DoubleStreamBlock": 1, "SingleStreamBlock": 1}
+INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "graphs"),
+    [
+        ({"compile_scope": "model", "compile_backend": "eager"}, {"Flux": 1}),
+        ({"compile_scope": "model", "compile_dynamic": "false", "compile_backend": "eager"}, {"Flux": 2}),
+        ({**INNER, "blocks_to_swap": 3}, EACH),
+        ({"compile_blocks": "double:all=eager,single:all,single:1=eager"}, {**EACH, "SingleStreamBlock": 2}),
+    ],
+    ids=("model", "model by size", "inner", "backends"),
+)
+def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(made, values, graphs):
+    losses, expected = made(FLUX).gradients(SIZES)
+    torch._dynamo.reset()
+    model = made(FLUX, compile=True, compile_fullgraph=True, **values)
+    found = model.gradients(SIZES)
+    LEDGER.drain()
+    told = LEDGER.summary()
+    assert told["graphs"] == told["predicted"] == graphs and not told["recompiles"], [e.reason for e in LEDGER.events]
+    torch.testing.assert_close(found[0], losses)
+    torch.testing.assert_close(found[1], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"compile_scope": "model", "blocks_to_swap": 2}, "compile_scope = model .*blocks_to_swap"),
+        ({"compile_scope": "model", "gradient_checkpointing": True}, "compile_activation_budget"),
+        ({"compile_scope": "model", "compile_blocks": "double:all"}, "compile_blocks has nothing to choose"),
+        ({**INNER, "checkpoint_keep_attention": True}, "checkpoint_keep_attention"),
+        ({"compile_blocks": "double:0-9="}, "double:0-9=aot_eager"),
+        ({"compile_blocks": "double:all=cudagraphs", "blocks_to_swap": 2}, "cudagraphs .*blocks_to_swap"),
+    ],
+)
+def test_what_cannot_be_compiled_together_is_one_sentence(values, words):
+    with pytest.raises(ConfigError, match=words) as refused:
+        build(families.config_class(FLUX), {"compile": True} | values, notes=[])
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_each_block_has_the_backend_named_last_and_unknown_ones_are_told():
+    values = {"compile": True, "compile_blocks": "double:all=eager,double:1-2=aot_eager,single:3"}
+    options = build(families.config_class(FLUX), values, notes=[]).compile
+    found = [options.backend_of("DoubleStreamBlock", n) for n in range(4)]
+    assert found == ["eager", "aot_eager", "aot_eager", "eager"]
+    assert options.backend_of("SingleStreamBlock", 3) == "inductor"
+    assert options.ranges() == {"DoubleStreamBlock": None, "SingleStreamBlock": ((3, 3),)}
+    wrong = build(
+        families.config_class(FLUX), {"compile": True, "compile_blocks": "double:all=eagle"}, notes=[]
+    ).compile
+    (sentence,) = problems(wrong, torch.device("cpu"))
+    assert sentence.startswith("compile_blocks: PyTorch has no backend called 'eagle'")
