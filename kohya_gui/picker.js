@@ -135,7 +135,8 @@ window.kohyaPick = (() => {
   document.addEventListener("click", ({ target }) => {
     const button = target.closest?.("button.pick");
     if (!button) return;
-    const input = button.parentElement.querySelector("input:not([type]), input[type=text], textarea");
+    const { beside } = button.dataset;
+    const input = beside ? button.closest(".row").querySelector(beside) : button.parentElement.querySelector("input:not([type]), input[type=text], textarea");
     if (input) pick(input, button.dataset.pick, button.dataset.endings);
   });
   return pick;

@@ -22,17 +22,22 @@ ENDINGS = {
     "log_tracker_config": ".toml",
     "thumbnail": ".png .jpg .jpeg .webp",
     "console_log_file": ".log .txt",
+    "config": ".toml .json .yaml .yml",
 }
 MODEL = ".safetensors"
 
 
-def button(name: str, label: str, kind: str) -> str:
-    """The button beside a path field: `kind` is "file", "folder" or, for a file to be written, "new"; else none."""
+def button(name: str, label: str, kind: str, beside: str = "") -> str:
+    """The button beside a path field: `kind` is "file", "folder" or, for a file to be written, "new"; else none.
+
+    It fills the field that lies in the same element; `beside` names another one of the same row, as a selector.
+    """
     if kind not in ("file", "folder", "new"):
         return ""
     endings = "" if kind == "folder" else next((e for n, e in ENDINGS.items() if name.endswith(n)), MODEL)
+    other = f' data-beside="{escape(beside)}"' if beside else ""
     return (
-        f'<button type="button" class="pick" data-pick="{kind}" data-endings="{endings}" title="Browse"'
+        f'<button type="button" class="pick" data-pick="{kind}" data-endings="{endings}" title="Browse"{other}'
         f' aria-label="Browse for {escape(label)}"></button>'
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui import checking, compiling, helping, messages, paths, presets
+from kohya_gui import checking, compiling, helping, messages, paths, picker, presets
 from kohya_gui.form import Form, Given
 from library.config import foreign
 from library.config.command import command, printable
@@ -94,6 +94,9 @@ class Training:
             gr.HTML(helping.menu(self.tab.id, self.tab.adapters, FAMILIES), apply_default_css=False, min_width=0)
             hint = "Config file, such as ~/kohya/cat.toml"
             self.path = gr.Textbox(label="Config file", placeholder=hint, elem_classes=["path"], **bare)
+            gr.HTML(
+                picker.button("config", "Config file", "file", ".path textarea"), apply_default_css=False, min_width=0
+            )
             self.load = gr.Button("Load config", **small)
             self.save = gr.Button("Save config", **small)
             gr.HTML(MORE.format(tab=self.tab.id), apply_default_css=False, min_width=0)
@@ -187,6 +190,7 @@ class Training:
         """
         given = self.form.hear(sent)
         config, notes = self.form.ready(given)
+        paths.allow(config, self.roots)
         notes += self._keep(config)
         return given, config, notes, checking.check(config, given.launch)
 
