@@ -1,23 +1,41 @@
 """The one guard for each path that a browser sends: files are listed, read, written, deleted in chosen folders only."""
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, options, values
 
 LONGEST = 2000
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # devices that Windows has in every folder
 CONFIGS = (".toml",)
+LISTS = ("base_weights",)  # options of several files
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+# Where people keep models and pictures besides their home: other disks, and what rented machines mount.
+PLACES = ("/workspace", "/data", "/mnt", "/media", "/run/media", "/storage", "/srv", "/Volumes",
+          *(f"{letter}:\\" for letter in "DEFGHIJKLMNOPQRSTUVWXYZ"))  # fmt: skip
 
 
 def roots(given: Sequence[str | Path] = ()) -> tuple[Path, ...]:
-    """The folders below which files may lie: the user's home, the current folder, and those given at the start."""
-    wanted = [Path.home(), Path.cwd(), *(Path(folder).expanduser() for folder in given)]
+    """The folders below which files may lie: the user's home, the current folder, those given at the start (or in
+    KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
+    named = [*given, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
+    wanted = [Path.home(), Path.cwd(), *(Path(folder).expanduser() for folder in named), *_others()]
     return tuple(dict.fromkeys(folder.resolve() for folder in wanted))
+
+
+def _others() -> Iterator[Path]:
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    for place in (Path(os.environ.get("HF_HUB_CACHE", home / "hub")), *map(Path, PLACES)):
+        with contextlib.suppress(OSError):
+            if place.is_dir() and any(place.iterdir()):
+                yield place
 
 
 def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
@@ -35,7 +53,8 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
         path = Path(text).expanduser().resolve()
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(f"{what}: this is not a path on this computer") from None
-    below = next((path.relative_to(root) for root in allowed if path.is_relative_to(root)), None)
+    # Of several the innermost: a root that was named may lie in a hidden folder of another.
+    below = min((path.relative_to(root) for root in allowed if path.is_relative_to(root)), key=_depth, default=None)
     if below is None:
         places = ", ".join(map(str, allowed))
         raise ConfigError(f"{what}: {path} is outside of {places}; start the page with --root FOLDER to allow more")
@@ -84,6 +103,30 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
     if path.stat().st_size > LARGEST:
         raise ConfigError(f"config file: {path} is far too large to be a config")
     return path
+
+
+def allow(config: Any, allowed: Sequence[Path]) -> None:
+    """Raise ConfigError, with a line for each, unless all files and folders that a training names may be used.
+
+    Ids of models on the hub are no paths and pass.
+    """
+    problems = []
+    known = options(type(config))
+    for name, value in values(config).items():
+        given = [value] if isinstance(value, str | Path) else value or ()
+        for text in given if known[name].kind in ("file", "folder") or name in LISTS else ():
+            if not str(text) or (HUB_ID.fullmatch(str(text)) and not os.path.exists(text)):
+                continue
+            try:
+                inside(str(text), allowed, name)
+            except ConfigError as error:
+                problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _depth(path: Path) -> int:
+    return len(path.parts)
 
 
 def _is_network(text: str) -> bool:

@@ -40,7 +40,7 @@ def served(tmp_path_factory):
     """The page's address and the folder that configs may be in. Its trainings are stand-ins."""
     import uvicorn
 
-    from kohya_gui import checking
+    from kohya_gui import checking, paths
     from kohya_gui.app import application, bind, build
     from library.runs import queue, start
 
@@ -52,6 +52,7 @@ def served(tmp_path_factory):
     patch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
     patch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
     patch.setattr(checking, "check", lambda config, launch: {"findings": [], "fit": None})  # nothing it names is there
+    patch.setattr(paths, "allow", lambda config, roots: None)  # and that nowhere is outside of the roots
     bound = bind("127.0.0.1", 0)
     app = application(build([root]), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))

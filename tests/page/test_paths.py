@@ -8,7 +8,8 @@ import os
 import pytest
 
 from kohya_gui import paths
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, build
+from library.families import config_class
 
 
 @pytest.fixture
@@ -60,10 +61,41 @@ def test_a_file_must_be_there_and_be_small(root):
             paths.readable(str(root / name), [root])
 
 
-def test_the_roots_are_home_here_and_what_was_given(tmp_path, monkeypatch):
+def test_the_roots_are_home_here_other_disks_and_what_was_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = paths.roots([tmp_path / "more"])
-    assert tmp_path.resolve() in found and (tmp_path / "more").resolve() in found and len(found) == 3
+    for name in ("models", "empty", "hub"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "models" / "x").write_text("")
+    (tmp_path / "hub" / "x").write_text("")
+    monkeypatch.setattr(paths, "PLACES", (str(tmp_path / "models"), str(tmp_path / "empty"), str(tmp_path / "none")))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("KOHYA_ROOTS", os.pathsep.join([str(tmp_path / "a"), str(tmp_path / "b")]))
+    found = [path.name for path in paths.roots([tmp_path / "more"])[1:]]
+    assert found == [tmp_path.name, "more", "a", "b", "hub", "models"]
+
+
+def test_a_training_names_only_what_lies_below_the_roots(root):
+    def config(**values):
+        return build(config_class("sdxl_train_network"), values, notes=[])
+
+    paths.allow(config(), [root])
+    paths.allow(config(pretrained_model_name_or_path="stabilityai/sdxl", output_dir=f"{root}/out", vae=""), [root])
+    with pytest.raises(ConfigError) as said:
+        of_others = [f"{root}/a.safetensors", f"{root}/../secret/b.safetensors"]
+        paths.allow(
+            config(pretrained_model_name_or_path="/etc/passwd", output_dir=f"{root}/.ssh", base_weights=of_others),
+            [root],
+        )
+    lines = str(said.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["pretrained_model_name_or_path", "base_weights", "output_dir"]
+    assert "start the page with --root FOLDER" in lines[0] and "hidden" in lines[2]
+
+
+def test_a_root_in_a_hidden_folder_can_be_used(root):
+    (root / ".cache" / "hub").mkdir(parents=True)
+    assert paths.inside(f"{root}/.cache/hub/x", [root, root / ".cache" / "hub"])
+    with pytest.raises(ConfigError):
+        paths.inside(f"{root}/.cache/x", [root, root / ".cache" / "hub"])
 
 
 def test_folders_and_files_of_each_kind_go_through_the_same_guard(root):
