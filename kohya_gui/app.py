@@ -9,7 +9,7 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
-from kohya_gui import paths
+from kohya_gui import paths, texts
 from kohya_gui.acts import Acts
 from kohya_gui.assets import Assets
 from kohya_gui.board import Board
@@ -69,6 +69,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(Picker(roots or paths.roots()).answers)
     page.service.add(images.answers, images.shows)
     page.service.add(Commands(roots or paths.roots()).answers)
+    page.service.add(texts.answers())
     page.service.add(Helper(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
     page.service.add(lab.answers)
     acts = Acts(forms)

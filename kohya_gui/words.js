@@ -1,0 +1,113 @@
+"use strict";
+// The page in the reader's language: English is what the page is made in, and a table from the server is put over it.
+window.kohyaWords = (() => {
+  const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
+  const SKIPPED = "code, pre, small, style, script, textarea, datalist, .log, .differences td, .who";
+  const ATTRIBUTES = ["placeholder", "aria-label", "title"];
+  const store = (value) => {
+    try {
+      if (value === undefined) return localStorage.getItem("kohya-language");
+      localStorage.setItem("kohya-language", value);
+    } catch {} // a browser that keeps nothing asks for its own language each time
+    return null;
+  };
+  const asked = [store(), ...navigator.languages].filter(Boolean).map((name) => name.slice(0, 2).toLowerCase());
+  let language = asked.find((name) => name in LANGUAGES) ?? "en";
+  let words = {}, patterns = [];
+  const english = new WeakMap(); // node -> what it said before, and what it was made to say, by attribute or "data"
+
+  /** A text in the reader's language; what no table has stays as it is. Parts of a pattern are looked up, too. */
+  function of(text) {
+    if (text in words) return words[text];
+    for (const { shape, to } of patterns) {
+      const found = shape.exec(text);
+      if (found) return to.replace(/\{(\d)\}/g, (_, at) => of(found[Number(at) + 1] ?? ""));
+    }
+    return text;
+  }
+
+  /** {0} in a table's line stands for whatever is there; in a line of few letters for one word or number, or it would
+      take other sentences apart. The longest lines come first, as they say the most. */
+  function compiled(table) {
+    const escaped = (text) => text.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
+    return Object.entries(table).filter(([from]) => /\{\d\}/.test(from) && /[A-Za-z]/.test(from.replace(/\{\d\}/g, "")))
+      .sort(([a], [b]) => b.length - a.length)
+      .map(([from, to]) => {
+        const letters = from.replace(/\{\d\}|[^A-Za-z]/g, "").length;
+        return { shape: new RegExp(`^${escaped(from).replace(/\{\d\}/g, letters < 8 ? "(\\S*?)" : "(.*?)")}$`, "s"), to };
+      });
+  }
+
+  function put(node, key, now, write) {
+    const known = english.get(node) ?? {};
+    const from = known[key] && known[key].shown === now ? known[key].from : now;
+    const core = from.trim();
+    if (!core) return;
+    const shown = from.replace(core, () => of(core.replace(/\s+/g, " ")));
+    english.set(node, { ...known, [key]: { from, shown } });
+    if (shown !== now) write(shown);
+  }
+
+  function translate(root) {
+    if (root.nodeType === Node.TEXT_NODE) return text(root);
+    if (root.nodeType !== Node.ELEMENT_NODE || root.closest("script, style")) return;
+    for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")]) attributes(element);
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) text(walker.currentNode);
+  }
+
+  function text(node) {
+    if (node.parentElement && !node.parentElement.closest(SKIPPED)) put(node, "data", node.data, (to) => (node.data = to));
+  }
+
+  function attributes(element) {
+    for (const name of ATTRIBUTES)
+      if (element.hasAttribute(name)) put(element, name, element.getAttribute(name), (to) => element.setAttribute(name, to));
+  }
+
+  const observer = new MutationObserver((changes) => {
+    addSwitch();
+    if (language === "en" && !started) return;
+    for (const { type, target, addedNodes } of changes) {
+      if (type === "characterData") text(target);
+      else if (type === "attributes") attributes(target);
+      else addedNodes.forEach(translate);
+    }
+  });
+  let started = false;
+
+  async function use(name) {
+    const table = name === "en" ? {} : (await window.kohyaAsk.ask("words", { language: name })).words;
+    language = name;
+    words = table;
+    patterns = compiled(table);
+    started = true;
+    document.documentElement.lang = name;
+    translate(document.body);
+  }
+
+  function addSwitch() {
+    const header = document.querySelector("#top header");
+    if (!header || header.querySelector(".language")) return;
+    const list = document.createElement("select");
+    list.className = "language";
+    list.setAttribute("aria-label", "Language");
+    for (const [name, title] of Object.entries(LANGUAGES)) list.append(new Option(title, name, false, name === language));
+    list.onchange = () => {
+      store(list.value);
+      use(list.value).catch(() => (list.value = language));
+    };
+    header.append(list);
+  }
+
+  function begin() {
+    observer.observe(document.body, { childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: ATTRIBUTES });
+    addSwitch();
+    if (language !== "en") use(language).catch(() => {}); // without a table the page stays English
+  }
+
+  // Scripts come onto the page before its body or long after it.
+  if (document.body) begin();
+  else document.addEventListener("DOMContentLoaded", begin);
+  return { of };
+})();
