@@ -4,6 +4,8 @@ PyTorch's own caches know by content what fits; the folder only has to be one th
 system's temporary folder. Each combination of PyTorch, Python and device has a folder of its own.
 """
 
+import contextlib
+import json
 import os
 import platform
 import re
@@ -13,7 +15,11 @@ from pathlib import Path
 import platformdirs
 import torch
 
-LIMIT = 8 * 2**30  # bytes over all folders
+from library.config.schema import ConfigError
+from library.files import write_atomic
+
+LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
+SETTINGS = "limit.json"
 
 
 def use(given: str | None, device: torch.device) -> Path:
@@ -40,10 +46,17 @@ def key(device: torch.device) -> str:
     return re.sub(r"[^\w.]+", "-", f"{torch.__version__}-py{python}-{name}").lower()
 
 
-def size(folder: Path) -> int:
-    """Bytes in a folder. Files that vanish meanwhile count nothing."""
+def folders(root: Path | None = None) -> dict[str, int]:
+    """The folders below the user's cache, one for each PyTorch, Python and device, with their bytes."""
+    root = root or default_root()
+    found = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
+    return {path.name: size(path) for path in sorted(found, key=_used, reverse=True)}
+
+
+def size(folder: Path | None = None) -> int:
+    """Bytes in a folder, without one in the whole cache. Files that vanish meanwhile count nothing."""
     total = 0
-    for path in folder.rglob("*"):
+    for path in (folder or default_root()).rglob("*"):
         try:
             total += path.stat().st_size if path.is_file() else 0
         except OSError:
@@ -51,13 +64,53 @@ def size(folder: Path) -> int:
     return total
 
 
-def prune(root: Path, keep: Path, limit: int = LIMIT) -> None:
-    """Remove the folders that were used longest ago until the rest fits into `limit` bytes; never the one in use."""
-    os.utime(keep)
-    folders = sorted((f for f in root.iterdir() if f.is_dir() and f != keep), key=lambda f: f.stat().st_mtime)
-    left = size(keep) + sum(map(size, folders))
-    for folder in folders:
-        if left <= limit:
+def clean(root: Path | None = None, name: str | None = None) -> int:
+    """Remove everything that was compiled, or one of `folders`; returns the bytes that are free now.
+
+    What a running training needs it has in memory already, so nothing breaks; its next start compiles anew.
+    """
+    root = root or default_root()
+    known = folders(root)
+    if name is not None and name not in known:
+        raise ConfigError(f"there is no compiled code called {name!r}; there is {', '.join(known) or 'none'}")
+    chosen = known if name is None else {name: known[name]}
+    for folder in chosen:
+        shutil.rmtree(root / folder, ignore_errors=True)  # on Windows a file in use stays
+    return sum(chosen.values()) - sum(size(root / folder) for folder in chosen)
+
+
+def limit(number: int | None = None, root: Path | None = None) -> int:
+    """How many bytes the cache may have; with a `number`, from now on so many, and what is too much goes at once."""
+    root = root or default_root()
+    if number is None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return max(int(json.loads((root / SETTINGS).read_text(encoding="utf-8"))["bytes"]), 0)
+        return LIMIT
+    if number < 0:
+        raise ConfigError("a cache has no less than 0 bytes; give 0 to keep nothing but what is in use")
+    root.mkdir(parents=True, exist_ok=True)
+    write_atomic(root / SETTINGS, json.dumps({"bytes": number}))
+    prune(root)
+    return number
+
+
+def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None:
+    """Remove the folders that were used longest ago until the rest fits into the limit; never the one in use."""
+    most = limit(root=root) if most is None else most
+    if keep:
+        os.utime(keep)
+    others = sorted((f for f in root.iterdir() if f.is_dir() and f != keep), key=_used)
+    left = (size(keep) if keep else 0) + sum(map(size, others))
+    for folder in others:
+        if left <= most:
             return
         left -= size(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _used(folder: Path) -> float:
+    """When a folder was used last; 0 where it is gone."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0

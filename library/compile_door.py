@@ -22,11 +22,19 @@ class Inputs(Protocol):
     """
 
     @property
-    def streams(self) -> tuple[int, ...]: ...
+    def streams(self) -> tuple[int, ...]:
+        """What flows from block to block."""
+        ...
+
     @property
-    def dynamic(self) -> tuple[tuple[int, int], ...]: ...
+    def dynamic(self) -> tuple[tuple[int, int], ...]:
+        """Which sizes vary."""
+        ...
+
     @property
-    def sizes(self) -> int: ...
+    def sizes(self) -> int:
+        """How many of them are compiled one by one."""
+        ...
 
 
 def shape_of(block: nn.Module) -> Shape:

@@ -2,9 +2,11 @@
 
 import os
 
+import pytest
 import torch
 
 from library import compile_cache
+from library.config.schema import ConfigError
 
 
 def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, monkeypatch):
@@ -27,7 +29,42 @@ def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
         folder.mkdir()
         (folder / "code").write_bytes(b"x" * 100)
         os.utime(folder, (1000 + age, 1000 + age))
-    compile_cache.prune(tmp_path, keep=tmp_path / "used", limit=250)
+    compile_cache.prune(tmp_path, keep=tmp_path / "used", most=250)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["newer", "used"]
-    compile_cache.prune(tmp_path, keep=tmp_path / "used", limit=0)
+    compile_cache.prune(tmp_path, keep=tmp_path / "used", most=0)
     assert [f.name for f in tmp_path.iterdir()] == ["used"]
+
+
+@pytest.fixture
+def filled(tmp_path):
+    for age, name in enumerate(("old", "newer", "used")):
+        (tmp_path / name / "triton").mkdir(parents=True)
+        (tmp_path / name / "triton" / "code").write_bytes(b"x" * 100)
+        os.utime(tmp_path / name, (1000 + age, 1000 + age))
+    return tmp_path
+
+
+def test_the_cache_can_be_looked_at_and_cleaned(filled):
+    assert compile_cache.folders(filled) == {"used": 100, "newer": 100, "old": 100}
+    assert compile_cache.clean(filled, "newer") == 100
+    assert list(compile_cache.folders(filled)) == ["used", "old"]
+    with pytest.raises(ConfigError, match="'newer'; there is used, old") as refused:
+        compile_cache.clean(filled, "newer")
+    with pytest.raises(ConfigError, match="no compiled code"):
+        compile_cache.clean(filled, "..")
+    assert len(str(refused.value).splitlines()) == 1
+    assert compile_cache.clean(filled) == 200 and compile_cache.size(filled) == 0
+    assert compile_cache.clean(filled / "never") == 0
+
+
+def test_a_limit_is_kept_and_holds_at_once_and_at_the_next_start(filled):
+    assert compile_cache.limit(root=filled) == compile_cache.LIMIT
+    assert compile_cache.limit(250, filled) == compile_cache.limit(root=filled) == 250
+    assert list(compile_cache.folders(filled)) == ["used", "newer"]
+    (filled / "used" / "more").write_bytes(b"x" * 100)
+    compile_cache.prune(filled, keep=filled / "used")
+    assert list(compile_cache.folders(filled)) == ["used"]
+    (filled / compile_cache.SETTINGS).write_text("torn", encoding="utf-8")
+    assert compile_cache.limit(root=filled) == compile_cache.LIMIT
+    with pytest.raises(ConfigError):
+        compile_cache.limit(-1, filled)
