@@ -1,6 +1,7 @@
 """Trainings in processes of their own: what the page starts, what a shell starts, and several processes at once."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -96,3 +97,30 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
     assert len(list((output / "sample").iterdir())) == 2
     state = {path.name for path in (output / "m-state").iterdir()}
     assert {"random_states_0.bin", "random_states_1.bin"} <= state
+
+
+def test_the_other_two_scripts_as_well(demo, squares, tmp_path):
+    """FLUX.1 LoRA with a CLIP-L that learns, and a whole SDXL with both of its encoders; see test_full.py for FLUX.1."""
+    cases = {
+        "flux_train_network": {"network_train_unet_only": False},
+        "sdxl_train": {"train_text_encoder": True, "cache_text_encoder_outputs": False, "max_grad_norm": 0.5},
+    }
+    values = {"train_data_dir": squares, "max_train_steps": 3, "learning_rate": 1e-3, "seed": 4, "output_name": "m"}
+    alone, pairs = {}, []
+    for name, more in cases.items():
+        alone[name] = train(
+            config_of(demo, name, output_dir=tmp_path / name / "one", train_batch_size=2, **values, **more)
+        )
+        config = config_of(demo, name, output_dir=tmp_path / name / "two", train_batch_size=1, **values, **more)
+        (tmp_path / f"{name}.toml").write_text(to_toml(config), encoding="utf-8")
+        pairs += [name, tmp_path / f"{name}.toml"]
+    several = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    several += ["--dynamo_backend", "no", "--module", "tests.several"]
+    done = run_it([sys.executable, "-m", "accelerate.commands.launch", *several, *map(str, pairs)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, one in alone.items():
+        (folder,) = runs_in(tmp_path / name / "two")
+        two = Outcome(tmp_path / name / "two" / "m.safetensors", folder)
+        assert two.facts["hardware"]["processes"] == 2
+        assert two.losses == pytest.approx(one.losses, rel=1e-4), name
+        assert two.numbers("grad_norm") == pytest.approx(one.numbers("grad_norm"), rel=1e-3), name
