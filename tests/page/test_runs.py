@@ -19,6 +19,7 @@ from library.families import config_class
 from library.runs import queue, reader, start
 from library.runs.record import Record
 from tests.page.conftest import STAND_IN, WORKER
+from tests.page.test_browser import FAINT, SMALL
 from tests.training import config_of, demo, squares, wait_for  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.browser
@@ -140,6 +141,28 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     visitor.page.get_by_role("option", name=re.compile("stopped$")).click()
     assert visitor.state("stopped") == run_id
     assert not visitor.page.get_by_role("button", name=re.compile("^Resume")).is_visible()  # it was gone on with
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
+    queue.pause()
+    for name in ("one", "a-very-long-name-of-a-training-that-has-to-be-broken-somewhere-" * 2):
+        add(tmp_path / "out", name)
+    start.launch(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
+    visitor = visit(color_scheme=mode, has_touch=True)
+    visitor.until("waiting for data", ".split")
+    visitor.click("Sample now")
+    visitor.page.locator(".sample").nth(1).wait_for()
+    queue_tab(visitor)
+    visitor.until("Paused", ".how")
+    for width, height in ((1440, 900), (390, 844)):
+        visitor.page.set_viewport_size({"width": width, "height": height})
+        assert visitor.page.evaluate(FAINT) == [] and visitor.page.evaluate(SMALL) == []
+        assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
+    visitor.page.set_viewport_size({"width": 1440, "height": 900})
+    for seen in (".run", ".acts"):  # how it stands and what can be done, without scrolling
+        box = visitor.page.locator(seen).bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 900
 
 
 PAGE = """
