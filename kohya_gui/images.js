@@ -8,7 +8,7 @@ window.kohyaImages = (() => {
   const all = (selector) => [...root.querySelectorAll(selector)];
   const said = (kind, text) => say(one(":scope > .said-of"), kind, text);
   const trigger = () => one("#images-trigger").value;
-  const asked = (more = {}) => ({ folder: now.folder, trigger: trigger(), show: view.show, place: view.place, words: view.words, ...more });
+  const asked = (more = {}) => ({ folder: now.folder, album: now.album, trigger: trigger(), show: view.show, place: view.place, words: view.words, ...more });
 
   function settings() {
     return Object.fromEntries(all("[data-setting]").map((field) => [field.dataset.setting, field.type === "checkbox" ? field.checked : field.value.trim()]));
@@ -54,6 +54,36 @@ window.kohyaImages = (() => {
     overview(found);
     await page();
     panels();
+    remember();
+  }
+
+  const KEY = "images-tab";
+
+  /** A reload shows the same folder again. */
+  function remember() {
+    try {
+      sessionStorage.setItem(KEY, JSON.stringify({ folder: now.folder, trigger: trigger(), settings: settings() }));
+    } catch {} // a browser that keeps nothing only forgets
+  }
+
+  function recall() {
+    let before = null;
+    try {
+      before = JSON.parse(sessionStorage.getItem(KEY));
+    } catch {}
+    if (!before) return;
+    one("#images-folder").value = before.folder;
+    one("#images-trigger").value = before.trigger;
+    for (const field of all("[data-setting]")) {
+      const value = before.settings[field.dataset.setting];
+      if (field.type === "checkbox") field.checked = value;
+      else field.value = value ?? "";
+    }
+    new IntersectionObserver((seen, watch) => {
+      if (!seen.some((entry) => entry.isIntersecting)) return;
+      watch.disconnect();
+      if (!now) open();
+    }).observe(root);
   }
 
   /** What changed a folder answers with the folder as it is now. */
@@ -210,7 +240,7 @@ window.kohyaImages = (() => {
   async function store(row, text) {
     if (text.value === (row.caption ?? "")) return;
     text.dataset.state = "storing";
-    const answer = await attempt(() => ask("images_caption", { folder: now.folder, name: row.name, text: text.value, expected: row.caption, trigger: trigger() }));
+    const answer = await attempt(() => ask("images_caption", { folder: now.folder, album: now.album, name: row.name, text: text.value, expected: row.caption, trigger: trigger() }));
     text.dataset.state = answer && !answer.said ? "stored" : "failed";
     if (!answer) return;
     Object.assign(row, answer.row);
@@ -284,6 +314,8 @@ window.kohyaImages = (() => {
       clearTimeout(pause);
       pause = setTimeout(() => sieve({ words: target.value }), 200);
     };
+    now = null;
+    recall();
     window.kohyaImagePanels.mount(root, { ask, asked, change, attempt, said, state: () => now, reload: () => open(true), frame, writer, facts, badges, sieve, acts });
   }
   return { mount, wait };

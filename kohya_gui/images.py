@@ -4,6 +4,7 @@ All that is asked comes as JSON (service.py) and names its folder anew; what the
 there to be quick. Work that takes long runs on a thread and is asked after.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -217,23 +218,23 @@ class Images:
     # ---- what is known of a folder
 
     def _album(self, sent: Sent) -> Album:
-        """The folder that is asked about, as it was last looked at."""
+        """The folder that is asked about, as it was last looked at with these settings."""
         folder = paths.folder(sent.text("folder"), self.roots, "folder")
         with self.busy:
-            found = self.albums.get(str(folder))
+            found = self.albums.get(f"{folder}|{sent.text('album')}")
         if found is None:
             raise ConfigError("open the folder first")
         return found
 
     def _look(self, folder: Path, config: Any, report: Report) -> Album:
-        found = albums.opened(folder, config, report, self._may)
+        found, key = albums.opened(folder, config, report, self._may), f"{folder}|{mark(config)}"
         with self.busy:
-            before = self.albums.pop(str(folder), None)
+            before = self.albums.pop(key, None)
             if before is not None and before.compared:  # still true of all that is still there
                 known = found.known
                 found.doubles = {name: at for name, at in before.doubles.items() if name in known}
                 found.double_groups, found.compared = before.double_groups, True
-            self.albums[str(folder)] = found
+            self.albums[key] = found
             while len(self.albums) > KEPT:
                 self.albums.popitem(last=False)
         return found
@@ -252,7 +253,8 @@ class Images:
     def _overview(self, album: Album, trigger: str) -> dict[str, Any]:
         counts = albums.counts(album, trigger)
         return {
-            "folder": str(album.root), "count": album.count(), "notes": album.notes, "past": past(album.root),
+            "folder": str(album.root), "album": mark(album.config), "count": album.count(), "notes": album.notes,
+            "past": past(album.root),
             "places": [
                 {"folder": p.folder, "repeats": p.repeats, "words": p.words, "images": p.images, "unused": p.unused}
                 for p in album.places
@@ -271,6 +273,11 @@ def config_of(values: dict[str, Any]) -> Any:
     made = build(CONFIG, {name: value for name, value in given.items() if value not in ("", None)}, notes=[])
     albums.check(made)
     return made
+
+
+def mark(config: Any) -> str:
+    """What tells the settings of one look at a folder from those of another, such as that of a second browser."""
+    return hashlib.blake2b(repr(config).encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
 def trigger_of(sent: Sent) -> Callable[[str], bool] | None:

@@ -66,7 +66,7 @@ window.kohyaImagePanels = (() => {
     const { places } = base.state();
     const own = places.find((place) => place.folder === "");
     const entries = [];
-    if (own) entries.push(["gather", `Move the ${count(own.images, "image")} that lie directly here into a folder`]);
+    if (own && !own.words) entries.push(["gather", `Move the ${count(own.images, "image")} that lie directly here into a folder`]);
     for (const place of places) if (place.folder) entries.push([`rename/${place.folder}`, `Rename ${place.folder}`]);
     entries.push(["bring", "Copy images from another folder"]);
     const select = one("#prepare-how"), before = select.value;

@@ -205,8 +205,7 @@ def reread(album: Album, picture: Picture) -> None:
 
 def _find(album: Album) -> None:
     here = folders.listing(album.root)
-    safe = [name for name in here.folders if _safe(album, os.path.join(album.root, name))]
-    inner = [(name, folders.listing(album.root / name)) for name in safe]
+    inner = [(name, found) for name in here.folders if (found := _inner(album, name)) is not None]
     has_concepts = any(folders.concept(album.root / name) for name, _ in inner)
     own = folders.concept(album.root)
     why = "images directly in the folder are not used: they belong into one named <repeats>_<words>"
@@ -225,6 +224,17 @@ def _find(album: Album) -> None:
         album.notes.append(f"As the image folder of a training, name the folder above: {album.root.parent}")
     elif not has_concepts and here.images:
         album.notes.append("A training wants these images in a folder named <repeats>_<words>: see Prepare folder.")
+
+
+def _inner(album: Album, name: str) -> Listing | None:
+    """A folder in the opened one, or None when it may not be looked into."""
+    if not _safe(album, os.path.join(album.root, name)):
+        return None
+    try:
+        return folders.listing(album.root / name)
+    except OSError as error:
+        album.notes.append(f"{name} cannot be listed: {error.strerror or error}")
+        return None
 
 
 def _take(album: Album, listing: Listing, place: Place) -> None:

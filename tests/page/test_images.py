@@ -41,7 +41,7 @@ def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F
     found = opened(images, data, trigger="zorb")
     assert found["kinds"]["broken"] == 1 and found["kinds"]["trigger"] == 7 and found["captioned"] == 5
     assert found["count"]["images"] == 8 and found["past"] == [] and found["folder"] == str(data)
-    asked = {"folder": str(data)}
+    asked = {"folder": str(data), "album": found["album"]}
     page = images.page(Sent({**asked, "show": "all", "start": 2, "count": 3, "trigger": "zorb"}))
     assert page["total"] == 11 and [r["name"] for r in page["rows"]] == ["10_cat/1.png", "10_cat/2.png", "10_cat/3.png"]
     assert page["rows"][0]["caption"] == "zorb, cat, red hat, 1" and page["rows"][0]["trigger"] is True
@@ -89,7 +89,7 @@ def test_thumbnails_come_from_the_roots_only(images, data, tmp_path):  # noqa: F
 
 def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # noqa: F811
     """Every question, with hostile fields: an answer or a sentence, and no file is touched."""
-    opened(images, data)
+    album = opened(images, data)["album"]
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "a.txt").write_text("mine")
@@ -109,10 +109,8 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
         question = chance.choice(sorted(safe))
         fields = {name: chance.choice(values) for name in chance.sample(names, 6)}
         if chance.random() < 0.6:
-            fields["folder"] = str(data)
-        if (
-            fields.get("folder") == str(data) and question in changing
-        ):  # what would be right in the data set is not sent
+            fields |= {"folder": str(data), "album": album}
+        if fields.get("folder") == str(data) and question in changing:  # nothing that would be right there
             wrong_place = {"name": "../secret/a.png", "names": ["../../x"], "words": "../x"}
             fields |= {"folder": str(secret)} if chance.random() < 0.5 else wrong_place
             fields["apply"] = False
