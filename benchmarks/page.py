@@ -1,0 +1,362 @@
+"""How fast and how readable the page is, measured in headless Chromium, beside other trainers' pages.
+
+    python -m benchmarks.page [--quick] [--markdown FILE]
+
+The rivals' numbers come from the same kind of machine with the same methods (2 cores, everything on 127.0.0.1): times
+are taken in the browser from the event to the first frame after what was waited for; "settled" is the last change of
+the document, or the end of the last task over 50 ms. Run it on a machine that does nothing else.
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
+         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # fmt: skip
+
+# What is measured: unit, our aim (at most), and kohya_ss 26 / SECourses Musubi 34 / LLaMA-Factory 0.9.5 on such a one.
+AIMS: dict[str, tuple[str, float | None, str]] = {
+    "process start to first page": ("s", 3.0, "6.8 / 9.0 / 6.3"),
+    "first HTML": ("MB", 1.5, "6.9 / 6.5 / 1.6"),
+    "first HTML on the wire": ("MB", 1.5, "6.9 / 6.5 / 1.6"),
+    "all of the first visit on the wire": ("MB", None, "7.1 / 6.8 / 1.9"),
+    "requests of the first visit": ("", None, "125 / 132 / 76"),
+    "form usable": ("ms", 1000, "3164 / 2795 / 1080"),
+    "form usable, browser has seen it": ("ms", None, "2925 / 2469 / 272"),
+    "tab, first time (slowest)": ("ms", 100, "135 / 358 / 38"),
+    "tab, again (slowest)": ("ms", 35, "33 / 35 / 39"),
+    "family switch": ("ms", 200, "1291 / 146 / -"),
+    "section opens": ("ms", None, "109 / 40 / 33"),
+    "config loaded, settled": ("ms", 1000, "6045-12918 / 536-2747 / -"),
+    "config loaded, longest freeze": ("ms", 200, "5328 / 795 / -"),
+    "Print on the page": ("ms", 200, "never / never / 111"),
+    "empty form, Start: told on the page": ("ms", None, "never / toast / toast"),
+    "server memory after 5 visits": ("MB", 250, "400 / 596 / 613"),
+    "console errors": ("", 0, "0 / 0 / 7"),
+    "requests to other hosts": ("", 0, "0 / 0 / 2"),
+    "buttons of a start below the first screen": ("", 0, "1 / 1 / -"),
+    "cut labels, both widths": ("", 0, "at least 13 / at least 2 / -"),
+    "targets under 24 px, both widths": ("", 0, "26-94 / 2-13 / -"),
+    "words under AA contrast, light and dark": ("", 0, "- / boxes at 1.1:1 / -"),
+    "wider than the screen, both widths": ("", 0, "0 / 0 / 0"),
+}
+
+WATCH = """
+window.seen = { long: [], mutated: 0 };
+new PerformanceObserver((list) => { for (const e of list.getEntries()) seen.long.push([e.startTime, e.duration]); })
+  .observe({ type: 'longtask', buffered: true });
+new MutationObserver(() => { seen.mutated = performance.now(); })
+  .observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: ['class', 'style'] });
+window.shown = (selector) => [...document.querySelectorAll(selector)].some((e) => e.checkVisibility());
+const look = () => {
+  if (!seen.form && shown('form.settings input')) seen.form = performance.now();
+  requestAnimationFrame(look);
+};
+requestAnimationFrame(look);
+"""
+CLICK = """([selector, goal]) => new Promise((done) => {
+  const from = { at: 0 };
+  addEventListener('click', (e) => { from.at = e.timeStamp; }, { capture: true, once: true });
+  const wait = () => {
+    if (from.at && eval(goal)) requestAnimationFrame(() => done(performance.now() - from.at));
+    else requestAnimationFrame(wait);
+  };
+  requestAnimationFrame(wait);
+  [...document.querySelectorAll(selector)].find((e) => e.checkVisibility()).click();
+})"""
+MARK = """([words, kind]) => {
+  document.querySelectorAll('[data-bench]').forEach((e) => e.removeAttribute('data-bench'));
+  [...document.querySelectorAll(kind)].find((e) => e.checkVisibility() && e.textContent.trim() === words)
+    .setAttribute('data-bench', '');
+}"""
+CUT = """() => [...document.querySelectorAll('label, label span, button, [role=tab], h1, h2, h3, legend, th, dt')]
+  .filter((e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && e.textContent.trim())
+  .filter((e) => { const s = getComputedStyle(e);
+                   return s.overflow !== 'visible' && s.display !== 'inline' && e.clientWidth > 4 && e.scrollWidth > e.clientWidth + 1; })
+  .map((e) => e.textContent.trim().slice(0, 40))"""
+
+
+class Server:
+    """The page as a process of its own, with a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}/"
+        environment = {**os.environ, "KOHYA_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "kohya_gui", "--no-browser", "--port", str(self.port), "--root", str(home)]
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+
+    def first_page(self) -> float:
+        """Seconds from the start of the process until all of the first HTML has come."""
+        while True:
+            try:
+                self.get()
+                return time.perf_counter() - self.started
+            except OSError:
+                if self.process.poll() is not None:
+                    raise SystemExit("the page does not start") from None
+                time.sleep(0.02)
+
+    def get(self, packed: bool = False) -> bytes:
+        """The first HTML, as it goes over the wire."""
+        asked = urllib.request.Request(self.address, headers={"Accept-Encoding": "gzip" if packed else "identity"})
+        with urllib.request.urlopen(asked) as answer:
+            return answer.read()
+
+    @property
+    def memory(self) -> float:
+        """Resident memory in MB, children included."""
+        process = psutil.Process(self.process.pid)
+        return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)]) / 1e6
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+
+class Visit:
+    """A window onto the page in a browser that has never seen it."""
+
+    def __init__(self, browser: Any, address: str, width: int = 1440, height: int = 900, mode: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=mode)
+        self.page = self.context.new_page()
+        self.address, self.bytes, self.requests, self.errors = address, 0, [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        wire = self.context.new_cdp_session(self.page)
+        wire.send("Network.enable")
+        wire.on("Network.loadingFinished", lambda told: self._count(told["encodedDataLength"]))
+        self.page.add_init_script(WATCH)
+
+    def _count(self, length: float) -> None:
+        self.bytes += int(length)
+
+    def open(self) -> float:
+        """Milliseconds from the navigation until a field is seen and nothing keeps the page busy."""
+        self.page.goto(self.address)
+        self.page.wait_for_function("seen.form")
+        self.page.wait_for_timeout(700)
+        first, tasks = self.page.evaluate("[seen.form, seen.long]")
+        return max([first, *(start + length for start, length in tasks if start < first + 700)])
+
+    def click(self, selector: str, goal: str) -> float:
+        """Milliseconds from a click to the first frame in which `goal` (JavaScript) holds."""
+        return self.page.evaluate(CLICK, [selector, goal])
+
+    def tab(self, name: str) -> float:
+        """Milliseconds until another tab is the one that is seen."""
+        return self.press(name, "role=tab", "document.querySelector('[data-bench]').ariaSelected === 'true' && "
+                          "[...document.querySelectorAll('[role=tabpanel]')].some((e) => e.checkVisibility() && "
+                          "e.innerText.trim())")  # fmt: skip
+
+    def press(self, words: str, kind: str, goal: str) -> float:
+        """Milliseconds from pressing the button (or `role=tab`) with these words until `goal` holds."""
+        self.page.evaluate(MARK, [words, "[role=tab]" if kind == "role=tab" else "button"])
+        return self.click("[data-bench]", goal)
+
+    @property
+    def tabs(self) -> list[str]:
+        """The names of all tabs."""
+        return [tab.inner_text().strip() for tab in self.page.get_by_role("tab").all() if tab.is_visible()]
+
+    def other_hosts(self) -> list[str]:
+        return [url for url in self.requests if not url.startswith((self.address, "data:", "blob:"))]
+
+
+def measure(quick: bool) -> dict[str, list[float]]:
+    """All numbers by name."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+
+    chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        for _ in range(1 if quick else 3):
+            server = Server(Path(folder))
+            note("process start to first page", server.first_page())
+            server.stop()
+        server = Server(Path(folder))
+        try:
+            server.first_page()
+            plain = server.get()
+            note("first HTML", len(plain) / 1e6)
+            note("first HTML on the wire", len(server.get(packed=True)) / 1e6)
+            for _ in range(2 if quick else 5):
+                visit(browser, server, note)
+            note("server memory after 5 visits", server.memory)
+            for _ in range(1 if quick else 3):
+                use(browser, server, Path(folder), note)
+            look(browser, server, note)
+        finally:
+            server.stop()
+        browser.close()
+    return found
+
+
+Note = Callable[[str, float], None]
+
+
+def visit(browser: Any, server: Server, note: Note) -> None:
+    """Open the page in a fresh profile, and again."""
+    visitor = Visit(browser, server.address)
+    note("form usable", visitor.open())
+    note("all of the first visit on the wire", visitor.bytes / 1e6)
+    note("requests of the first visit", len(visitor.requests))
+    note("form usable, browser has seen it", visitor.open())
+    note("console errors", len(visitor.errors))
+    note("requests to other hosts", len(visitor.other_hosts()))
+    visitor.context.close()
+
+
+def use(browser: Any, server: Server, folder: Path, note: Note) -> None:
+    """Go through the tabs, switch the family, load a config, print the command."""
+    visitor = Visit(browser, server.address)
+    visitor.open()
+    note("empty form, Start: told on the page", visitor.click("button.primary", "shown('.message li, .message p')"))
+    names = visitor.tabs
+    note("tab, first time (slowest)", max(visitor.tab(name) for name in names[1:]))
+    visitor.page.wait_for_timeout(500)
+    note("tab, again (slowest)", max(visitor.tab(name) for name in [*names[1:], names[0]]))
+    visitor.page.wait_for_timeout(500)
+    form, goal = "#lora-form", "shown('#lora-flux-clip_l')"
+    note("family switch", visitor.click(f"{form} .family label:has([value=flux])", goal))
+    folds = f"{form} .fold button[aria-controls=lora-section-"
+    for section in ("compile", "optim", "noise", "data"):
+        note("section opens", visitor.click(f"{folds}{section}]", f"shown('#lora-section-{section} input')"))
+    load(visitor, config(folder), note)
+    note("Print on the page", visitor.press("Print command", "button", "shown('.message pre')"))
+    note("console errors", len(visitor.errors))
+    note("requests to other hosts", len(visitor.other_hosts()))
+    visitor.context.close()
+
+
+def config(folder: Path) -> Path:
+    """A config in which every option that has a number differs from its default, as far as they go together."""
+    from kohya_gui import presets
+    from library.config.schema import to_toml
+    from library.families import config_class
+
+    preset = next(p for p in presets.presets(True) if p.id == "flux/lora-24gb")
+    files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae")
+    own = {name: f"/models/{name}.safetensors" for name in files}
+    own |= {"train_data_dir": "/images", "output_dir": "/out", "output_name": "cat"}
+    made = presets.apply(preset, config_class("flux_train_network"), own)
+    path = folder / "bench.toml"
+    path.write_text(to_toml(made), encoding="utf-8")
+    return path
+
+
+def load(visitor: Visit, path: Path, note: Note) -> None:
+    """Load a config with sections open, and wait until nothing changes any more."""
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
+    visitor.page.evaluate(MARK, ["Load config", "button"])
+    visitor.page.evaluate("() => { seen.long = []; addEventListener('click', (e) => { seen.from = e.timeStamp; },"
+                          " { capture: true, once: true }); }")  # fmt: skip
+    visitor.page.locator("[data-bench]").click()
+    visitor.page.wait_for_function("document.querySelector('#lora-output_name').value === 'cat'")
+    last = visitor.page.evaluate("""() => new Promise((done) => { const wait = () => {
+        if (performance.now() - seen.mutated > 800) done(seen.mutated); else setTimeout(wait, 50); }; wait(); })""")
+    start, tasks = visitor.page.evaluate("[seen.from, seen.long]")
+    note("config loaded, settled", max([last, *(at + length for at, length in tasks)]) - start)
+    note("config loaded, longest freeze", max([0.0, *(length for _, length in tasks)]))
+
+
+def look(browser: Any, server: Server, note: Note) -> None:
+    """Every tab at both widths, light and dark: what is cut, small, faint or too wide."""
+    from tests.page.test_browser import FAINT, SMALL
+
+    for (width, height), mode in [((1440, 900), "light"), ((390, 844), "light"), ((1440, 900), "dark")]:
+        visitor = Visit(browser, server.address, width, height, mode)
+        visitor.open()
+        train = visitor.page.get_by_role("button", name="Train", exact=True).locator("visible=true").bounding_box()
+        if mode == "light":
+            note("buttons of a start below the first screen", int(train["y"] + train["height"] > height))
+        for name in every_tab(visitor):
+            visitor.page.wait_for_timeout(300)
+            told = {"words under AA contrast, light and dark": visitor.page.evaluate(FAINT)}
+            if mode == "light":
+                told |= {"cut labels, both widths": visitor.page.evaluate(CUT),
+                         "targets under 24 px, both widths": visitor.page.evaluate(SMALL)}  # fmt: skip
+                over = visitor.page.evaluate("document.documentElement.scrollWidth") - width
+                told["wider than the screen, both widths"] = [over] if over > 0 else []
+            for what, wrong in told.items():
+                note(what, len(wrong))
+                for one in wrong[:8]:
+                    print(f"  {what}: {one} ({name}, {width} px, {mode})", file=sys.stderr)
+        visitor.context.close()
+
+
+def every_tab(visitor: Visit) -> Any:
+    """Open one tab after the other; on a narrow screen those that are behind the menu, too."""
+    count = visitor.page.locator("[role=tablist]").first.locator("[role=tab]").count()
+    names = [visitor.page.get_by_role("tab").nth(i).inner_text().strip() for i in range(count)]
+    for name in dict.fromkeys(filter(None, names)):
+        tab = visitor.page.get_by_role("tab", name=name, exact=True).locator("visible=true")
+        if not tab.count():
+            continue
+        tab.first.click()
+        yield name
+
+
+SUMMED = ("console errors", "requests to other hosts", "cut labels, both widths", "targets under 24 px, both widths",
+          "words under AA contrast, light and dark", "wider than the screen, both widths")  # fmt: skip
+
+
+def table(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:
+    """The lines of the table, and the names of what misses its aim."""
+    lines = ["| what | ours | aim | kohya_ss / Musubi / LLaMA-Factory |", "|---|---|---|---|"]
+    missed = []
+    for name, (unit, aim, rivals) in AIMS.items():
+        values = found.get(name)
+        if not values:
+            lines.append(f"| {name} | not measured | | {rivals} |")
+            missed.append(name)
+            continue
+        value = sum(values) if name in SUMMED else statistics.median(values)
+        spread = f" ({min(values):.3g}-{max(values):.3g})" if len(values) > 1 and name not in SUMMED else ""
+        good = aim is None or value <= aim
+        missed += [] if good else [name]
+        limit = "" if aim is None else f"{aim:g} {unit}".strip()
+        lines.append(f"| {name} | {value:.3g}{spread} {unit}{'' if good else ' **over**'} | {limit} | {rivals} |")
+    return lines, missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure the page, and print it beside others.")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    asked = parser.parse_args()
+    load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    lines, missed = table(measure(asked.quick))
+    over = ", ".join(missed) or "nothing"
+    lines += ["", f"{os.cpu_count()} cores, load {load_before:.1f} before it began. Over its aim: {over}."]
+    print("\n".join(lines))
+    if asked.markdown:
+        asked.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
