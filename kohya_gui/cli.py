@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def train(argv: list[str]) -> int:
     from library.config.command import command
     from library.config.schema import parse
     from library.families import config_class
-    from library.runs import foreground
+    from library.runs import foreground, keys
 
     what, *rest = argv
     how, flags = split_launch(rest)
@@ -84,6 +85,7 @@ def train(argv: list[str]) -> int:
     parse(config_class(what), flags)
     path, flags = split_file(flags)
     arguments = command(path or "", what, **how)
+    os.environ.update(keys.environment())
     return foreground.run([*(arguments if path else arguments[:-2]), *flags])
 
 

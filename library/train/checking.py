@@ -63,13 +63,13 @@ def report(config: Any) -> Report:
     told = [Finding(topic(text, config), "bad", text, remedy(text, config)) for text in problems]
     told += [Finding(topic(text, config), "hint", text, remedy(text, config)) for text in remarks]
     told += list(_about_the_fit(needs, config)) if needs else []
-    settled = {finding.topic for finding in told if finding.verdict == "bad"}
+    settled = {f.topic for f in told if f.verdict == "bad" or f.topic == "captions"}
     told += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
     return Report(tuple(sorted(told, key=_place)), needs)
 
 
 def _place(finding: Finding) -> tuple[int, int]:
-    return ORDER.index(finding.topic), ("bad", "hint", "ok").index(finding.verdict)
+    return ("bad", "hint", "ok").index(finding.verdict), ORDER.index(finding.topic)
 
 
 def topic(text: str, config: Any) -> str:
@@ -103,9 +103,8 @@ def largest(images: Any, config: Any) -> tuple[int, int]:
 def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator[Finding]:
     model = anatomy_of(config)
     if model.counted:
-        yield Finding(
-            "model", "ok", f"{config.title}: {model.denoiser / 1e9:.2f} billion parameters in the image model"
-        )
+        many = f"{model.denoiser / 1e9:.2f} billion" if model.denoiser > 1e8 else f"{model.denoiser:,}"
+        yield Finding("model", "ok", f"{config.title}: {many} parameters in the image model")
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
         yield from _captions(images)
@@ -129,7 +128,8 @@ def _images(config: Any, images: Any) -> str:
     buckets = len(told["buckets"])
     return (
         f"{told['images']} image{'s' * (told['images'] != 1)} in {buckets} bucket{'s' * (buckets != 1)}, "
-        f"{told['batches_per_epoch']} batches an epoch: {clock.total} steps are {clock.epochs} epochs"
+        f"{told['batches_per_epoch']} batches an epoch: {clock.total:,} steps are "
+        f"{clock.total / clock.per_epoch:,.1f} epochs"
     )
 
 

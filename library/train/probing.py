@@ -10,7 +10,9 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -267,6 +269,7 @@ def probe(config: Any, how: Mapping[str, Any], progress: Path | None = None) -> 
         raise ConfigError(f"{busy.id} is still {busy.state}: what is free now is not what there will be; wait for it")
     size = largest(images.images, config)
     memory = None if how.get("cpu") else graphics()[1]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # or the temporary folder would stay
     parent = Path(config.save.output_dir).expanduser()
     parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))

@@ -1,0 +1,106 @@
+"""What the form asks while it is filled in, without a browser: answers in words for whatever is sent."""
+
+import json
+import os
+
+import pytest
+
+from kohya_gui import checking, compiling, helping, messages, probing
+from kohya_gui.form import Form
+from kohya_gui.service import Sent
+from kohya_gui.training import FAMILIES, TABS
+from library.config.schema import ConfigError, build
+from library.families import config_class
+from library.runs import keys, layout, registry
+
+FORMS = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+FLUX = config_class("flux_train_network")
+
+
+@pytest.fixture
+def helper(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    for variable in keys.ENVIRONMENT.values():
+        monkeypatch.delenv(variable, raising=False)
+    return helping.Helper(FORMS, {tab.id: tab.adapters for tab in TABS}, [tmp_path])
+
+
+def question(tab="lora", family="sdxl", more=None, **given):
+    return Sent({"tab": tab, "sent": json.dumps({"family": family, "values": given, "launch": {}}), **(more or {})})
+
+
+def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
+    found = helper.judge(question(max_train_steps="-5", full_bf16=True, compile=True, huber_c="x"))
+    assert found["wrong"] == {
+        "lora-max_train_steps": "Must be at least 1, got -5",
+        "lora-full_bf16": "Needs mixed_precision = bf16, which is no",
+        "lora-huber_c": "Must be a number, got 'x'",
+    }
+    assert "lora-compile_mode" not in found["idle"]
+    assert found["idle"]["lora-keep_tokens"] == "shuffle_caption and caption_tag_dropout_rate are off"
+    assert helper.judge(question())["wrong"] == {}  # what is not filled in yet is no mistake
+
+
+def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
+    config = build(FLUX, {"compile": True}, notes=[])
+    assert compiling.outlook(config) == "2 graphs, about 25 s once, kept for next time (an estimate)."
+    folder = tmp_path / "out" / "runs" / "cat-20260101-000000-abcd"
+    folder.mkdir(parents=True)
+    facts = {"script": "flux_train_network", "state": "finished", "compile": {"num_graphs": 2, "seconds": 71.6}}
+    layout.store(folder / layout.RUN, facts)
+    (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
+    registry.add(folder)
+    assert compiling.outlook(config) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
+    other = build(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
+    assert "3 min" in compiling.outlook(other)
+
+
+@pytest.mark.parametrize("name", ["judge", "preset", "choices", "compare", "probe", "probing", "unprobe"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"tab": "../x"}, {"tab": "lora"}, {"tab": "lora", "sent": "[" * 9999}, {"tab": "lora", "sent": "{}"},
+     {"tab": 3}, {"tab": "lora", "sent": '{"family":"sdxl","values":{},"launch":{}}', "id": "../../etc"},
+     {"tab": "lora", "sent": '{"family":"sdxl","values":{"pretrained_model_name_or_path":"/etc/passwd"},"launch":{}}',
+      "first": "run:../..", "second": "/etc/passwd", "id": "\x00"}],
+)  # fmt: skip
+def test_whatever_is_sent_is_answered_or_refused_in_words(helper, name, fields):
+    try:
+        answer = helper.answers[name](Sent(fields))
+    except ConfigError as refused:
+        assert str(refused)
+    else:
+        assert "root:" not in json.dumps(answer)
+
+
+def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monkeypatch):
+    assert keys.keep({"huggingface_token": "hf_secret", "wandb_api_key": "", "other": "x"}) == ["huggingface_token"]
+    assert keys.keep({"huggingface_token": "hf_secret"}) == []
+    if os.name != "nt":
+        assert keys.place().stat().st_mode & 0o777 == 0o600
+    assert keys.environment() == {"HF_TOKEN": "hf_secret"}
+    assert checking.environment({})["HF_TOKEN"] == "hf_secret"
+    monkeypatch.setenv("HF_TOKEN", "of the environment")
+    assert keys.environment() == {}
+    helper.forget(Sent({"name": "huggingface_token"}))
+    assert keys.kept() == {}
+
+
+def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
+    folder = registry.home() / "probes" / "0123456789ab"
+    folder.mkdir(parents=True)
+    (folder / probing.LOG).write_text("loading\nerror: output_dir: no\n", encoding="utf-8")
+    layout.store(folder / probing.PROCESS, {"pid": 2**22 - 1, "process_start": 1.0})
+    found = helper.probing(question(more={"id": "0123456789ab"}))
+    assert found["state"] == "failed" and found["text"] == "output_dir: no" and found["fix"] == {}
+
+
+def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
+    report = {"findings": [
+        {"topic": "images", "verdict": "bad", "text": "train_data_dir: <b>x</b> is empty",
+         "fix": {"caption_extension": ".txt"}},
+        {"topic": "disk", "verdict": "ok", "text": "9 GB free", "fix": {}}], "fit": None}  # fmt: skip
+    form = FORMS["lora"]
+    shown = messages.report(report, form.places("sdxl"), lambda fix: form.shown("sdxl", fix))
+    assert "&lt;b&gt;" in shown and "<b>x" not in shown and "This has to be fixed first" in shown
+    assert 'data-fix="{&quot;caption_extension&quot;: &quot;.txt&quot;}"' in shown and "#lora-train_data_dir" in shown
+    assert "probe" not in shown and "probe" in messages.report({**report, "findings": []}, {}, lambda fix: fix)
