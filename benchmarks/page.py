@@ -86,7 +86,8 @@ MARK = """([words, kind]) => {
 CUT = """() => [...document.querySelectorAll('label, label span, button, [role=tab], h1, h2, h3, legend, th, dt')]
   .filter((e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && e.textContent.trim())
   .filter((e) => { const s = getComputedStyle(e);
-                   return s.overflow !== 'visible' && s.display !== 'inline' && e.clientWidth > 4 && e.scrollWidth > e.clientWidth + 1; })
+                   return s.overflow !== 'visible' && s.display !== 'inline' && e.clientWidth > 4
+                          && e.scrollWidth > e.clientWidth + 1; })
   .map((e) => e.textContent.trim().slice(0, 40))"""
 
 
