@@ -1,5 +1,9 @@
-"""Several trainings in the same processes, one after another: `accelerate launch` this with pairs of script and TOML."""
+"""Several trainings in the same processes, one after another; `accelerate launch` this.
 
+Arguments: script, TOML and a free port for each. The store of the launcher keeps addresses of the training before.
+"""
+
+import os
 import sys
 
 from accelerate.state import AcceleratorState
@@ -8,7 +12,9 @@ from library.config.shell import main
 from library.families import config_class
 
 if __name__ == "__main__":
-    for script, toml in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    for script, toml, port in zip(*[iter(sys.argv[1:])] * 3, strict=True):
+        os.environ["MASTER_PORT"] = port
         AcceleratorState._reset_state(True)
         if code := main(config_class(script), ["--config_file", toml]):
             sys.exit(code)

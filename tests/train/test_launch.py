@@ -1,6 +1,7 @@
 """Trainings in processes of their own: what the page starts, what a shell starts, and several processes at once."""
 
 import json
+import socket
 import sys
 
 import pytest
@@ -99,8 +100,14 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
     assert {"random_states_0.bin", "random_states_1.bin"} <= state
 
 
+def free_port():
+    with socket.socket() as at:
+        at.bind(("127.0.0.1", 0))
+        return at.getsockname()[1]
+
+
 def test_the_other_two_scripts_as_well(demo, squares, tmp_path):
-    """FLUX.1 LoRA with a CLIP-L that learns, and a whole SDXL with both of its encoders; see test_full.py for FLUX.1."""
+    """FLUX.1 LoRA with a CLIP-L that learns, and a whole SDXL with both encoders; test_full.py has a whole FLUX.1."""
     cases = {
         "flux_train_network": {"network_train_unet_only": False},
         "sdxl_train": {"train_text_encoder": True, "cache_text_encoder_outputs": False, "max_grad_norm": 0.5},
@@ -113,7 +120,7 @@ def test_the_other_two_scripts_as_well(demo, squares, tmp_path):
         )
         config = config_of(demo, name, output_dir=tmp_path / name / "two", train_batch_size=1, **values, **more)
         (tmp_path / f"{name}.toml").write_text(to_toml(config), encoding="utf-8")
-        pairs += [name, tmp_path / f"{name}.toml"]
+        pairs += [name, tmp_path / f"{name}.toml", free_port()]
     several = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     several += ["--dynamo_backend", "no", "--module", "tests.several"]
     done = run_it([sys.executable, "-m", "accelerate.commands.launch", *several, *map(str, pairs)])
