@@ -113,6 +113,17 @@ window.kohyaDesk = (() => {
     judge(tabOf(button));
   }
 
+  /** Ask where to, and save there: the path field holds the answer, and Save config does the rest. */
+  function saveAs(training) {
+    const path = training.querySelector(".path textarea, .path input");
+    const save = [...training.querySelectorAll(".begin button")].find((button) => button.classList.contains("save"));
+    const chosen = () => setTimeout(() => save.click(), 50);
+    path.addEventListener("change", chosen, { once: true });
+    window.kohyaPick(path, "new", ".toml");
+    // Whoever closes the picker has chosen nothing, and later changes of the path are no answer.
+    document.querySelector("dialog.picker").addEventListener("close", () => path.removeEventListener("change", chosen), { once: true });
+  }
+
   // ---- comparing
 
   async function compare(tab) {
@@ -199,6 +210,7 @@ window.kohyaDesk = (() => {
     else if ((button = on(".fix"))) fix(button);
     else if ((button = on(".forget"))) forget(button);
     else if ((button = on(".compare"))) compare(button.dataset.tab);
+    else if ((button = on(".saveas"))) saveAs(button.closest(".training"));
     else if ((button = on("button.probe"))) probe(tabOf(button));
     else if ((button = on(".extra"))) {
       const open = button.closest(".training").classList.toggle("more-open");

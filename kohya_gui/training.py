@@ -26,6 +26,7 @@ Said = dict[Any, Any]  # component -> its new value
 
 MORE = '<button type="button" class="opens extra" aria-expanded="false" data-tab="{tab}">More</button>'
 COMPARE = (
+    '<button type="button" class="opens saveas" data-tab="{tab}">Save as</button>'
     '<button type="button" class="opens undo" data-tab="{tab}">Undo</button>'
     '<button type="button" class="opens compare" data-tab="{tab}">Compare</button>'
 )
@@ -98,7 +99,7 @@ class Training:
                 picker.button("config", "Config file", "file", ".path textarea"), apply_default_css=False, min_width=0
             )
             self.load = gr.Button("Load config", **small)
-            self.save = gr.Button("Save config", **small)
+            self.save = gr.Button("Save config", elem_classes=["save"], **small)
             gr.HTML(MORE.format(tab=self.tab.id), apply_default_css=False, min_width=0)
         with gr.Row(elem_classes=["begin", "more"]):
             self.upload = gr.UploadButton("Upload", file_types=list(foreign.SUFFIXES), **small)

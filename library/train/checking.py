@@ -197,7 +197,7 @@ def _saves(config: Any) -> float:
 def _about_the_fit(needs: fitting.Fit, config: Any) -> Iterator[Finding]:
     if needs.fits is False:
         yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", smaller(config))
-    elif needs.memory:
+    else:
         yield Finding("GPU", "ok", needs.sentence())
 
 

@@ -93,6 +93,11 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
     back = json.loads((tmp_path / "back.json").read_text(encoding="utf-8"))
     assert download.value.suggested_filename == "cat.json"
     assert back["own_key"] == "kept" and back["network_dim"] == 48 and back["LoRA_type"] == "Standard"
+    visitor.page.locator(".saveas:visible").click()
+    visitor.page.get_by_label("Name of the new file").fill("mine")
+    visitor.page.get_by_role("button", name="Use this name").click()
+    visitor.until("Saved")
+    assert read_toml(served[1] / "mine.toml")["network_dim"] == 48
     visitor.page.locator(".compare:visible").click()
     second = visitor.page.get_by_label("with that")
     second.select_option(label="A file")
