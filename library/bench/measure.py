@@ -31,6 +31,7 @@ class Bench:
     parts: Sequence[str]
     resolutions: Sequence[int]
     plan: timing.Plan
+    compile_all: bool = False  # text encoders and VAE too, which a training runs eagerly
     say: Callable[[str], None] = print
     rows: list[dict[str, Any]] = field(default_factory=list)
     rate: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +105,7 @@ class Bench:
         config = self.subject.config({})
         dtype = precision.compute_type(config)
         call = self.subject.encoders()[name](self.device, dtype)
-        yield self._row({"part": f"text encoder {name}", "candidate": "eager"}, _no_grad(call))
+        yield from self._plain({"part": f"text encoder {name}"}, call)
 
     def _vae(self, part: str, resolution: int) -> Iterator[dict[str, Any]]:
         config = self.subject.config({})
@@ -117,7 +118,16 @@ class Bench:
             shape = (self.subject.batch, vae.config.latent_channels, resolution // 8, resolution // 8)
         given = torch.randn(shape, device=self.device, dtype=dtype)
         call = (lambda: vae.encode(given)) if part == ENCODE else (lambda: vae.decode(given))
-        yield self._row({"part": part, "resolution": resolution, "candidate": "eager"}, _no_grad(call))
+        yield from self._plain({"part": part, "resolution": resolution}, call)
+
+    def _plain(self, row: Mapping[str, Any], call: Callable[[], Any]) -> Iterator[dict[str, Any]]:
+        """What does not learn: as it is, and compiled if that is asked for."""
+        eager = self._row({**row, "candidate": "eager"}, _no_grad(call))
+        yield eager
+        if self.compile_all:
+            backend = self.subject.config({}).compile.compile_backend
+            compiled = torch.compile(call, dynamic=False, backend=backend)
+            yield self._row({**row, "candidate": "compiled"}, _no_grad(compiled), eager.get("flops"))
 
     def _training(self, candidate: Candidate, at: int, known: list[stage.Counted]) -> Iterator[dict[str, Any]]:
         """Blocks, and then the whole step, in one way of training."""

@@ -58,6 +58,10 @@ def rows(found: profile) -> list[verdict.Row]:
     made = []
     for event in found.key_averages():
         on_device = event.device_type != DeviceType.CPU
+        if on_device and getattr(
+            event, "is_user_annotation", False
+        ):  # a span around kernels, which have rows of their own
+            continue
         spent = event.self_device_time_total if on_device else event.self_cpu_time_total
         made.append(verdict.Row(event.key, event.count, float(spent), on_device))
     return made

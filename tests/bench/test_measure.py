@@ -24,10 +24,10 @@ def home_for_all(home):
     return home
 
 
-def bench(subject, names, parts, resolutions=(64,)):
+def bench(subject, names, parts, compile_all=False):
     known = vars(subject.config({}).compile.__class__).get("__dataclass_fields__", {})
     chosen = candidates.choose(names, False, "cpu", [*known, *candidates.PLAIN])
-    return measure.Bench(subject, CPU, chosen, parts, resolutions, QUICK, say=lambda _: None)
+    return measure.Bench(subject, CPU, chosen, parts, (64,), QUICK, compile_all, say=lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,15 @@ def test_what_cannot_be_measured_says_why_and_the_rest_goes_on(flux, monkeypatch
     assert (row["status"], row["why"]) == ("failed", "out of memory")
 
 
+def test_text_encoders_compiled_if_that_is_asked_for(flux):
+    with jobs.begin("bench") as work:
+        rows = bench(flux, ["eager"], ["encoders"], compile_all=True).run(work)["results"]
+    assert [(r["part"], r["candidate"]) for r in rows[2:]] == [
+        ("text encoder t5xxl", way) for way in ("eager", "compiled")
+    ]
+    assert rows[2]["flops"] == rows[3]["flops"]
+
+
 def test_what_was_measured_before_an_interruption_is_kept(flux, monkeypatch):
     def stopped(self):
         raise KeyboardInterrupt
@@ -160,3 +169,12 @@ def test_a_class_that_is_none_and_a_config_of_another():
         foreign.arguments("QwenImageTransformer2DModel", {**QWEN, "num_wheels": 4})
     with pytest.raises(foreign.ConfigError, match="no network called eval"):
         foreign.class_of("eval")
+
+
+def test_a_model_without_room_is_told_and_nothing_measured_is_a_failure(monkeypatch, capsys):
+    from library.bench import machine
+
+    monkeypatch.setattr(machine, "free_bytes", lambda device: 1000)
+    given = ["bench", "--family", "flux", "--part", "step", "--candidate", "eager", "--resolution", "64"]
+    assert cli.main([*given, "--size", "tiny", "--device", "cpu"]) == 1
+    assert "0 GB are free on cpu: measure --size tiny here" in capsys.readouterr().out
