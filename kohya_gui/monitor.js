@@ -7,8 +7,9 @@ window.kohyaMonitor = (() => {
   /** Put settings that the server sent into the form of their tab, and show it. */
   async function open({ tab, fill, launch }) {
     const title = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune" }[tab];
-    const buttons = [...document.querySelectorAll('button[role="tab"]')];
-    buttons.find((button) => button.id.startsWith(`${tab}-`) || button.textContent.trim() === words(title))?.click();
+    // On narrow screens, tabs that find no room are in a menu.
+    const tabs = document.querySelectorAll('button[role="tab"], .overflow-dropdown button');
+    [...tabs].find((button) => [title, words(title)].includes(button.textContent.trim()))?.click();
     for (let i = 0; i < 100 && !document.getElementById(`${tab}-form`); i++) await wait(50);
     window.kohya.fill(tab, fill);
     const form = document.getElementById(`${tab}-form`);

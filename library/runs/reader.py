@@ -1,6 +1,7 @@
 """Reading runs: which there are, how each stands, and what it has said since the last look."""
 
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -69,16 +70,16 @@ def active() -> Run | None:
 
 def at(folder: Path) -> Run:
     """The run in this folder. A run whose process is gone is told so, and its file is put right."""
-    path = folder / layout.RUN
+    path = os.path.join(folder, layout.RUN)  # quicker than folder / layout.RUN, and asked for every run every second
     facts = _loaded(path, _changed(path))
     if facts.get("state") not in layout.ACTIVE:
         return Run(folder, facts)
     if ended := _how_it_ended(folder, facts):
         # The trainer may have written its last word between our look at the file and our look at the process.
-        facts = layout.load(path)
+        facts = layout.load(Path(path))
         if facts.get("state") in layout.ACTIVE:
             facts |= {"state": ended[0], "error": ended[1], "ended": facts.get("heartbeat", time.time())}
-            layout.store(path, facts)
+            layout.store(Path(path), facts)
     elif layout.stop_asked(folder):
         facts = {**facts, "state": "stopping"}
     return Run(folder, facts)
@@ -195,14 +196,14 @@ def progress(folder: Path) -> Progress:
     return Progress(folder)
 
 
-def _changed(path: Path) -> tuple[int, int]:
+def _changed(path: str) -> tuple[int, int]:
     try:
-        found = path.stat()
+        found = os.stat(path)
     except OSError:
         return 0, 0
     return found.st_mtime_ns, found.st_ino  # every write is a new file, so two within one tick of the clock differ too
 
 
-@lru_cache(maxsize=512)
-def _loaded(path: Path, changed: tuple[int, int]) -> dict[str, Any]:
-    return layout.load(path)
+@lru_cache(maxsize=4096)
+def _loaded(path: str, changed: tuple[int, int]) -> dict[str, Any]:
+    return layout.load(Path(path))

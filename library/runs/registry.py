@@ -24,18 +24,23 @@ def add(folder: Path) -> None:
 
 def folders() -> dict[str, Path]:
     """Every remembered run that still has its folder, by id."""
+    pointers = home() / "runs"
+    try:
+        changed = pointers.stat().st_mtime_ns
+    except OSError:
+        return {}
+    return {run_id: folder for run_id, folder in _known(pointers, changed).items() if os.path.isdir(folder)}
+
+
+@lru_cache(maxsize=4)
+def _known(pointers: Path, changed: int) -> dict[str, Path]:
+    """What the pointers say; none ever changes, and a new one changes its folder. The page asks every second."""
     found = {}
-    for pointer in (home() / "runs").glob("*.json"):
-        folder = _folder(pointer)
-        if layout.is_id(pointer.stem) and folder and Path(folder).is_dir():
+    for pointer in pointers.glob("*.json"):
+        folder = layout.load(pointer).get("folder")
+        if layout.is_id(pointer.stem) and folder:
             found[pointer.stem] = Path(folder)
     return found
-
-
-@lru_cache(maxsize=4096)
-def _folder(pointer: Path) -> str:
-    """What a pointer says, which never changes: the page asks for all of them every second."""
-    return str(layout.load(pointer).get("folder") or "")
 
 
 def folder(run_id: str) -> Path:

@@ -148,6 +148,8 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
     queue.pause()
     for name in ("one", "a-very-long-name-of-a-training-that-has-to-be-broken-somewhere-" * 2):
         add(tmp_path / "out", name)
+    with Record.start({}, "sdxl_train", tmp_path / "out", "older", "SDXL fine-tune"):
+        pass
     start.launch(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
     visitor = visit(color_scheme=mode, has_touch=True)
     visitor.until("waiting for data", ".split")
@@ -160,7 +162,7 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
         assert visitor.page.evaluate(FAINT) == [] and visitor.page.evaluate(SMALL) == []
         assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
     visitor.page.set_viewport_size({"width": 1440, "height": 900})
-    for seen in (".run", ".acts"):  # how it stands and what can be done, without scrolling
+    for seen in (".picker", ".run", ".acts"):  # how it stands and what can be done, without scrolling
         box = visitor.page.locator(seen).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= 900
 
