@@ -37,22 +37,12 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory):
-    """The page's address and the folder that configs may be in. Its trainings are stand-ins."""
+    """The page's address and the folder that configs may be in."""
     import uvicorn
 
-    from kohya_gui import checking, paths
     from kohya_gui.app import application, bind, build
-    from library.runs import queue, start
 
     root = tmp_path_factory.mktemp("page")
-    patch = pytest.MonkeyPatch()
-    patch.setattr(
-        start, "command", lambda path, script, **how: [sys.executable, str(STAND_IN), "--config_file", str(path)]
-    )
-    patch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
-    patch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
-    patch.setattr(checking, "check", lambda config, launch: {"findings": [], "fit": None})  # nothing it names is there
-    patch.setattr(paths, "allow", lambda config, roots: None)  # and that nowhere is outside of the roots
     bound = bind("127.0.0.1", 0)
     app = application(build([root]), {"host": "127.0.0.1"})
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -63,7 +53,22 @@ def served(tmp_path_factory):
     yield f"http://127.0.0.1:{bound.getsockname()[1]}/", root
     server.should_exit = True
     thread.join(timeout=5)
-    patch.undo()
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Trainings are stand-ins, and nothing that they name is there; while a test runs and no longer, since others in
+    this process start real ones."""
+    from kohya_gui import checking, paths
+    from library.runs import queue, start
+
+    monkeypatch.setattr(
+        start, "command", lambda path, script, **how: [sys.executable, str(STAND_IN), "--config_file", str(path)]
+    )
+    monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
+    monkeypatch.setattr(checking, "check", lambda config, launch: {"findings": [], "fit": None})
+    monkeypatch.setattr(paths, "allow", lambda config, roots: None)  # nowhere is outside of the roots
 
 
 class Visit:
@@ -73,7 +78,7 @@ class Visit:
         self.address, self.requests, self.complaints = address, [], []
         self.context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True, **how)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(30_000)
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
@@ -112,7 +117,7 @@ class Visit:
 
 
 @pytest.fixture
-def visit(chromium, served, monkeypatch, tmp_path):
+def visit(chromium, served, stand_ins, monkeypatch, tmp_path):
     """Visits to the page of a user without any runs. At the end none may have seen an error or gone elsewhere."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     visits = []

@@ -1,5 +1,7 @@
 """The averages and the speed that a run reports."""
 
+from types import SimpleNamespace
+
 import torch
 
 from library.train import meter as module
@@ -20,7 +22,8 @@ def test_the_average_keeps_one_slot_for_each_step_of_an_epoch():
 
 def test_speed_leaves_out_warm_up_compiling_and_pauses(monkeypatch):
     now = iter([0, 100, 200, 201, 202, 302, 303, 1000, 1001])
-    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(now)))
+    # The module's own clock: other threads of this process look at time.monotonic, too.
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
     meter = Meter(total=20, per_epoch=20)
     for step in range(1, 8):
         meter.push({"step": step}, {"loss": torch.tensor(0.0)}, compiled=step == 6)

@@ -172,7 +172,10 @@ def test_signals_that_come_together_are_one_wish():
     assert one.wait(20) == 0
 
 
-def test_handlers_are_given_back():
+def test_handlers_are_given_back(request):
+    # A process that was started in the background ignores Ctrl+C, and so would this test.
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, found))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     wishes = Wishes()
     wishes.listen()
