@@ -60,7 +60,9 @@ class Helper:
         """What the base model's file is, as far as it lies where the page may look."""
         text = str(given.values.get(MODEL) or "")
         try:
-            path = paths.present(text, self.roots, (".safetensors",))
+            path = paths.inside(text, self.roots)
+            if not path.is_dir():
+                path = paths.present(text, self.roots, (".safetensors",))
             family, words = recognised(path)
         except ConfigError:
             return {}

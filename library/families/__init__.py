@@ -5,6 +5,7 @@ here loads torch before `of` is called.
 """
 
 import importlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,16 @@ def _load(where: str) -> Any:
 
 
 def recognised(path: Path) -> tuple[str, str]:
-    """What a .safetensors file is, from its header: the family that it is a base model of ("" for none), and words
-    that fit into a sentence. Raises ConfigError when it cannot be read."""
+    """What a .safetensors file or a diffusers folder is: the family that it is a base model of ("" for none), and words
+    that fit into a sentence. Only a header is read. Raises ConfigError when that is not possible."""
     from library.families import weights
 
+    if path.is_dir():
+        try:
+            pipeline = json.loads((path / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ConfigError(f"{path} is not a diffusers model") from None
+        family = {"StableDiffusionXLPipeline": "sdxl", "FluxPipeline": "flux"}.get(str(pipeline), "")
+        return family, f"a diffusers model ({pipeline})"
     words = weights.describe(weights.header(path))
     return {"an SDXL checkpoint": "sdxl", "a FLUX.1 transformer": "flux"}.get(words, ""), words

@@ -41,6 +41,18 @@ def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
     assert helper.judge(question())["wrong"] == {}  # what is not filled in yet is no mistake
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "family"), [("FluxPipeline", "flux"), ("StableDiffusionXLPipeline", "sdxl"), ("Other", "")]
+)
+def test_a_diffusers_folder_tells_its_family(helper, tmp_path, pipeline, family):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
+    name = str(tmp_path / "model")
+    found = helper.judge(question(pretrained_model_name_or_path=name))["model"]
+    assert found == {"path": name, "family": family, "words": f"a diffusers model ({pipeline})"}
+    assert helper.judge(question(pretrained_model_name_or_path="/etc"))["model"] == {}
+
+
 def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     config = build(FLUX, {"compile": True}, notes=[])
     assert compiling.outlook(config) == "2 graphs, about 25 s once, kept for next time (an estimate)."
