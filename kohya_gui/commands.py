@@ -16,7 +16,8 @@ from library.runs import layout
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION}
-LISTED = 8
+AT_ONCE = {"tools": 3, "caption": 1}  # processes; captions of one folder by two models would mix
+LISTED = 6
 ENDING = ".safetensors"
 
 
@@ -36,6 +37,9 @@ class Commands:
         """Start what a form says."""
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
+        working = [job["id"] for job in self.list(sent)["jobs"] if job["state"] in ("running", "stopping")]
+        if len(working) >= AT_ONCE[forms.command]:
+            raise ConfigError(f"{working[0]} is still at work: stop it, or wait until it has ended")
         return told(jobs.read(jobs.begin(words, f"{forms.command}-{name}")))
 
     def read(self, sent: Sent) -> dict[str, Any]:
@@ -76,11 +80,14 @@ class Commands:
 
 def told(job: jobs.Job) -> dict[str, Any]:
     """A job as the page shows it."""
+    command, name, *rest = *job.command, "", ""
+    titles = COMMANDS[command].titles if command in COMMANDS else {}
+    out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
+    about = out or next((word for word in rest if word and not word.startswith("--")), "")
     return {
-        "id": job.id, "name": job.command[1] if len(job.command) > 1 else "", "state": job.state, "phase": job.phase,
-        "done": job.done, "total": job.total, "log": job.log, "started": job.started,
+        "id": job.id, "title": titles.get(name, name), "state": job.state, "phase": job.phase, "done": job.done,
+        "total": job.total, "log": job.log, "started": job.started, "out": out, "about": Path(about).name,
         "when": time.strftime("%d %b %H:%M", time.localtime(job.started)),
-        "out": next((word.removeprefix("--out=") for word in job.command if word.startswith("--out=")), ""),
     }  # fmt: skip
 
 

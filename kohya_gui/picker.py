@@ -66,7 +66,7 @@ class Picker:
         up = next((str(where.parent) for root in self.roots if where != root and where.is_relative_to(root)), "")
         return {
             "folder": str(where), "up": up, "places": places, "separator": os.sep,
-            "entries": found[:MOST], "more": max(0, len(found) - MOST),
+            "entries": [_sized(where, entry) for entry in found[:MOST]], "more": max(0, len(found) - MOST),
         }  # fmt: skip
 
     def _nearest(self, text: str) -> Path:
@@ -80,20 +80,36 @@ class Picker:
             path = path.parent
         return path
 
+    def _may(self, entry: os.DirEntry[str]) -> bool:
+        """Whether the guard would let it pass: what is hidden or reserved, and links that lead out, are not shown."""
+        plain = not (entry.name.startswith(".") or paths.RESERVED.fullmatch(entry.name) or ":" in entry.name)
+        if not plain or not entry.name.isprintable():
+            return False
+        try:
+            # Asking the guard about each of twenty thousand files takes seconds; what is no link cannot lead out.
+            if entry.is_symlink() or getattr(entry, "is_junction", bool)():
+                paths.inside(entry.path, self.roots)
+        except (ConfigError, OSError):
+            return False
+        return True
+
     def _entries(self, where: Path, endings: tuple[str, ...], only_folders: bool) -> Iterator[dict[str, Any]]:
         with os.scandir(where) as entries:
             for entry in entries:
-                try:
-                    is_folder = entry.is_dir()
-                    # What the guard would refuse, such as hidden folders and links that lead out, is not shown at all.
-                    paths.inside(entry.path, self.roots)
-                except (ConfigError, OSError):
+                if not self._may(entry):
                     continue
-                if is_folder:
+                if entry.is_dir():
                     yield {"name": entry.name, "folder": True}
                 elif not only_folders and (not endings or entry.name.lower().endswith(endings)) and entry.is_file():
-                    about = entry.stat()
-                    yield {"name": entry.name, "folder": False, "size": about.st_size, "time": int(about.st_mtime)}
+                    yield {"name": entry.name, "folder": False}
+
+
+def _sized(where: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry with its bytes, if it is a file."""
+    try:
+        return entry if entry["folder"] else entry | {"size": (where / entry["name"]).stat().st_size}
+    except OSError:  # gone since it was listed
+        return entry | {"size": 0}
 
 
 def _order(entry: dict[str, Any]) -> tuple[bool, list[tuple[int, str]]]:

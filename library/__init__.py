@@ -1,1 +1,7 @@
 """Training of image models: configs, families, data, learners, the step, and the runs it leaves behind."""
+
+import os
+
+# Where ONNX Runtime is installed, torch.compile loads it as well, and it reports its use to its makers unless told not
+# to before it is loaded. Nothing of ours reports to anyone.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"

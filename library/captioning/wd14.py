@@ -1,7 +1,6 @@
 """WD14 taggers: a folder with model.onnx and selected_tags.csv, run by ONNX Runtime."""
 
 import csv
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,8 +107,6 @@ def prepared(picture: Image.Image, side: int) -> np.ndarray:
 def _session(path: Path, device: str) -> Any:
     if not path.is_file():
         raise ConfigError(f"{path} is missing: choose the folder of a WD14 tagger, with {MODEL} and {TAGS}")
-    # Read when it is loaded; from 1.29 on it would report its use to its makers.
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime
     except ImportError:

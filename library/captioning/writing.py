@@ -70,9 +70,10 @@ def to_do(folder: Path, choices: Choices) -> tuple[list[tuple[Path, Path]], int]
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder")
     here = folders.listing(folder)
+    inner = [name for name in here.folders if not os.path.islink(folder / name)]  # they are captioned where they are
     found = [
         (Path(listing.path(name)), Path(listing.path(os.path.splitext(name)[0] + choices.extension)))
-        for listing in (here, *(folders.listing(folder / name) for name in here.folders))
+        for listing in (here, *(folders.listing(folder / name) for name in inner))
         for name in listing.images
     ]
     if not found:
