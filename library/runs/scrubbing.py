@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from library.runs import layout, reader
+from library.runs import keys, layout, reader
 from library.runs.record import ENVIRONMENT, Secrets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ def of(run: reader.Run) -> Scrubber:
             quoted.add(str(event.get("prompt") or ""))
     quoted = {words for words in quoted if len(words) > SHORT}
     longest = sorted(((n, shown) for n, shown in private.items() if len(n) >= SHORT), key=lambda pair: -len(pair[0]))
-    return Scrubber(Secrets(config), tuple(longest), frozenset(quoted))
+    return Scrubber(Secrets({**config, **keys.kept()}), tuple(longest), frozenset(quoted))
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
