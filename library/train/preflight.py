@@ -11,19 +11,22 @@ from library.config import idle, schema
 from library.config.schema import ConfigError
 from library.config.shell import first_process
 from library.data import showing
+from library.data.threads import Report
 from library.families.weights import entries
 from library.files import free_space
 from library.runs import reader
 from library.runs.record import Record
 from library.tools import names
 from library.train import hub, optim, prompts, save, schedule, state, trackers
+from library.train.progress import Progress
 
+PATIENCE = 2.0  # seconds after which a look at the images says how far it is
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
 
 def check(config: Any) -> list[str]:
     """Raise ConfigError with one line for every problem of this run; return what its user should know besides."""
-    found, remarks = findings(config)
+    found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
     if found:
         raise ConfigError("\n".join(found))
     return [*remarks, *_lonely(config)]
@@ -49,9 +52,9 @@ def problems(config: Any) -> Iterator[str]:
     yield from findings(config)[0]
 
 
-def findings(config: Any) -> tuple[list[str], list[str]]:
-    """Problems that stop a run, and remarks that do not."""
-    return judged(config, data.check(config, config.grid))
+def findings(config: Any, report: Report | None = None) -> tuple[list[str], list[str]]:
+    """Problems that stop a run, and remarks that do not. `report` is told how far the look at the images is."""
+    return judged(config, data.check(config, config.grid, report))
 
 
 def judged(config: Any, images: Any) -> tuple[list[str], list[str]]:

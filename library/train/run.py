@@ -23,6 +23,7 @@ from library.train.chance import as_seed
 from library.train.clock import Clock, windows
 from library.train.hub import Uploads
 from library.train.meter import Batch, Line, Meter
+from library.train.progress import Progress, clock
 from library.train.split import Split
 from library.train.stopping import ASKED, Wishes
 from library.train.trackers import Trackers
@@ -60,6 +61,7 @@ class Run:
         self.wishes = Wishes(self.record)
         self.stopping = False
         self.wished: set[str] = set()  # what somebody wants to be done after this step
+        self._progress = Progress(self.say)
         self.doing = ""  # what goes on outside of the steps
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self.optimizer: Any = None  # set once there is one
@@ -159,8 +161,7 @@ class Run:
         self.doing = name
         if self.record:
             self.record.phase(name, done, total)
-            if not done or done == total:
-                self.record.say(name if not total else f"{name}: {done or 0} of {total}")
+            self._progress(name, done, total)
         self.wishes.check()
 
     # The machine.
@@ -333,7 +334,7 @@ class Run:
         """A line now and then; the page and progress.jsonl have every step."""
         step, total = line["step"], self.clock.total
         if step in (1, total) or step % max(total // 100, 1) == 0:
-            pace = f", {line['s_it']:.2f} s/it, {_clock(line['eta'])} left" if "s_it" in line else ""
+            pace = f", {line['s_it']:.2f} s/it, {clock(line['eta'])} left" if "s_it" in line else ""
             self.say(f"step {step}/{total}, epoch {line['epoch']}, loss {line['loss']:.4f} "
                      f"(average {line['avr_loss']:.4f}){pace}")  # fmt: skip
 
@@ -375,7 +376,3 @@ def _handlers(config: Any) -> list[Any]:
     if options.ddp_timeout:
         handlers.append(InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=options.ddp_timeout)))
     return handlers
-
-
-def _clock(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=round(seconds)))

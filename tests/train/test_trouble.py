@@ -275,7 +275,7 @@ def test_the_record_is_complete(config, tmp_path):
     assert facts["process_start"] <= facts["started"] <= facts["ended"] and facts["heartbeat"] >= facts["ended"] - 1
     phases = {event["name"] for event in outcome.events("phase")}
     assert {"reading the data set", "loading the model", "caching latents", "caching captions", "saving"} <= phases
-    assert outcome.events("compile") and all(event["step"] == 1 for event in outcome.events("compile"))
+    assert outcome.events("compile") and all(event["step"] <= 1 for event in outcome.events("compile"))
     saved = {os.path.basename(event["file"]): event for event in outcome.events("saved")}
     assert set(saved) == {
         "m-step00000002.safetensors", "m-step00000002-state", "m-step00000004.safetensors", "m-step00000004-state",
