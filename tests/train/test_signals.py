@@ -139,6 +139,7 @@ class Record:
     def finish(self, state): print(state, flush=True)
     def stopping(self): pass
     def stop_requested(self): return ""
+    def wishes(self): return ()
 wishes = Wishes(Record())
 wishes.listen()
 wishes.be_patient()
