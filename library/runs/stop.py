@@ -17,7 +17,7 @@ def request(run_id: str, how: str) -> None:
     if not found.active:
         return
     write_atomic(found.folder / layout.STOP, how)
-    if how == "now":
+    if how == "now" and found.is_here:  # elsewhere, the file is all that we can do
         _end(found)
 
 

@@ -22,6 +22,7 @@ WORKER = """
 import sys
 from library.runs import start, worker
 start.command = lambda path, script, **how: [sys.executable, "-c", {child!r}, str(path)]
+worker.PERIOD = 0.1
 sys.exit(worker.main())
 """
 CHILD = """
