@@ -17,6 +17,7 @@ WORKER = """
 import sys
 from library.runs import start, worker
 start.command = lambda path, script, **how: [sys.executable, {stand_in!r}, "--config_file", str(path)]
+worker.PERIOD = 0.1
 sys.exit(worker.main())
 """
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
