@@ -61,6 +61,9 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[tup
         (inductor, "force_layout_optimization", True),
         (functorch, "activation_memory_budget", getattr(args, "compile_activation_budget", 1.0)),
     ]
+    if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
+        # Products in 8 bits have a gradient of their own; it is in the graph, by which the cache knows it.
+        wanted.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
     if (limit := limit_of(args, sizes)) and version() < (2, 13):
         wanted.append((torch._dynamo.config, "recompile_limit", limit))
     if device.type == "cuda":

@@ -59,6 +59,8 @@ def store_encoders(encoders: Mapping[str, nn.Module], config: Any) -> None:
 def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:
     for module in block.modules():
         if isinstance(module, nn.Linear | nn.Conv2d) and not module.weight.requires_grad:
+            if "weight_scale" in module._buffers:
+                continue  # it is kept like that already
             if multiply_on and scaled.fits(module):
                 scaled.keep(module, multiply_on)
                 continue

@@ -103,6 +103,17 @@ class Swap:
         for packed in self.blocks:
             packed.gradients.clear()
 
+    def undo(self) -> None:
+        """Go back to weights that are ordinary tensors, in host memory, and listen for no gradient any more."""
+        for ring in self._rings.values():
+            ring.write_back()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for ring in self._rings.values():
+            ring.clear()
+        for packed in self.blocks:
+            packed.stay_deaf()
+
     def _fetch(self, index: int) -> None:
         packed = self.blocks[index]
         ring = self._rings[packed.layout]
@@ -131,6 +142,7 @@ class _Packed:
         self.changes = False  # whether the device's copy is newer than the host's
         self.gradients: dict[nn.Parameter, Tensor] = {}  # in host memory, of the present step
         self._spare: dict[nn.Parameter, Tensor] = {}  # the memory of the last step's
+        self._ears: list[Any] = []
         moving = [p for p in block.parameters() if (learns or not p.requires_grad) and p.dim() >= 2]
         self.layout = tuple((tuple(p.shape), p.dtype) for p in moving)
         self.parts: list[tuple[nn.Parameter, int, Tensor]] = []
@@ -153,7 +165,12 @@ class _Packed:
         """Let each gradient leave for the host as soon as it is complete."""
         for p, _, _ in self.parts:
             if p.requires_grad:
-                p.register_post_accumulate_grad_hook(self._send_home)
+                self._ears.append(p.register_post_accumulate_grad_hook(self._send_home))
+
+    def stay_deaf(self) -> None:
+        """Let gradients stay where they are made."""
+        for ear in self._ears:
+            ear.remove()
 
     def _send_home(self, p: nn.Parameter) -> None:
         gradient, p.grad = p.grad, None

@@ -6,7 +6,7 @@ from typing import Any
 
 from library import data, families, learners, memory
 from library.memory import precision
-from library.train import compiling, loss
+from library.train import compiling, loss, tuning
 from library.train.checkpoints import Keeper
 from library.train.preview import Previews
 from library.train.run import Run
@@ -38,6 +38,7 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
         # What learns: the whole model, or adapters inside it. Then make it fit and fly.
         learner = learners.attach(parts, family, config)
         run.place(parts, learner, keep_vae=previews.wanted)
+        config = tuning.best(batches, family, parts, learner, run)
         memory.prepare_encoders(parts.encoders, learner.trains, config)
         if why := memory.prepare(parts.denoiser, family, config, run.device, batches.shapes):
             run.warn(f"Not compiled: {why}")

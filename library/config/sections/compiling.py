@@ -77,6 +77,11 @@ class Compile:
         max=1.0,
         advanced=True,
     )
+    compile_autotune: bool = opt(
+        False,
+        "Time a few steps of several ways first, compiled and not, and train in the fastest. It is remembered.",
+        label="Find the fastest way",
+    )
     compile_compare_steps: int = opt(
         0,
         "Do this many steps without compiling first, so that the log can tell what compiling saves. 5 will do.",

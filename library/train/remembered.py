@@ -1,0 +1,67 @@
+"""What was measured about a training, kept for the next start of one like it."""
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+from library import compile_cache
+from library.config.schema import values
+from library.files import write_atomic
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("compile_*.py", "memory/*.py", "learners/*.py", "train/tuning.py", "train/compiling.py")  # and the family's
+NO_MATTER = ("compile_cache_dir", "compile_compare_steps", "compile_fallback", "compile_warmup")
+SECTIONS = ("compile", "memory", "precision", "network")
+VERSION = 1
+
+
+def folder() -> Path:
+    """Where it is kept: beside compiled code, in the user's cache folder."""
+    return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
+
+
+def name_of(bench: Any) -> str:
+    """A training's fingerprint: machine, PyTorch, code, model, what learns in it, options, sizes of batches."""
+    run, config = bench.run, bench.run.config
+    ours = values(config)
+    sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
+    facts = {
+        "version": VERSION,
+        "machine": [compile_cache.key(run.device), torch.get_num_threads(), run.ranks],
+        "code": _code(bench.family.name),
+        "model": [
+            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in bench.parts.denoiser.named_parameters()
+        ],
+        "encoders": {name: bool(bench.learner.trains.get(name)) for name in sorted(bench.parts.encoders)},
+        "options": {n: ours[n] for n in sorted(sections & set(ours)) if n not in NO_MATTER},
+        "sizes": sorted([*kind, number] for kind, number in bench.batches.kinds().items()),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _code(family: str) -> str:
+    found = hashlib.sha256()
+    for pattern in (*CODE, f"families/{family}/*.py"):
+        for path in sorted(ROOT.glob(pattern)):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    """What was measured; nothing where that is unknown or cannot be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+        if known["version"] == VERSION and all(isinstance(result["way"], dict) for result in known["results"]):
+            return known["results"]
+    return []
+
+
+def write(name: str, results: list[dict[str, Any]]) -> None:
+    """Keep it. A folder that cannot be written only means that it will be measured again."""
+    with contextlib.suppress(OSError, ValueError):
+        write_atomic(folder() / f"{name}.json", json.dumps({"version": VERSION, "results": results}, indent=1))

@@ -1,0 +1,76 @@
+"""The fastest way is found by trying, remembered, and changes no number of the training that follows."""
+
+import json
+
+import pytest
+import torch
+
+from library.train import remembered, tuning
+from library.train.tuning import Result, choose
+from tests.training import config_of, demo, shapes, train  # noqa: F401
+
+ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1}
+SPEEDS = {"compile": 0.5, "checkpoint_keep_attention": 0.7, "compile_dynamic": 1.2, "blocks_to_swap": 0.9}
+
+
+@pytest.fixture
+def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
+    """Train with ways whose speeds are made up; everything else about trying them is real."""
+    monkeypatch.setattr(remembered, "folder", lambda: tmp_path / "tuning")
+    seen, count = [], iter(range(100))
+    real = tuning._rehearsed
+
+    def rehearsed(bench, result):
+        real(bench, result)
+        seen.append(result.way)
+        factors = [factor for name, factor in SPEEDS.items() if result.way.get(name)]
+        result.seconds = torch.tensor([100.0, *factors]).prod().item()
+        result.compiling = 50.0 if result.way["compile"] else 0.0
+
+    monkeypatch.setattr(tuning, "_rehearsed", rehearsed)
+    monkeypatch.setattr(tuning, "TIMED", 1)
+    monkeypatch.setattr(tuning, "SIZES", 1)
+
+    def start(**values):
+        given = {"resolution": "96", "max_train_steps": 3, "output_dir": tmp_path / f"run{next(count)}"}
+        return train(config_of(demo, "flux_train_network", train_data_dir=shapes, **given | ASKED | values))
+
+    return start, seen
+
+
+def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
+    start, seen = tuned
+    found = start(compile_autotune=True)
+    (told,) = found.events("tuned")
+    winner = {"compile": True, "checkpoint_keep_attention": True, "blocks_to_swap": 1}
+    assert told["chosen"] == winner and not told["remembered"]
+    assert seen[:2] == [{"compile": False}, {"compile": True}]
+    assert {"compile": True, "compile_dynamic": "false"} in seen
+    plain = start(**winner)
+    assert found.losses == plain.losses
+    assert all(torch.equal(a, b) for a, b in zip(found.tensors().values(), plain.tensors().values(), strict=True))
+    assert found.facts["compile"]["graphs"] == plain.facts["compile"]["graphs"]
+    assert {event["step"] for event in found.events("compile")} == {0}
+    assert "the fastest is compile = true" in (found.folder / "log.txt").read_text(encoding="utf-8")
+
+    number = len(seen)
+    again = start(compile_autotune=True)
+    assert len(seen) == number and again.losses == plain.losses
+    assert again.events("tuned")[0]["remembered"] and again.events("tuned")[0]["chosen"] == winner
+    (file,) = (tmp_path / "tuning").iterdir()
+    assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
+    file.write_text("torn", encoding="utf-8")
+    assert remembered.read(file.stem) == []
+
+
+def test_compiling_is_not_kept_where_it_loses():
+    eager, compiled = Result({"compile": False}, seconds=1.0), Result({"compile": True}, seconds=0.8, compiling=30.0)
+    assert choose([eager, compiled], passes=100) is eager  # 100 s against 110 s
+    assert choose([eager, compiled], passes=1000) is compiled
+    slower = Result({"compile": True}, seconds=1.1)
+    assert choose([eager, slower], passes=10**6) is eager
+    same = Result({"compile": True}, seconds=0.999)
+    assert choose([eager, same], passes=10**6) is eager
+    big = Result({"compile": True}, seconds=0.1, why="not enough memory")
+    assert choose([eager, big], passes=10**6) is eager
+    assert choose([big], passes=10).way == {}
