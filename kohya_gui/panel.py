@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -92,12 +93,9 @@ def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int
     phase = progress.phase if run.active else None
     if phase and str(phase.get("name")).startswith("compiling "):
         done, of = number(phase.get("done")), number(phase.get("total"))
-        return (
-            str(phase["name"]).capitalize().replace(_block(phase), _block(phase, True)),
-            f"{done} of {of}",
-            done - 1,
-            of,
-        )
+        # DoubleStreamBlock -> double stream block
+        block = re.sub("(?<=[a-z])(?=[A-Z])", " ", str(phase["name"]).removeprefix("compiling ")).lower()
+        return f"Compiling {block}", f"{done} of {of}", max(0, done - 1), of
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
         # All is read and encoded, and the first step is what compiles.
         compiling = (run.facts.get("config") or {}).get("compile", {}).get("compile")
@@ -110,15 +108,6 @@ def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int
     if not step:
         return "It did not get to the first step", _eta(run, progress, now), 0, 0
     return (f"Step {step} / {total}" if total else f"Step {step}"), _eta(run, progress, now), step, total
-
-
-def _block(phase: dict[str, Any], plain: bool = False) -> str:
-    """The class of block that is being compiled, DoubleStreamBlock, or in plain words: double stream block."""
-    name = str(phase["name"]).removeprefix("compiling ")
-    if not plain:
-        return name.lower()  # as capitalize() has made it
-    return "".join(f" {c.lower()}" if c.isupper() and i and not name[i - 1].isupper() else c.lower()
-                   for i, c in enumerate(name))  # fmt: skip
 
 
 def number(value: Any) -> int:

@@ -39,6 +39,32 @@ def test_the_long_first_step_is_not_a_mystery(tmp_path):
     assert "Getting ready" in shown(tmp_path)
 
 
+def test_compiling_says_what_and_how_much_of_it(tmp_path):
+    page = shown(tmp_path, [{"kind": "phase", "name": "compiling DoubleStreamBlock", "done": 2, "total": 2}])
+    assert "Compiling double stream block" in page and "2 of 2" in page and 'aria-valuenow="50"' in page
+
+
+def test_where_a_steps_time_goes_and_how_busy_the_machine_is(tmp_path, monkeypatch):
+    line = "0, NVIDIA RTX 4090, 18637, 24564, 97, 71, 320.5"
+    other = "1, NVIDIA RTX 4090, [N/A], 24564, 97, 71, 320.5"
+    assert panel.machine.gpu_of(other) == {} == panel.machine.gpu_of("No devices were found")
+    monkeypatch.setattr(
+        panel.machine.GPUS, "now", lambda: [panel.machine.gpu_of(line), panel.machine.gpu_of("1" + line[1:])]
+    )
+    events = [step(1, data_s=0.25, transfer_s=0.0, compute_s=0.75)]
+    page = shown(tmp_path, events, lanes=["0"], output_dir=str(tmp_path))
+    for words in ("25% waiting for data, 0% moving it, 75% computing", "18.2 / 24.0 GB, 97 %, 71 °C, 320 W", "GB free"):
+        assert words in page
+    assert "GPU 0" in page and "GPU 1" not in page and "waiting for data" not in shown(tmp_path, [step(1)])
+
+
+def test_a_file_that_does_not_load_stands_out(tmp_path):
+    page = shown(
+        tmp_path, [{"kind": "saved", "file": "/o/cat.safetensors", "bytes": 5e6, "ok": False, "text": "3 <b> odd"}]
+    )
+    assert "cat.safetensors <small>(5.0 MB)" in page and '<span class="wrong"' in page and "✗ 3 &lt;b&gt; odd" in page
+
+
 def test_the_ledger_warnings_and_files(tmp_path):
     events = [
         {"kind": "compile", "block": "SingleStreamBlock", "forward": True, "seconds": 9.71, "reason": ""},
