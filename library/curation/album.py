@@ -11,7 +11,7 @@ from typing import Any
 
 from library.config import dataset as datasets
 from library.config.schema import ConfigError
-from library.curation import tags, thumbs
+from library.curation import tags
 from library.data import augment, captions, folders
 from library.data.buckets import Buckets, Fit, Size
 from library.data.folders import Listing, number
@@ -295,8 +295,6 @@ def _known(path: str, modified: int, num_bytes: int) -> tuple[Size, str, bool]:
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:
         return size, "this is no image that can be read", False
-    if size[0] * size[1] > thumbs.PIXELS:
-        return size, f"{size[0]} x {size[1]} pixels are too many", False
     return size, check_file(path), is_turned(path, size)
 
 

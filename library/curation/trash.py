@@ -19,7 +19,7 @@ from typing import Any
 
 from library.config.schema import ConfigError
 from library.data.threads import Report, spread
-from library.files import clear_errors, need_space, write_atomic
+from library.files import clean_up, clear_errors, need_space, write_atomic
 from library.runs import process
 
 FOLDER, ABOUT, JOURNAL, KEPT = ".trash", "operation.json", "journal.jsonl", "files"
@@ -225,6 +225,7 @@ def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[
     done = spread(step, lines, report, "taking back") if only_texts else list(map(step, lines))
     left = [str(next(iter(line.values()), "")) for line, one in zip(lines, done, strict=True) if one is None]
     _remove_empty(root, lines)
+    _sweep(root, lines)
     return sum(map(bool, done)), left
 
 
@@ -281,6 +282,19 @@ def _remove_empty(root: Path, lines: Iterable[Mapping[str, Any]]) -> None:
             except (ConfigError, OSError):
                 break
             place = place.parent
+
+
+def _sweep(root: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Remove what a writer that was killed has left beside the files of a change."""
+    names: dict[Path, set[str]] = {}
+    for line in lines:
+        try:
+            path = _inside(root, _named(root, line.get("write", line.get("copy"))))
+            names.setdefault(path.parent, set()).add(path.name)
+        except ConfigError:
+            continue
+    for folder, own in names.items():
+        clean_up(folder, own.__contains__)
 
 
 def _named(root: Path, name: Any) -> Path:

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -180,3 +183,34 @@ def test_no_change_outside_of_the_folder(root):
         with pytest.raises(ConfigError, match="not inside"), Change(root, "x") as change:
             change.write({path: "x"})
     assert not (root.parent / "x.txt").exists() and history(root) == []
+
+
+KILLED = """
+import sys, pathlib
+from library.curation.trash import Change
+root = pathlib.Path(sys.argv[1])
+with Change(root, "many words") as change:
+    print("ready", flush=True)
+    change.write({path: path.read_text() + ", more" for path in sorted(root.glob("10_cat/*.txt"))})
+    change.remove(sorted(root.glob("10_cat/*.png")))
+    print("done", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.05])
+def test_what_was_there_survives_a_kill_at_any_moment(tmp_path, pause):
+    data = tmp_path / "data"
+    (data / "10_cat").mkdir(parents=True)
+    for i in range(300):
+        (data / "10_cat" / f"{i}.png").write_bytes(b"x")
+        (data / "10_cat" / f"{i}.txt").write_text(f"cat, {i}")
+    start = tree(data)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(data)], **pipes) as process:
+        assert process.stdout.readline().strip() == b"ready"
+        time.sleep(pause)
+        process.kill()
+    if history(data):
+        undo(data)
+    assert tree(data) == start
