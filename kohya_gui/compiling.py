@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from kohya_gui import presets
+from kohya_gui import history, presets
 from library.config.schema import read_toml
 from library.runs import layout, reader
 
@@ -24,7 +24,8 @@ def section() -> str:
         for preset in presets.presets(adapters=True)
         if preset.is_profile
     )
-    return f'<div class="compiling"><p class="outlook" role="status"></p><div class="profiles">{made}</div></div>'
+    lines = '<p class="outlook" role="status"></p><p class="ledger" hidden></p>'
+    return f'<div class="compiling">{lines}<div class="profiles">{made}</div></div>'
 
 
 def name(preset: presets.Preset) -> str:
@@ -36,6 +37,16 @@ def about(preset: presets.Preset) -> str:
     """The sentence after its title."""
     rest = preset.sentence.partition(": ")[2]
     return rest[:1].upper() + rest[1:] if rest.split(",")[0].split(" ")[0].isalpha() else rest
+
+
+def running() -> str:
+    """What the training that works at the moment has compiled; "" while there is nothing to tell."""
+    run = reader.active()
+    if run is None:
+        return ""
+    progress = reader.progress(run.folder).update()
+    line = history.ledger(run, progress, list(progress.told.get("compile", ())))
+    return f"{run.facts.get('output_name') or run.id} now: {line}" if line else ""
 
 
 def outlook(config: Any) -> str:

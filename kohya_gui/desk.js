@@ -59,6 +59,18 @@ window.kohyaDesk = (() => {
     recognise(tab, where, found.model);
   }
 
+  /** What the running job has compiled, while someone looks at these settings. */
+  setInterval(async () => {
+    const panel = [...document.querySelectorAll(".compiling .ledger")].find((line) => line.parentElement.checkVisibility());
+    const works = document.querySelector(".run:is([data-state=starting], [data-state=running], [data-state=stopping])");
+    if (!panel || (!works && panel.hidden) || panel.parentElement.closest("[hidden]")) return;
+    try {
+      const { text } = works ? await ask("ledger") : { text: "" };
+      if (panel.textContent !== text) panel.textContent = text;
+      panel.hidden = !text;
+    } catch {} // it asks again
+  }, 3000);
+
   /** The family of a checkpoint is in its header: choose it, once for each file. */
   function recognise(tab, where, model) {
     if (!model.path || where.dataset.seen === model.path) return;
@@ -133,8 +145,9 @@ window.kohyaDesk = (() => {
         const list = make("select", { "aria-label": say(label) }, choices.map(([text, key], at) => make("option", { value: key, selected: at === chosen }, text)));
         list.append(make("option", { value: "" }, "A file"));
         const path = make("input", { placeholder: "~/kohya/cat.toml", hidden: true, "aria-label": say("Config file"), spellcheck: false });
-        list.onchange = () => (path.hidden = list.value !== "");
-        return { box: make("div", { className: "side" }, list, path), value: () => list.value || path.value || " " };
+        const browse = make("button", { type: "button", className: "pick", hidden: true, "data-pick": "file", "data-endings": ".toml .json .yaml .yml", "aria-label": say("Browse"), title: say("Browse") });
+        list.onchange = () => (path.hidden = browse.hidden = list.value !== "");
+        return { box: make("div", { className: "side" }, list, path, browse), value: () => list.value || path.value || " " };
       };
       const sides = [side("Compare this", 0), side("with that", Math.min(1, choices.length - 1))];
       const answer = make("div", { className: "differences" });

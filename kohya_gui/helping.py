@@ -37,7 +37,7 @@ class Helper:
         """What scripts may ask."""
         return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
                 "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
-                "forget": self.forget}  # fmt: skip
+                "forget": self.forget, "ledger": self.ledger}  # fmt: skip
 
     def judge(self, sent: Sent) -> dict[str, Any]:
         """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
@@ -111,6 +111,10 @@ class Helper:
         """End a probe."""
         probing.stop(sent.text("id"))
         return {}
+
+    def ledger(self, sent: Sent) -> dict[str, Any]:
+        """What the training that works at the moment has compiled."""
+        return {"text": compiling.running()}
 
     def forget(self, sent: Sent) -> dict[str, Any]:
         """Keep a token no longer."""

@@ -173,12 +173,12 @@ def test_a_config_for_another_tab_says_so(visit, served):
 
 
 def test_training_is_watched_left_and_found_again(visit, tmp_path):
-    visitor = filled(visit(), tmp_path / "out", max_train_steps="90")
+    visitor = filled(visit(), tmp_path / "out", max_train_steps="150")
     visitor.click("Train")
     visitor.until("It goes on when this page is closed")
     run = visitor.state("running")
     folder = tmp_path / "out" / "runs" / run
-    assert read_toml(folder / "run.toml")["max_train_steps"] == 90
+    assert read_toml(folder / "run.toml")["max_train_steps"] == 150
     visitor.until("Step", ".line")
     visitor.page.wait_for_selector(".chart polyline.smooth")
     for words in ("DoubleStreamBlock: forward graph in 1.5 s", "2 images have no caption", "Loss, smoothed"):

@@ -12,6 +12,7 @@ from kohya_gui.training import FAMILIES, TABS
 from library.config.schema import ConfigError, build
 from library.families import config_class
 from library.runs import keys, layout, registry
+from library.runs.record import Record
 
 FORMS = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
 FLUX = config_class("flux_train_network")
@@ -63,6 +64,10 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
     registry.add(folder)
     assert compiling.outlook(config) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
+    assert helper.ledger(Sent({})) == {"text": ""}  # nothing runs
+    with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
+        run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")
+        assert helper.ledger(Sent({})) == {"text": "fox now: 1 graph in 2 s"}
     other = build(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
     assert "3 min" in compiling.outlook(other)
 
