@@ -35,7 +35,7 @@ def buttons(run: reader.Run, others: list[reader.Run]) -> str:
             shown += [("sample", "Sample now", "")] * _can_draw(run) + [("save", "Save now", "")]
     else:
         shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
-        if resume.is_wanted(run, others):
+        if _is_wanted(run, others):
             state = resume.newest_state(run)
             words = f"Resume from step {resume.step_of(state)}" if state else "Start again"
             shown = [("resume", words, "primary"), *shown]
@@ -44,6 +44,11 @@ def buttons(run: reader.Run, others: list[reader.Run]) -> str:
         for act, words, kind in shown
     )
     return f'<div class="acts" data-run="{html.escape(run.id)}">{made}<p class="answer" role="status"></p></div>'
+
+
+def _is_wanted(run: reader.Run, others: list[reader.Run]) -> bool:
+    """Whether a run can be gone on with, and nobody has done so or let it wait in the queue."""
+    return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read().waiting)
 
 
 def _can_draw(run: reader.Run) -> bool:
@@ -83,6 +88,8 @@ class Acts:
 
     def resumed(self, run: reader.Run) -> str:
         """Go on with a run now, or as soon as there is room; what was done, in a sentence."""
+        if not run.active and not _is_wanted(run, reader.runs()):  # another browser was first, or there is nothing left
+            raise ConfigError(f"{run.id} has finished, or is gone on with already.")
         job, state = again.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
         if lanes.choose(job.how, lanes.free(active)):
@@ -173,7 +180,7 @@ def _entry(entry: queue.Entry) -> dict[str, Any]:
             return shown
         shown |= {"step": run.facts.get("step") or 0, "total": run.facts.get("total_steps") or 0}
         shown["gpus"] = ", ".join(lane for lane in run.facts.get("lanes") or () if lane != lanes.CPU)
-        shown["again"] = resume.is_wanted(run, reader.runs())
+        shown["again"] = _is_wanted(run, reader.runs())
     return shown
 
 

@@ -24,6 +24,7 @@ EMPTY = (
     '<div class="empty"><p><b>No training yet.</b></p>'
     "<p>A training shows here while it runs, whether it was started with Train or in a shell.</p></div>"
 )
+SILENT = 300.0  # seconds without news of a run that works, from which on that is said
 FULL = 0.95  # of a memory or a disk, from which on it is marked
 WIDTH, HEIGHT, DRAWN = 600, 150, 300  # units of the chart, and points that it draws at most
 
@@ -78,6 +79,8 @@ def _bar(run: Run, progress: Progress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
         left += " · stops after this step"
+    if run.active and (silent := _silent(progress, now)):
+        left += f" · nothing new for {duration(silent)}"
     share = min(1.0, done / of) if of else 0.0
     waiting = " waiting" if run.active and not of else ""
     return (
@@ -85,6 +88,16 @@ def _bar(run: Run, progress: Progress, now: float) -> str:
         f'<div class="track{waiting}" role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="100"'
         f' aria-valuenow="{share * 100:.0f}"><i style="width:{share * 100:.1f}%"></i></div>'
     )
+
+
+def _silent(progress: Progress, now: float) -> float:
+    """Seconds without a word since a step or within a phase, where that is unusually long; else 0."""
+    last = progress.phase or progress.last
+    said, pace = last.get("t"), progress.last.get("s_it")
+    if not isinstance(said, int | float):
+        return 0.0
+    silent = now - said
+    return silent if silent > max(SILENT, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
 
 
 def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int]:

@@ -39,6 +39,18 @@ def test_the_long_first_step_is_not_a_mystery(tmp_path):
     assert "Getting ready" in shown(tmp_path)
 
 
+def test_a_run_that_hangs_says_so(tmp_path):
+    assert "nothing new for 10 min" in shown(tmp_path, [step(7, t=time.time() - 600, s_it=1.0)])
+    assert "nothing new" not in shown(tmp_path, [step(7, t=time.time() - 600, s_it=60.0)])  # its steps take long
+    assert "nothing new" not in shown(tmp_path, [step(7, t=time.time() - 600, s_it=1.0)], state="finished")
+
+
+def test_the_log_has_the_cause_on_top(tmp_path):
+    run = Run(tmp_path, {"state": "failed", "error": "RuntimeError: CUDA out of memory."})
+    page = panel.log("step 7\nRuntimeError: CUDA out of memory.", run)
+    assert page.index("Lower the batch size") < page.index("<pre>")
+
+
 def test_compiling_says_what_and_how_much_of_it(tmp_path):
     page = shown(tmp_path, [{"kind": "phase", "name": "compiling DoubleStreamBlock", "done": 2, "total": 2}])
     assert "Compiling double stream block" in page and "2 of 2" in page and 'aria-valuenow="50"' in page

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from kohya_gui import acts
-from library.config.schema import build
+from library.config.schema import ConfigError, build
 from library.families import config_class
 from library.runs import queue, reader, start
 from library.runs.record import Record
@@ -302,3 +302,31 @@ def test_pictures_are_those_of_a_run_and_no_others(drawn):
     for query in wrong:
         status, _, body = ask(query)
         assert status == 404 and b"root:" not in body and b"PNG" not in body, query
+
+
+def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    shell = tmp_path / "shell"
+    shell.mkdir()
+    monkeypatch.chdir(shell)
+    config = {"save": {"output_dir": "out", "output_name": "cat"}, "data": {"train_data_dir": "images"}}
+    with pytest.raises(SystemExit), Record.start(config, SCRIPT, "out", "cat", "FLUX.1 LoRA") as record:
+        state = shell / "out" / "cat-step00000003-state"
+        state.mkdir()
+        (state / "train_state.json").write_text('{"current_step": 3}')
+        record.event("saved", file="out/cat-step00000003-state", step=3)
+        raise SystemExit(3)
+    monkeypatch.chdir(tmp_path)
+    begun = []
+    monkeypatch.setattr(start, "begin", begun.append)
+    run, answers = reader.run(record.id), acts.Acts({})
+    assert run.state == "failed" and "Resume from step 3" in acts.buttons(run, [run])
+    assert answers.resumed(run) == "It goes on after step 3."
+    (job,) = begun
+    assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
+    assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
+    monkeypatch.setattr(queue, "work", lambda: None)
+    queue.add(job)  # as if another browser had been first, and had to wait
+    assert "Resume" not in acts.buttons(run, [run])
+    with pytest.raises(ConfigError, match="gone on with already"):
+        answers.resumed(run)
