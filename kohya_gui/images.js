@@ -115,7 +115,7 @@ window.kohyaImages = (() => {
       ? `${count(told.images, "image")} with repeats are ${count(told.repeats, "picture")} an epoch; in batches of ${told.batch} that is ${count(told.steps_per_epoch, "step")}. ${count(told.steps, "step")} are ${count(told.epochs, "epoch")}.`
       : "A training would find no images here.";
     one(".findings").replaceChildren(...Object.entries(kinds).filter(([kind, n]) => n && kind !== "all").map(([kind, n]) => {
-      const chip = make("button", { type: "button", "data-kind": kind, "aria-pressed": String(view.show === kind), className: ["broken", "foreign"].includes(kind) ? "bad" : "" }, make("b", {}, n.toLocaleString("en")), ` ${found.titles[kind].toLowerCase()}`);
+      const chip = make("button", { type: "button", "data-kind": kind, "aria-pressed": String(view.show === kind), className: ["broken", "foreign"].includes(kind) ? "bad" : "" }, make("b", {}, n.toLocaleString("en")), make("span", {}, found.titles[kind]));
       chip.onclick = () => sieve({ show: view.show === kind ? "all" : kind });
       return chip;
     }));
@@ -123,15 +123,15 @@ window.kohyaImages = (() => {
     one(".buckets").hidden = !told.buckets.length;
     one(".buckets summary").textContent = `${count(told.buckets.length, "bucket")}: how many pictures each has in an epoch`;
     one(".buckets .chips").replaceChildren(...told.buckets.map((bucket) => make("span", {}, `${bucket.size[0]} × ${bucket.size[1]}`, make("b", {}, bucket.repeats.toLocaleString("en")))));
-    const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, `${place.folder || "the folder itself"} (${place.images})${place.unused ? ", not used" : ""}`])];
+    const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`])];
     fill(one(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
-    fill(one(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, `${found.titles[kind]} (${n.toLocaleString("en")})`]), view.show);
+    fill(one(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
     one("[data-do=compare]").textContent = found.compared ? "Find doubles again" : "Find doubles";
     history(found.past);
   }
 
   function fill(select, entries, value) {
-    select.replaceChildren(...entries.map(([key, text]) => make("option", { value: key, selected: key === value }, text)));
+    select.replaceChildren(...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
   }
 
   function history(past) {
@@ -203,7 +203,7 @@ window.kohyaImages = (() => {
     if (row.caption === null) found.push(["warn", "no caption"]);
     else if (!row.caption.trim()) found.push(["warn", "empty caption"]);
     if (row.trigger === false) found.push(["warn", "no trigger word"]);
-    if (row.double) found.push(["warn", `${row.double} as others (group ${row.group + 1})`]);
+    if (row.double) found.push(["warn", row.double === "alike" ? `looks like others (group ${row.group + 1})` : `the same as others (group ${row.group + 1})`]);
     if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", `${Math.round(row.cut * 100)} % cut`]);
     if (row.larger > 1.5) found.push(["warn", `enlarged ${row.larger.toFixed(1)} times`]);
     if (row.turned) found.push(["warn", "lies on its side"]);
@@ -260,6 +260,11 @@ window.kohyaImages = (() => {
     one(".chosen span").textContent = `${count(chosen.size, "image")} chosen`;
   }
 
+  function undone(found) {
+    const left = `${count(found.lefts, "file")} had been changed since and were left: ${found.left.join(", ")}`;
+    return `Taken back: ${found.undone}.${found.lefts ? "\n" + left : ""}`;
+  }
+
   const panels = () => window.kohyaImagePanels.refresh();
 
   // ---- to and from the LoRA tab, whose fields bear the options' names
@@ -297,7 +302,7 @@ window.kohyaImages = (() => {
     open: () => open(), take, give,
     halt: () => working && ask("images_stop", { work: working }).catch(() => {}),
     compare: () => change("images_compare", {}, (found) => found.kinds.double ? `${count(found.kinds.double, "image")} are the same as others, or look alike.` : "No image is there twice, and none look alike.").then((done) => done && now.kinds.double && sieve({ show: "double" })),
-    undo: () => change("images_undo", {}, (found) => `Taken back: ${found.undone}.${found.lefts ? `\n${count(found.lefts, "file")} had been changed since and were left: ${found.left.join(", ")}` : ""}`),
+    undo: () => change("images_undo", {}, undone),
     remove: () => change("images_remove", { names: [...chosen] }, (found) => `${count(found.done, "image")} moved to the trash. Undo brings back what was moved.`).then((done) => done && (chosen.clear(), selection())),
     none: () => (chosen.clear(), page()),
   };

@@ -15,7 +15,7 @@ window.kohyaImagePanels = (() => {
     const found = await base.attempt(() => base.ask("images_tags", base.asked({ prefix: one("#tags-filter").value })));
     if (!found || mine !== turn) return;
     one(".frequencies").replaceChildren(...found.tags.map(([tag, n]) => {
-      const chip = make("button", { type: "button", title: "Put it into Find" }, tag, make("b", {}, n.toLocaleString("en")));
+      const chip = make("button", { type: "button", title: "Put it into Find" }, make("code", {}, tag), make("b", {}, n.toLocaleString("en")));
       chip.onclick = () => {
         const field = one(one("#tags-action").value === "add" ? "#tags-put" : "#tags-find");
         field.value = tag;
@@ -23,7 +23,7 @@ window.kohyaImagePanels = (() => {
         field.focus();
       };
       return chip;
-    }), found.more ? make("span", {}, `and ${count(found.more, "more tag")}`.replace("tags", "tags")) : "");
+    }), found.more ? make("span", {}, `+ ${found.more.toLocaleString("en")}`) : "");
   }
 
   function edit() {
@@ -49,9 +49,10 @@ window.kohyaImagePanels = (() => {
     base.said("good", "");
     ready = found.changes ? JSON.stringify(base.asked(edit())) : "";
     one("[data-do=edit]").disabled = !found.changes;
+    const [changes, shown] = [count(found.changes, "caption"), count(found.of, "shown image")];
     one(".preview").replaceChildren(
-      make("p", {}, found.changes ? `${count(found.changes, "caption")} of ${count(found.of, "shown image")} would change:` : `None of ${count(found.of, "shown caption")} would change.`),
-      make("ul", {}, found.samples.map((sample) => make("li", {}, make("small", {}, sample.name), make("del", {}, sample.before || "no caption"), make("ins", {}, sample.after || "(nothing)")))));
+      make("p", {}, found.changes ? `${changes} of ${shown} would change:` : `None of ${shown} would change.`),
+      make("ul", {}, found.samples.map((sample) => make("li", {}, make("small", {}, sample.name), make("del", {}, make("code", {}, sample.before)), make("ins", {}, make("code", {}, sample.after))))));
   }
 
   async function apply() {
@@ -66,7 +67,8 @@ window.kohyaImagePanels = (() => {
     const { places } = base.state();
     const own = places.find((place) => place.folder === "");
     const entries = [];
-    if (own && !own.words) entries.push(["gather", `Move the ${count(own.images, "image")} that lie directly here into a folder`]);
+    const lying = own && count(own.images, "image");
+    if (own && !own.words) entries.push(["gather", `Move the ${lying} that lie directly here into a folder`]);
     for (const place of places) if (place.folder) entries.push([`rename/${place.folder}`, `Rename ${place.folder}`]);
     entries.push(["bring", "Copy images from another folder"]);
     const select = one("#prepare-how"), before = select.value;
