@@ -41,14 +41,15 @@ class Anatomy:
 
 # Of the published checkpoints, for models that are not on this disk: double, single / transformers by width, convs.
 FLUX = Anatomy(
-    (*[Block("double", 339_738_624, 3072, 2, 122_880)] * 19, *[Block("single", 141_557_760, 3072, 2, 64_512)] * 38),
-    67_000_000, 4_885_000_000, 83_800_000, counted=False,
+    (*[Block("double", 339_831_296, 3072, 2, 141_312)] * 19, *[Block("single", 141_591_808, 3072, 2, 55_296)] * 38),
+    64_124_992, 4_885_000_000, 83_800_000, counted=False,
 )  # fmt: skip
 SDXL = Anatomy(
-    (*[Block("transformer", 8_700_000, 640, 2, 21_000)] * 10, *[Block("transformer", 34_000_000, 1280, 4, 41_000)] * 60,
-     *[Block("conv", 1_843_200, 320, 1, 0)] * 10, *[Block("conv", 6_500_000, 640, 2, 0)] * 10,
-     *[Block("conv", 26_000_000, 1280, 4, 0)] * 14),
-    12_000_000, 818_000_000, 83_700_000, counted=False,
+    (*[Block("transformer", 10_005_120, 640, 2, 22_016)] * 10,
+     *[Block("transformer", 34_755_840, 1280, 4, 39_936)] * 60,
+     *[Block("conv", 1_173_993, 320, 1, 0)] * 11, *[Block("conv", 4_608_000, 640, 2, 0)] * 12,
+     *[Block("conv", 15_897_600, 1280, 4, 0)] * 16),
+    62_243_844, 818_000_000, 83_700_000, counted=False,
 )  # fmt: skip
 
 

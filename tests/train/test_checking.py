@@ -188,6 +188,13 @@ def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
     assert whole.parts["optimizer"] == pytest.approx(2 * whole.parts["gradients"], rel=0.01)
 
 
+def test_operations_are_those_that_are_published():
+    """A forward pass over an image of 1024 x 1024: 74 TFLOP for FLUX.1, 6 for SDXL."""
+    for cls, model, published in ((FLUX, anatomy.FLUX, 74.3e12), (LORA, anatomy.SDXL, 6.0e12)):
+        config = build(cls, {name: READY[name] for name in READY}, notes=[])
+        assert fit.operations(config, model, (1024, 1024)) / 2 == pytest.approx(published, rel=0.1)
+
+
 def test_parameters_are_counted_in_headers(demo):
     from library.families.weights import header
 
