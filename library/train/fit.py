@@ -10,17 +10,22 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from library.config.schema import build, read_toml
+from library.config.schema import build, read_toml, replace
 from library.runs import layout, reader
 from library.train.anatomy import Anatomy, of
 
 GIB = 2**30
 BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 
+# All of these were put right by steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/performance.md.
+
 # Numbers that autograd keeps for each number in the stream of a block (norms in float32, what adapters read, what
 # attention and the activation functions need), when nothing is computed twice; and with the graphs of a compiler.
 KEPT = {"double": 30, "single": 25, "transformer": 36, "conv": 6}
-COMPILED = 0.7
+COMPILED = 0.725
+ATTENTION = 2.1  # what stays at the door of a block, its input and the outputs of attention, in inputs
+SWAP = 1 / 80e9  # seconds that a swapped byte costs in each step, beside what is hidden behind computing
+IN_FLIGHT = 2.5  # swapped blocks that are on their way in or out at a time
 # States of the optimizer, in bytes for each number that learns.
 STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit": 0, "lion": 4, "lion8bit": 1,
           "pagedlion8bit": 0, "sgdnesterov": 4, "sgdnesterov8bit": 1, "adafactor": 0.1, "prodigy": 16}  # fmt: skip
@@ -37,7 +42,8 @@ PAPER = {"B200": 2250, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800
          "V100": 112,
          "5090": 210, "5080": 113, "5070 Ti": 88, "5070": 62, "5060": 48, "4090": 165, "4080": 98, "4070 Ti": 80,
          "4070": 58, "4060": 30, "3090": 71, "3080": 60, "3070": 41, "3060": 26}  # fmt: skip
-SHARE = {False: 0.35, True: 0.45}  # of it that a step reaches, eager and compiled
+# Of it that a step reaches, eager and compiled. The U-Net has much that is no product of matrices.
+SHARE = {"flux": {False: 0.3, True: 0.42}, "sdxl": {False: 0.13, True: 0.195}}
 LAUNCH = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, which small steps wait for
 RUNS = 30  # earlier runs to learn from
 
@@ -77,11 +83,17 @@ def estimate(config: Any, size: tuple[int, int], gpu: str = "", memory: float | 
     counted = "counted parameters" if model.counted else "the parameters of the published model"
     rate, known = remembered(config, gpu)
     if not rate and gpu:
-        tflops = next((value for part, value in PAPER.items() if part in gpu), 0)
-        rate, known = tflops * 1e12 * SHARE[config.compile.compile], f"{SHARE[config.compile.compile]:.0%} of its rate"
+        tflops, share = next((v for part, v in PAPER.items() if part in gpu), 0), _share(config)
+        rate, known = tflops * 1e12 * share, f"{share:.0%} of what this GPU can do on paper"
     step = max(operations(config, model, size) / rate, _launches(config, model)) if rate else None
+    if step and config.memory.blocks_to_swap:
+        step += (_weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)) * SWAP
     basis = f"from {counted}" + (f" and {known}" if rate else "; the speed of this machine is not known yet")
     return Fit(round(peak, 1), parts, step, gpu, memory, basis)
+
+
+def _share(config: Any) -> float:
+    return SHARE[config.family][config.compile.compile]
 
 
 # ---- memory
@@ -119,7 +131,8 @@ def _weights(config: Any, model: Anatomy) -> float:
         gone = sum(double[: swapped // 2]) + sum(single[: 2 * (swapped - swapped // 2)])
     else:
         gone = sum(sorted(blocks, reverse=True)[:swapped])
-    stays = sum(blocks) - min(gone, sum(blocks))
+    flying = min(IN_FLIGHT * max(blocks, default=0), gone) if swapped else 0
+    stays = sum(blocks) - min(gone, sum(blocks)) + flying
     return (stays + convs) * in_blocks + model.outside * each
 
 
@@ -142,7 +155,8 @@ def _activations(config: Any, model: Anatomy, size: tuple[int, int]) -> float:
         stream = tokens(config, block.scale, size) * block.width * each * batch
         inside = stream * KEPT[block.kind] * compiled
         kept, largest = kept + inside, max(largest, inside)
-        doors += stream * (3 if memory.checkpoint_keep_attention else 1) * (block.kind != "conv" or 0.5)
+        # Convolutions are not computed again: their outputs wait for the way up.
+        doors += stream * (2 if block.kind == "conv" else ATTENTION if memory.checkpoint_keep_attention else 1)
     if not memory.checkpointing:
         budget = config.compile.compile_activation_budget if config.compile.compile else 1.0
         return max(kept * budget, largest)
@@ -166,8 +180,14 @@ def operations(config: Any, model: Anatomy, size: tuple[int, int]) -> float:
         places = tokens(config, block.scale, size)
         attention = 4 * places**2 * block.width if block.kind != "conv" else 0
         forward += 2 * block.matrices * places * MET[block.kind] + attention
-    passes = (2 if config.adapters else 3) + bool(config.memory.checkpointing)
+    passes = (2 if config.adapters else 3) + _again(config)
     return forward * passes * config.data.train_batch_size * config.steps.gradient_accumulation_steps
+
+
+def _again(config: Any) -> float:
+    """The share of a forward pass that is computed a second time, in the backward pass."""
+    memory = config.memory
+    return 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
 
 
 def _launches(config: Any, model: Anatomy) -> float:

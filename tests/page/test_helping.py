@@ -56,7 +56,7 @@ def test_a_diffusers_folder_tells_its_family(helper, tmp_path, pipeline, family)
 
 def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     config = build(FLUX, {"compile": True}, notes=[])
-    assert compiling.outlook(config) == "2 graphs, about 25 s once, kept for next time (an estimate)."
+    assert compiling.outlook(config) == "2 graphs, about 20 s once, kept for next time (an estimate)."
     folder = tmp_path / "out" / "runs" / "cat-20260101-000000-abcd"
     folder.mkdir(parents=True)
     facts = {"script": "flux_train_network", "state": "finished", "compile": {"num_graphs": 2, "seconds": 71.6}}

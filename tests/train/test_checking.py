@@ -195,6 +195,29 @@ def test_operations_are_those_that_are_published():
         assert fit.operations(config, model, (1024, 1024)) / 2 == pytest.approx(published, rel=0.1)
 
 
+# Peaks in GiB and seconds of a step that benchmarks/full_size.py has measured on an H200: LoRA of rank 16, 1024 x 1024.
+CKPT, COMPILED = {"gradient_checkpointing": True}, {"compile": True}
+MEASURED = [
+    (FLUX, 1, CKPT, 25.6, 0.741),
+    (FLUX, 1, {}, 63.4, 0.527),
+    (FLUX, 1, COMPILED, 52.4, 0.368),
+    (FLUX, 1, {**COMPILED, **CKPT, "blocks_to_swap": 20}, 15.7, 0.665),
+    (FLUX, 1, {**COMPILED, **CKPT, "checkpoint_keep_attention": True}, 27.1, 0.485),
+    (FLUX, 4, {**COMPILED, **CKPT}, 32.5, 1.969),
+    (FLUX, 4, {**COMPILED, "compile_activation_budget": 0.5}, 83.6, 1.521),
+    (LORA, 4, CKPT, 8.4, 0.634),
+    (LORA, 4, COMPILED, 27.7, 0.26),
+]
+
+
+@pytest.mark.parametrize(("cls", "batch", "given", "peak", "step"), MEASURED)
+def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step, monkeypatch, tmp_path):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path))
+    found = needs(cls, train_batch_size=batch, **given)
+    tensors = sum(size for part, size in found.parts.items() if part != "driver")
+    assert tensors == pytest.approx(peak, rel=0.08) and found.step == pytest.approx(step, rel=0.12)
+
+
 def test_parameters_are_counted_in_headers(demo):
     from library.families.weights import header
 
