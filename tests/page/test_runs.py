@@ -188,7 +188,7 @@ def page(visit, tmp_path):
         started.append(
             subprocess.Popen([sys.executable, "-c", code, port], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
         )
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/"), 60)
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/"), 180)
         return started[-1], f"http://127.0.0.1:{port}/"
 
     yield begin
@@ -207,7 +207,7 @@ def free_port():
 
 def answers(address):
     try:
-        return urllib.request.urlopen(address, timeout=5).status == 200
+        return urllib.request.urlopen(address, timeout=60).status == 200
     except (urllib.error.URLError, OSError):
         return False
 
