@@ -91,7 +91,7 @@ class Run:
         self.uploads.finish()
         if self.record:
             for line, _ in self.meter.lines():
-                self._write(line)
+                self._write({name: value for name, value in line.items() if name not in ASKED})
             self.record.note(compile=LEDGER.summary(), **self._footprint.peaks())
             if sentence := LEDGER.sentence():
                 self.say(sentence)
