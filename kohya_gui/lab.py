@@ -159,35 +159,21 @@ def bench(result: Mapping[str, Any]) -> dict[str, Any]:
         "heading": report.heading(result),
         "verdict": best.get("sentence", ""),
         "apply": bool(best.get("options")),
-        "groups": groups(result),
+        "groups": [
+            {"title": name, "rows": [_bar(result, bar) for bar in bars]} for name, bars in picture.groups(result)
+        ],
         "notes": [report.line(row) for row in failed] + report.restless(result),
         "about": [[name, c["about"]] for name, c in result.get("candidates", {}).items()],
     }
 
 
-def groups(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Bars by part and size; parts that were measured in one way only share a group at the end."""
-    found = picture.groups(result)
-    made = [
-        {"title": name, "rows": [_bar(result, row, rows, row["candidate"]) for row in rows]}
-        for name, rows in found
-        if len(rows) > 1 or rows[0]["part"] == report.STEP
-    ]
-    single = [(name, rows[0]) for name, rows in found if len(rows) == 1 and rows[0]["part"] != report.STEP]
-    if single:
-        rows = [row for _, row in single]
-        bars = [_bar(result, row, rows, name) | {"best": False} for name, row in single]
-        made.append({"title": "Other parts", "rows": bars})
-    return made
-
-
-def _bar(result: Mapping[str, Any], row: Mapping[str, Any], rows: list[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    longest, quickest = picture.scale(rows), min(r["ms"]["p50"] for r in rows)
+def _bar(result: Mapping[str, Any], bar: picture.Bar) -> dict[str, Any]:
+    row = bar.row
     return {
-        "name": name,
-        "share": round(min(1.0, row["ms"]["p50"] / longest), 4),
-        "far": round(min(1.0, row["ms"]["p90"] / longest), 4),
-        "best": len(rows) > 1 and row["ms"]["p50"] == quickest,
+        "name": bar.name,
+        "share": bar.share,
+        "far": bar.far,
+        "best": bar.best,
         "p50": report.milliseconds(row["ms"]["p50"]),
         "p90": report.milliseconds(row["ms"]["p90"]),
         "speed": report.speed(result, row),

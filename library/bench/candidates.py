@@ -12,7 +12,8 @@ from library.config.values import meant
 
 # What every candidate starts from: nothing is compiled, and nothing is computed twice.
 PLAIN: Mapping[str, Any] = {
-    "compile": False, "compile_mode": "default", "compile_dynamic": "auto", "compile_activation_budget": 1.0,
+    "compile": False, "compile_scope": "blocks", "compile_autotune": False, "compile_mode": "default",
+    "compile_dynamic": "auto", "compile_activation_budget": 1.0,
     "gradient_checkpointing": False, "checkpoint_keep_attention": False, "cpu_offload_checkpointing": False,
 }  # fmt: skip
 COMPILED = {"compile": True}
@@ -48,6 +49,7 @@ ALL = (
     Candidate("compiled+budget", "compiled, half of the activations kept",
               {**COMPILED, "compile_activation_budget": 0.5}),
     Candidate("compiled+dynamic", "compiled once for all sizes", {**COMPILED, "compile_dynamic": "true"}, usual=False),
+    Candidate("compiled-model", "the whole model compiled as one", {**COMPILED, "compile_scope": "model"}, usual=False),
     Candidate("cuda-graphs", "compiled, kernels played back as recorded",
               {**COMPILED, "compile_mode": "reduce-overhead"}, "cuda", usual=False),
     Candidate("max-autotune", "compiled, kernels chosen by trying them",

@@ -142,7 +142,9 @@ class Bench:
             known.append(stage.counted(self.subject, made, config, self.device, at))
         with stage.staged(self.subject, config, self.device, at, made) as ready:
             del made
-            for kind, (path, call) in (known[0].blocks if BLOCKS in self.parts else {}).items():
+            # A block of a model that is compiled as one has no graph of its own.
+            apart = BLOCKS in self.parts and not (config.compile.compile and config.compile.compile_scope == "model")
+            for kind, (path, call) in (known[0].blocks if apart else {}).items():
                 row = {"part": f"block {kind}", **where}
                 yield self._row(row, ready.block(path, call), known[0].block_flops[kind], ready)
             if STEP in self.parts:

@@ -1,11 +1,13 @@
 """A bench as a picture: bars for each way, in groups by part and size. SVG written here, so that nothing is needed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from library.bench import report
 
+Row = Mapping[str, Any]
 WIDTH, NAME, VALUE, BAR, GAP, TOP = 860, 210, 240, 18, 6, 64
 COLOURS = {
     "ground": "#ffffff", "text": "#1d1d1b", "quiet": "#5c5c56", "bar": "#a9a4ee", "best": "#4338ca", "edge": "#dededa"
@@ -15,19 +17,48 @@ DARK = {
 }  # fmt: skip
 
 
-def groups(result: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """The measured rows by part and size, the whole step first: what one wants to know."""
-    found: dict[tuple[bool, str, int], list[Mapping[str, Any]]] = {}
+@dataclass(frozen=True)
+class Bar:
+    """One measurement as a bar: its length and that of the line to the 90th percentile, as shares of the longest."""
+
+    name: str
+    row: Row
+    share: float
+    far: float
+    best: bool  # the quickest of several ways
+
+
+def groups(result: Mapping[str, Any]) -> list[tuple[str, list[Bar]]]:
+    """The measured rows by part and size, the whole step first: what one wants to know.
+
+    Parts that were measured in one way only share a group at the end.
+    """
+    found: dict[tuple[bool, str, int], list[Row]] = {}
     for row in report.of(result):
         found.setdefault((row["part"] != report.STEP, row["part"], row.get("resolution") or 0), []).append(row)
-    ordered = sorted(found.items(), key=lambda group: group[0])
-    return [(named(part) + (f" at {size}" if size else ""), rows) for (_, part, size), rows in ordered]
+    made: list[tuple[str, list[Bar]]] = []
+    single: list[tuple[str, Row]] = []
+    for (_, part, size), rows in sorted(found.items(), key=lambda group: group[0]):
+        title = named(part) + (f" at {size}" if size else "")
+        if len(rows) == 1 and part != report.STEP:
+            single.append((title, rows[0]))
+        else:
+            made.append((title, _bars([(row["candidate"], row) for row in rows], compared=len(rows) > 1)))
+    return [*made, ("Other parts", _bars(single, compared=False))] if single else made
 
 
-def scale(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The milliseconds of a bar of full length: one wild 90th percentile must not flatten all the rest."""
-    middle, most = (max(row["ms"][which] for row in rows) for which in ("p50", "p90"))
-    return min(most, 1.5 * middle)
+def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
+    # One wild 90th percentile must not flatten all the rest.
+    longest = min(max(row["ms"]["p90"] for _, row in rows), 1.5 * max(row["ms"]["p50"] for _, row in rows))
+    quickest = min(row["ms"]["p50"] for _, row in rows)
+
+    def share(row: Row, which: str) -> float:
+        return round(min(1.0, row["ms"][which] / longest), 4)
+
+    return [
+        Bar(name, row, share(row, "p50"), share(row, "p90"), compared and row["ms"]["p50"] == quickest)
+        for name, row in rows
+    ]
 
 
 def named(part: str) -> str:
@@ -39,13 +70,11 @@ def named(part: str) -> str:
 def svg(result: Mapping[str, Any]) -> str:
     """The picture, in light or dark as its viewer likes it."""
     parts, y = [], TOP
-    for title, rows in groups(result):
+    for title, bars in groups(result):
         parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(title)}</text>')
         y += 24
-        longest = scale(rows)
-        quickest = min(row["ms"]["p50"] for row in rows)
-        for row in rows:
-            parts.append(_bar(row, y, longest, len(rows) > 1 and row["ms"]["p50"] == quickest))
+        for bar in bars:
+            parts.append(_drawn(bar, y))
             y += BAR + GAP
         y += 14
     lines = report.heading(result)
@@ -61,15 +90,14 @@ def svg(result: Mapping[str, Any]) -> str:
     )
 
 
-def _bar(row: Mapping[str, Any], y: int, longest: float, is_best: bool) -> str:
-    room = WIDTH - NAME - VALUE
-    wide, far = (room * min(1.0, row["ms"][which] / longest) for which in ("p50", "p90"))
-    middle = y + BAR / 2
+def _drawn(bar: Bar, y: int) -> str:
+    room, row = WIDTH - NAME - VALUE, bar.row
+    wide, far, middle = room * bar.share, room * bar.far, y + BAR / 2
     value = report.milliseconds(row["ms"]["p50"])
     more = f", {row['peak_gb']:.1f} GB" + (f", MFU {row['mfu']:.0%}" if "mfu" in row else "")
     return (
-        f'<text x="{NAME - 10}" y="{y + 14}" class="name">{escape(row["candidate"])}</text>'
-        f'<rect x="{NAME}" y="{y}" width="{wide:.1f}" height="{BAR}" rx="3" class="{"best" if is_best else "bar"}"/>'
+        f'<text x="{NAME - 10}" y="{y + 14}" class="name">{escape(bar.name)}</text>'
+        f'<rect x="{NAME}" y="{y}" width="{wide:.1f}" height="{BAR}" rx="3" class="{"best" if bar.best else "bar"}"/>'
         f'<line x1="{NAME + wide:.1f}" x2="{NAME + far:.1f}" y1="{middle}" y2="{middle}"/>'
         f'<text x="{NAME + far + 8:.1f}" y="{y + 14}">{value}<tspan class="quiet">{more}</tspan></text>'
     )

@@ -57,9 +57,11 @@ def sentence(result: Mapping[str, Any], name: str) -> str:
         if first is None or name == base:
             parts.append(f"{at} with {row['peak_gb']:.1f} GB")
             continue
+        now, before = f"{row['peak_gb']:.1f} GB", f"{first['peak_gb']:.1f} GB"
+        memory = now if now == before else f"{now} instead of {before}"
         parts.append(
             f"{at} instead of {milliseconds(first['ms']['p50'])} ({first['ms']['p50'] / row['ms']['p50']:.2f} times as "
-            f"fast), {row['peak_gb']:.1f} GB instead of {first['peak_gb']:.1f} GB{_paid(row, first)}"
+            f"fast), {memory}{_paid(row, first)}"
         )
     against = "" if name == base else f", compared with {base}"
     return f"Fastest: {name}{against}: {'; '.join(parts)}."
