@@ -8,7 +8,7 @@ from typing import Any
 
 from kohya_gui import history
 from library.runs import explain, machine
-from library.runs.queue import Queue
+from library.runs.queue import BY_USER, Queue
 from library.runs.reader import Progress, Run
 
 STATES = {
@@ -50,11 +50,9 @@ def waiting(found: Queue) -> str:
     if not found.paused and not found.halted:
         more = f", and {len(names) - 1} more" if len(names) > 1 else ""
         return f'<p class="next">Next in the queue: {html.escape(names[0])}{more}</p>'
-    why = (
-        f"The queue is paused. {found.paused}"
-        if found.paused
-        else "The queue waits since the computer or its process ended."
-    )
+    why = "The queue waits since the computer or its process ended."
+    if found.paused:
+        why = "The queue is paused" + ("." if found.paused == BY_USER else f": {found.paused}")
     go = '<button type="button" data-queue="go_on">Go on</button>'
     return f'<div class="next halted"><p>{html.escape(why)} {count} left.</p>{go}</div>'
 

@@ -53,7 +53,7 @@ window.kohyaQueue = (() => {
     shown = now;
     const focus = place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     place.querySelector(".how").textContent = how(found);
-    place.querySelector(".tools").replaceChildren(...tools(found));
+    place.querySelector(".switches").replaceChildren(...tools(found));
     const waiting = found.entries.filter((entry) => entry.waits);
     const others = found.entries.filter((entry) => !entry.waits);
     const active = others.filter((entry) => MOODS[entry.state] === "busy");

@@ -3,7 +3,7 @@
 import gradio as gr
 
 MARKUP = """<div class="queue"><div class="lead"><p class="how" role="status">Reading the queue</p>
-<div class="tools"></div></div><ol class="entries"></ol><div class="answer" role="status"></div></div>"""
+<div class="switches"></div></div><ol class="entries"></ol><div class="answer" role="status"></div></div>"""
 
 
 class Queue:

@@ -5,6 +5,8 @@ import time
 import pytest
 
 from kohya_gui import messages, panel
+from library.runs import process
+from library.runs.queue import Entry, Queue
 from library.runs.reader import Progress, Run
 
 
@@ -37,6 +39,18 @@ def test_the_long_first_step_is_not_a_mystery(tmp_path):
     assert "Preparing the first step" in shown(tmp_path, events)
     assert "Compiling in the first step" in shown(tmp_path, events, config={"compile": {"compile": True}})
     assert "Getting ready" in shown(tmp_path)
+
+
+@pytest.mark.parametrize(("paused", "worker", "words"), [
+    ("by you", {}, "The queue is paused. 2 trainings left."),
+    ("fox has failed.", {}, "The queue is paused: fox has failed. 2 trainings left."),
+    ("", {}, "The queue waits since the computer or its process ended. 2 trainings left."),
+    ("", process.identity(), "Next in the queue: a&lt;b, and 1 more"),
+])  # fmt: skip
+def test_a_line_says_how_the_queue_stands(paused, worker, words):
+    entries = [Entry(name, "flux_train", "", name, "/out") for name in ("a<b", "c")]
+    page = panel.waiting(Queue(entries, paused=paused, worker=worker))
+    assert words in page and ("Go on" in page) == (not worker) and panel.waiting(Queue()) == ""
 
 
 def test_a_run_that_hangs_says_so(tmp_path):
