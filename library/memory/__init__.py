@@ -82,6 +82,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     if not config.compile.compile:
         return ""
     from library import compile_utils
+    from library.memory import norms
 
     options, static = config.compile, len(sizes) == 1 or config.compile.dynamic is False
     inputs: Mapping[str, BlockInputs] = family.block_inputs
@@ -95,6 +96,8 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
         blocks, backends = _chosen(blocks, family.regions, options)
         if static:  # static sizes give the faster kernels
             inputs = {kind: replace(given, dynamic=(), sizes=_number(given, sizes)) for kind, given in inputs.items()}
+    for block in (block for group in blocks for block in group):
+        norms.keep_channels_last(block)
     try:
         compile_utils.check_recording(options, device, len(sizes))
         compile_utils.compile_model(options, denoiser, blocks, False, family.name, inputs, backends)

@@ -64,7 +64,10 @@ def no_number(what: str, line: Mapping[str, Any], images: list[str], run: Any) -
 
 def broken(parameters: list[torch.nn.Parameter], run: Any) -> str:
     """Why these weights must not be saved, "" when they may. Waits for the device."""
-    if torch.stack([p.detach().isfinite().all() for p in parameters]).all():
+    sound: dict[torch.device, list[torch.Tensor]] = {}  # swapped blocks are in host memory
+    for p in parameters:
+        sound.setdefault(p.device, []).append(p.detach().isfinite().all())
+    if all(torch.stack(flags).all() for flags in sound.values()):
         return ""
     return f"after step {run.clock.step} the weights hold NaN or infinity: lower the learning rate{_go_on(run)}"
 

@@ -1,0 +1,38 @@
+"""A GroupNorm that leaves images in the order that convolutions like best."""
+
+import torch
+from torch import Tensor, nn
+
+from library.memory.blocks import under_its_name
+
+
+class GroupNorm(nn.GroupNorm):
+    """The same numbers, with channels kept last in memory.
+
+    PyTorch's own answers in another order on CUDA. Inductor then orders images anew for the convolution behind it, and
+    takes the strides of the first image size for those of all (torch 2.11 with sizes that vary).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, C, h, w] -> the same, in float32 under autocast, as PyTorch's own does on a GPU."""
+        if input.dim() != 4:
+            return super().forward(input)
+        images, channels, height, width = input.shape
+        parts = (images, height * width, self.num_groups, channels // self.num_groups)
+        x = input.permute(0, 2, 3, 1).reshape(parts).float()
+        variance, mean = torch.var_mean(x, dim=(1, 3), keepdim=True, correction=0)
+        x = ((x - mean) * torch.rsqrt(variance + self.eps)).reshape(images, height, width, channels)
+        if self.weight is not None:
+            x = x * self.weight.float() + self.bias.float()
+        kept = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
+        return x.permute(0, 3, 1, 2).to(kept)
+
+
+def keep_channels_last(block: nn.Module) -> None:
+    """Give the GroupNorms within a block that is about to be compiled this behaviour."""
+    for module in block.modules():
+        if type(module) is nn.GroupNorm:
+            module.__class__ = GroupNorm
+
+
+under_its_name(GroupNorm, nn.GroupNorm)

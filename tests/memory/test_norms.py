@@ -1,0 +1,52 @@
+"""GroupNorm with channels last: the same numbers, another order in memory."""
+
+import copy
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+from library.memory import norms
+
+
+def both():
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.GroupNorm(4, 16), nn.SiLU())
+    nn.init.normal_(own[0].weight), nn.init.normal_(own[0].bias)
+    ours = copy.deepcopy(own)
+    norms.keep_channels_last(ours)
+    return own, ours
+
+
+def test_it_is_the_same_norm_with_the_same_gradients():
+    own, ours = both()
+    x = torch.randn(2, 16, 6, 5, requires_grad=True)
+    again = x.detach().to(memory_format=torch.channels_last).requires_grad_(True)
+    wanted, found = own(x), ours(again)
+    torch.testing.assert_close(found, wanted)
+    wanted.square().sum().backward(), found.square().sum().backward()
+    torch.testing.assert_close(again.grad, x.grad)
+    for a, b in zip(ours.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert [*ours.state_dict()] == [*own.state_dict()] and type(ours[0]).__name__ == "GroupNorm"
+
+
+def test_channels_stay_last_also_where_a_compiler_only_traces():
+    with FakeTensorMode():
+        _, ours = both()
+        x = torch.empty(2, 16, 6, 5).to(memory_format=torch.channels_last)
+        assert ours(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_half_precision_is_normed_in_float32():
+    own, ours = both()
+    x = torch.randn(2, 16, 6, 5).bfloat16() + 100
+    torch.testing.assert_close(ours.bfloat16()(x).float(), own.float()(x.float()), rtol=0.05, atol=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours[0](x).dtype == torch.float32
+
+
+def test_rows_of_other_shapes_go_the_usual_way():
+    own, ours = both()
+    x = torch.randn(3, 16, 7)
+    assert torch.equal(ours(x), own(x))
