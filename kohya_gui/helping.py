@@ -99,6 +99,7 @@ class Helper:
         """Begin a probe."""
         form, given = self._heard(sent)
         config, _ = form.ready(given)
+        paths.allow(config, self.roots)
         return {"id": probing.start(config, {**given.launch})}
 
     def probing(self, sent: Sent) -> dict[str, Any]:

@@ -70,17 +70,16 @@ def test_the_family_decides_what_is_seen_and_keeps_what_was_typed(visit):
     assert not visitor.page.locator("#lora-flux-t5xxl").is_visible()
 
 
-@pytest.mark.parametrize("tab", ["LoRA", "DreamBooth", "Finetune"])
-def test_torch_compile_settings_in_every_tab(visit, tab):
+def test_torch_compile_settings_in_every_tab(visit):
     visitor = visit()
-    visitor.tab(tab)
-    for family in ("FLUX.1", "SDXL"):
-        visitor.family(family)
+    for tab in ("LoRA", "DreamBooth", "Finetune"):
+        visitor.tab(tab)
         visitor.click("Torch Compile Settings")
-        for name in ("compile", "compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph",
-                     "compile_cache_size_limit", "compile_fallback"):  # fmt: skip
-            assert visitor.page.locator(f"#{tab.lower()}-{name}").is_visible(), name
-        visitor.click("Torch Compile Settings")
+        for family in ("FLUX.1", "SDXL"):
+            visitor.family(family)
+            for name in ("compile", "compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph",
+                         "compile_cache_size_limit", "compile_fallback"):  # fmt: skip
+                assert visitor.page.locator(f"#{tab.lower()}-{name}").is_visible(), name
 
 
 def test_print_shows_the_command_and_the_toml_and_writes_nothing(visit, tmp_path):
@@ -140,12 +139,17 @@ def test_a_json_of_kohya_ss_is_imported_and_never_written_over(visit, served):
     assert json.loads(path.read_text(encoding="utf-8")) == found
 
 
-def test_loading_outside_of_the_roots_is_refused(visit, tmp_path):
+def test_files_outside_of_the_roots_or_of_another_tab_are_refused(visit, served, tmp_path):
     visitor = visit()
+    place = visitor.page.get_by_placeholder("Config file").locator("visible=true")
     for text in (str(tmp_path / ".." / "x.toml"), "/etc/passwd", "../../../etc/x.toml", ""):
-        visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(text)
+        place.fill(text)
         visitor.click("Load config")
         visitor.until("config file:")
+    (served[1] / "full.toml").write_text("learning_rate_te1 = 0.1\n", encoding="utf-8")
+    place.fill(str(served[1] / "full.toml"))
+    visitor.click("Load config")
+    visitor.until("This is a config for the DreamBooth tab")
 
 
 def test_a_config_goes_through_download_and_upload(visit, tmp_path):
@@ -162,14 +166,6 @@ def test_a_config_goes_through_download_and_upload(visit, tmp_path):
     sent = other.page.evaluate("window.kohya.read('lora')")
     config = build(config_class("sdxl_train_network"), json.loads(sent)["values"])
     assert flat(changed(config)) == read_toml(tmp_path / "cat.toml")
-
-
-def test_a_config_for_another_tab_says_so(visit, served):
-    (served[1] / "full.toml").write_text("learning_rate_te1 = 0.1\n", encoding="utf-8")
-    visitor = visit()
-    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "full.toml"))
-    visitor.click("Load config")
-    visitor.until("This is a config for the DreamBooth tab")
 
 
 def test_training_is_watched_left_and_found_again(visit, tmp_path):

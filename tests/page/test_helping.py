@@ -72,6 +72,14 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     assert "3 min" in compiling.outlook(other)
 
 
+def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):
+    ready = {"pretrained_model_name_or_path": "/etc/x.safetensors", "train_data_dir": str(tmp_path),
+             "output_dir": str(tmp_path / "out"), "resolution": "64"}  # fmt: skip
+    with pytest.raises(ConfigError, match="outside of"):
+        helper.probe(question(**ready))
+    assert not list(tmp_path.glob("**/probe*"))
+
+
 @pytest.mark.parametrize("name", ["judge", "preset", "choices", "compare", "probe", "probing", "unprobe"])
 @pytest.mark.parametrize(
     "fields",
