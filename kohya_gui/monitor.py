@@ -65,7 +65,7 @@ class Monitor:
         same = {part: seen.get(part) == value for part, value in fresh.items()}
         choices, now = [("Newest run", FOLLOW), *fresh["runs"]], time.time()
         return [
-            gr.skip() if same["runs"] else gr.update(choices=choices, value=picked, visible=len(runs) > 1),
+            gr.skip() if same["runs"] else gr.update(choices=choices, visible=len(runs) > 1),
             gr.skip() if same["queue"] else waits,
             gr.skip() if same["head"] else panel.head(run, progress, now),
             gr.skip() if same["acts"] else buttons,
