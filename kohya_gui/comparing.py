@@ -7,7 +7,7 @@ from typing import Any
 
 from kohya_gui import paths, presets
 from library.config import foreign
-from library.config.schema import ConfigError, build, draft, options, read_toml
+from library.config.schema import ConfigError, build, draft, flat, options, read_toml
 from library.families import RUNS, config_class
 from library.runs import layout, reader
 
@@ -47,7 +47,9 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
 def _of_run(run_id: str) -> Any:
     try:
         run = reader.run(run_id)
-        config, values = config_class(str(run.facts.get("script"))), read_toml(run.folder / layout.TOML)
+        config, path = config_class(str(run.facts.get("script"))), run.folder / layout.TOML
+        # A run of a shell has no file of its own, but its record has what differs from the defaults.
+        values = read_toml(path) if path.is_file() else flat(run.facts.get("config") or {})
     except KeyError as error:
         raise ConfigError(f"there is no run called {run_id}") from error
     known, read = options(config), {}

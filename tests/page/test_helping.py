@@ -97,6 +97,16 @@ def test_whatever_is_sent_is_answered_or_refused_in_words(helper, name, fields):
         assert "root:" not in json.dumps(answer)
 
 
+def test_a_run_of_a_shell_can_be_compared_by_its_record(helper, tmp_path):
+    with Record.start(
+        {"network": {"network_dim": 8}}, "sdxl_train_network", tmp_path / "out", "fox", "SDXL LoRA"
+    ) as run:
+        run.step({"step": 1, "loss": 0.5})
+    key = next(key for name, key in helper.choices(question())["choices"] if name.startswith("fox"))
+    found = helper.compare(question(more={"first": "form", "second": key}, network_dim="16"))
+    assert found["rows"] == [["network_dim", "Rank", "16", "8"]] and found["second"] == run.id
+
+
 def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monkeypatch):
     assert keys.keep({"huggingface_token": "hf_secret", "wandb_api_key": "", "other": "x"}) == ["huggingface_token"]
     assert keys.keep({"huggingface_token": "hf_secret"}) == []
