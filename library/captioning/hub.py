@@ -50,13 +50,10 @@ class Describer:
 
     def _inputs(self, pictures: list[Image.Image]) -> Any:
         if getattr(self.processor, "chat_template", None):
-            said = [{"type": "image"}, {"type": "text", "text": self.prompt or PROMPT}]
-            text = self.processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True)
-            return self.processor(
-                images=[[picture] for picture in pictures],
-                text=[text] * len(pictures),
-                padding=True,
-                return_tensors="pt",
+            question = {"type": "text", "text": self.prompt or PROMPT}
+            said = [[{"role": "user", "content": [{"type": "image", "image": one}, question]}] for one in pictures]
+            return self.processor.apply_chat_template(
+                said, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", padding=True
             )
         if self.prompt and self.processor is not self.tokenizer and hasattr(self.processor, "tokenizer"):
             return self.processor(

@@ -183,6 +183,45 @@ def blip(folder):
     processor.save_pretrained(folder)
 
 
+CHAT = (
+    "{% for m in messages %}{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>"
+    "{% else %} {{ part['text'] }}{% endif %}{% endfor %}{% endfor %} the"
+)
+
+
+def llava(folder):
+    """A model that one talks to: the question goes before its answer."""
+    import torch
+    from transformers import CLIPImageProcessorPil, CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaProcessor
+    from transformers import LlavaForConditionalGeneration as Llava
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    known = words(folder)
+    known.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    text = LlamaConfig(**small, vocab_size=len(known), bos_token_id=2, eos_token_id=3, pad_token_id=0)
+    vision = CLIPVisionConfig(**small, image_size=16, patch_size=8, projection_dim=16)
+    image = known.convert_tokens_to_ids("<image>")
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=image, image_seq_length=4)
+    Llava(config).save_pretrained(folder)
+    pictures = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    how = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    LlavaProcessor(pictures, known, chat_template=CHAT, image_token="<image>", **how).save_pretrained(folder)
+
+
+def test_a_model_that_one_talks_to_gives_its_answer_without_the_question(tmp_path):
+    llava(tmp_path / "llava")
+    made = hub.Describer(tmp_path / "llava", prompt="cat on hat of red", max_tokens=5, batch_size=2, device="cpu")
+    pictures = [plain("red"), plain("blue")]
+    seen = []
+    real = made.model.generate
+    made.model.generate = lambda **given: seen.append(given) or real(**given)
+    said = made(pictures)
+    assert len(said) == 2 and all(len(one.split()) <= 5 for one in said) and any(said)
+    asked = made.tokenizer.decode(seen[0]["input_ids"][0], skip_special_tokens=True)
+    assert "cat on hat of red" in asked and seen[0]["pixel_values"].shape[0] == 2
+
+
 @pytest.mark.parametrize("make", [vit_gpt2, blip])
 def test_a_local_captioner_says_its_own_words(make, tmp_path, images):
     import torch
