@@ -186,6 +186,7 @@ window.kohyaImages = (() => {
     const picture = make("img", { src: source(row, side), loading: "lazy", decoding: "async", alt: row.name });
     if (row.size[0]) picture.style.aspectRatio = `${row.size[0]} / ${row.size[1]}`;
     const made = make("div", { className: "frame" }, picture);
+    picture.onerror = () => made.replaceChildren("no picture");
     const [left, top, width, height] = row.seen;
     if (width < 0.999 || height < 0.999) {
       const shade = make("i", { className: "seen" });

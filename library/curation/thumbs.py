@@ -1,5 +1,6 @@
 """Small versions of images, made when they are asked for and kept in the user's cache folder."""
 
+import contextlib
 import hashlib
 import io
 import os
@@ -49,7 +50,8 @@ def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
     except OSError:
         pass
     made = _made(path, side)
-    write_atomic(kept, made)
+    with contextlib.suppress(ConfigError, OSError):  # a full or read-only disk only means that it is made again
+        write_atomic(kept, made)
     if time.time() - _pruned[0] > DAY:
         _pruned[0] = time.time()
         threading.Thread(target=prune, name="thumbnails", daemon=True).start()

@@ -108,6 +108,8 @@ def test_thumbnails_are_kept_and_follow_their_image(tmp_path, monkeypatch):
     os.utime(path, (1, 1))
     assert thumbs.thumb(path) != first
     assert thumbs.prune(0) == 0 and list(thumbs.root().glob("*/*")) == []
+    monkeypatch.setattr(thumbs, "write_atomic", lambda *_: (_ for _ in ()).throw(ConfigError("the disk is full")))
+    assert thumbs.thumb(path)[:4] == b"RIFF"
 
 
 def test_bombs_and_rubbish_are_one_sentence(tmp_path):
