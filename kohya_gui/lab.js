@@ -95,7 +95,7 @@ window.kohyaLab = (() => {
   function head(job) {
     const { text, done, total } = job.doing;
     const line = make("div", { className: "who" }, make("span", { className: "state" }, words(job.state)), make("b", {}, words(job.title)),
-      make("small", {}, job.took), job.busy ? button(words("Stop"), () => act("lab-stop", { job: job.id }), "stop") : null);
+      make("small", {}, job.took), job.busy ? button(words("Stop"), () => { say(part(".answer"), "plain", words("Stopping")); act("lab-stop", { job: job.id }); }, "stop") : null);
     const made = [make("div", { className: `run ${job.mood}` }, line)];
     if (job.busy) {
       const share = total ? (100 * done) / total : 0;

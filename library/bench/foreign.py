@@ -95,7 +95,8 @@ class Foreign:
             model = networks.empty(lambda: self.cls(**self.given))
         except (TypeError, ValueError, AttributeError, RuntimeError, ZeroDivisionError) as error:
             raise ConfigError(f"{self.title} cannot be made from this config: {error}") from error
-        model = networks.filled(model, device, precision.storage_type(config))
+        dtype = precision.storage_type(config)
+        model = networks.filled(model, networks.place(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
             model.to = functools.partial(_to, model)
         learner = Adapters(model, self.regions, config.network.network_dim or 4, config.optim.learning_rate)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from library.bench import machine
 from library.config.schema import ConfigError
 
 GIB = 2**30
+DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them
 
 
 @dataclass(frozen=True)
@@ -128,16 +130,36 @@ def empty(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-@torch.no_grad()
-def filled(model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    """Random weights on the device, of a size that passes a signal on; ConfigError where there is no room for them."""
-    needed = sum(p.numel() for p in model.parameters()) * dtype.itemsize
-    free = machine.free_bytes(device)
+def place(model: nn.Module, device: torch.device, dtype: torch.dtype, config: Any) -> torch.device:
+    """Where weights are made: on the device, or on the host if they only fit once they are swapped or in 8 bits.
+
+    Raises ConfigError where there is no room for them.
+    """
+    shrinks = config.precision.fp8_denoiser or config.memory.blocks_to_swap
+    if device.type == "cuda" and shrinks and bytes_of(model, dtype) > 0.9 * machine.free_bytes(device):
+        device = torch.device("cpu")
+    check_room(model, device, dtype)
+    return device
+
+
+def check_room(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError where the weights do not fit: a machine that runs out of memory may take others down."""
+    needed, free = bytes_of(model, dtype), machine.free_bytes(device)
     if needed > free:
         raise ConfigError(
-            f"{type(model).__name__} needs {needed / GIB:.0f} GB and {free / GIB:.0f} GB are free "
-            f"on {device.type}: measure --size tiny here"
+            f"{type(model).__name__} needs {needed / GIB:.0f} GB and {free / GIB:.0f} GB are free on {device.type}: "
+            "measure --size tiny here, or a TOML with fp8_base or blocks_to_swap"
         )
+
+
+def bytes_of(model: nn.Module, dtype: torch.dtype) -> int:
+    """What the weights take in a type."""
+    return sum(p.numel() for p in model.parameters()) * dtype.itemsize
+
+
+@torch.no_grad()
+def filled(model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    """Random weights on the device, of a size that passes a signal on."""
     generator = torch.Generator(device).manual_seed(seed)
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -154,4 +176,10 @@ def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, g
     tensor = torch.empty(like.shape, device=device, dtype=dtype)
     if like.ndim < 2:
         return tensor.fill_(1.0 if name in ("weight", "scale") else 0.0)
-    return tensor.normal_(0.0, 0.7 / like[0].numel() ** 0.5, generator=generator)
+    flat = tensor.view(-1)
+    few = flat[:DRAWN]  # a processor would draw numbers for minutes
+    few.normal_(0.0, 0.7 / like[0].numel() ** 0.5, generator=generator)
+    for start in range(DRAWN, flat.numel(), DRAWN):
+        rest = flat[start : start + DRAWN]
+        rest.copy_(few[: rest.numel()])
+    return tensor

@@ -90,7 +90,9 @@ class Own:
         family = families.of(config)
         dtype = precision.storage_type(config)
         if self.random:
-            parts = Parts(networks.filled(self.random.denoiser(), device, dtype), None, {}, {}, {})
+            denoiser = self.random.denoiser()
+            where = networks.place(denoiser, device, dtype, config)
+            parts = Parts(networks.filled(denoiser, where, dtype), None, {}, {}, {})
             self._tell(family, parts.denoiser)
         else:
             parts = family.load(dtype, precision.compute_type(config))
@@ -142,7 +144,7 @@ class Own:
         from library.families import t5
 
         if self.random:
-            model = networks.filled(self.random.encoders[name](), device, dtype)
+            model = self._small(self.random.encoders[name](), device, dtype)
         else:
             model = self._stored(dtype).encoders[name].to(device)
         length = self._text_length() if name == "t5xxl" else TEXT
@@ -150,6 +152,10 @@ class Own:
         if name == "t5xxl":
             return lambda: t5.encode(model, ids, None)
         return lambda: model(ids, output_hidden_states=True)
+
+    def _small(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        networks.check_room(model, device, dtype)
+        return networks.filled(model, device, dtype)
 
     def _text_length(self) -> int:
         family = families.of(self.config({}))
@@ -160,7 +166,7 @@ class Own:
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
         """The image autoencoder."""
         if self.random:
-            return networks.filled(self.random.vae(), device, dtype)
+            return self._small(self.random.vae(), device, dtype)
         found = self._stored(dtype).vae
         return found.to(device) if found is not None else None
 

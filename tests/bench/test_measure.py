@@ -182,3 +182,17 @@ def test_a_model_without_room_is_told_and_nothing_measured_is_a_failure(monkeypa
     given = ["bench", "--family", "flux", "--part", "step", "--candidate", "eager", "--resolution", "64"]
     assert cli.main([*given, "--size", "tiny", "--device", "cpu"]) == 1
     assert "0 GB are free on cpu: measure --size tiny here" in capsys.readouterr().out
+
+
+def test_a_model_that_only_fits_in_8_bits_is_made_on_the_host(flux, monkeypatch):
+    from library.bench import networks
+
+    model, half, gpu = flux.random.denoiser(), torch.bfloat16, torch.device("cuda")
+    needed = networks.bytes_of(model, half)
+    monkeypatch.setattr(machine, "free_bytes", lambda device: needed if device == gpu else 2 * needed)
+    small = flux.config({"fp8_base": True, "mixed_precision": "bf16"})
+    assert networks.place(model, gpu, half, small) == CPU
+    assert networks.place(model, gpu, half, flux.config({})) == gpu
+    monkeypatch.setattr(machine, "free_bytes", lambda device: needed - 1)
+    with pytest.raises(foreign.ConfigError, match="fp8_base or blocks_to_swap"):
+        networks.place(model, gpu, half, small)
