@@ -6,7 +6,14 @@ window.kohyaImages = (() => {
   let root, now = null, view = { start: 0, show: "all", place: null, words: "" }, chosen = new Set(), turn = 0, working = "";
   const one = (selector) => root.querySelector(selector);
   const all = (selector) => [...root.querySelectorAll(selector)];
-  const said = (kind, text) => say(one(":scope > .said-of"), kind, text);
+
+  let saying = 0;
+  /** A message stays in view while one scrolls; a good one goes by itself. */
+  function said(kind, text) {
+    const mine = ++saying;
+    say(one(":scope > .said-of"), kind, text);
+    if (kind === "good" && text) setTimeout(() => mine === saying && say(one(":scope > .said-of"), kind, ""), 9000);
+  }
   const trigger = () => one("#images-trigger").value;
   const asked = (more = {}) => ({ folder: now.folder, album: now.album, trigger: trigger(), show: view.show, place: view.place, words: view.words, ...more });
 
@@ -248,7 +255,7 @@ window.kohyaImages = (() => {
     if (answer.said) {
       said("bad", answer.said);
       text.value = row.caption ?? "";
-    } else history(answer.past);
+    } else overview({ ...answer, rows: now.rows });
     const about = one(`.cards [data-name="${CSS.escape(row.name)}"] .about`);
     about?.querySelector(".badges").replaceChildren(...badges(row));
     const other = about?.querySelector("textarea");

@@ -116,7 +116,7 @@ class Images:
         except ConfigError as error:
             known = album.known.get(name)
             return {"error": str(error)} if known is None else {"said": str(error), "row": row(album, known, has)}
-        return {"row": row(album, picture, has), "past": past(album.root)}
+        return {"row": row(album, picture, has), **self._overview(album, sent.text("trigger"))}
 
     def edit(self, sent: Sent) -> dict[str, Any]:
         """Say what a change of tags would change, or do it."""
