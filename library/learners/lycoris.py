@@ -8,6 +8,7 @@ layers they belong to, so that they move, are found and are synchronised togethe
 import contextlib
 import importlib
 import importlib.util
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -69,12 +70,22 @@ class Foreign:
         return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
-        """Take over a file of the same kind of network; what does not match is reported."""
+        """Take over a file of the same kind of network, with its strength; what does not match is reported."""
+        before = {id(adapter): float(getattr(adapter, "alpha", 0) or 0) for adapter in self.network.loras}
         try:
             missing, unexpected = self.network.load_state_dict(dict(tensors), strict=False)
+            taken = [name for adapter in self.network.loras for name in _put_blocks(adapter, tensors)]
         except RuntimeError as e:
             raise ConfigError(f"the file does not fit this network: {str(e).splitlines()[-1].strip()}") from e
-        return Unmatched(list(missing), list(unexpected))
+        for (
+            adapter
+        ) in self.network.loras:  # the package keeps the strength that it has computed from the config's alpha
+            known = before[id(adapter)]
+            if known and isinstance(getattr(adapter, "scale", None), float):
+                adapter.scale *= float(adapter.alpha) / known
+        blocks = (".up_list.", ".down_list.")
+        missing = [name for name in missing if not (taken and any(block in name for block in blocks))]
+        return Unmatched(missing, [name for name in unexpected if name not in taken])
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that learns, as it is, for a saved state; not copied."""
@@ -86,6 +97,9 @@ class Foreign:
 
     def train(self, mode: bool = True) -> "Foreign":
         """Switch dropout on or off."""
+        for parameter in self.parameters():  # the package views some as matrices, whatever order the model is in
+            if not parameter.is_contiguous():
+                parameter.data = parameter.data.contiguous()
         self.network.train(mode)
         return self
 
@@ -133,13 +147,17 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
     module = importlib.import_module(name)
     if not hasattr(module, "create_network"):
         raise ConfigError(f"network_module {name} has no create_network: write lycoris.kohya, or leave it empty")
+    dim, alpha = config.network.network_dim or 4, config.network.network_alpha
+    if config.network.dim_from_weights:
+        dim, alpha, stored = _of_file(config.network.network_weights)
+        settings = {**stored, **settings}
     settings.setdefault("dropout", config.network.network_dropout or 0.0)
     encoders = _encoders(parts, config, settings)
     with _said_briefly(name):
         network = module.create_network(
             1.0,
-            config.network.network_dim or 4,
-            config.network.network_alpha,
+            dim,
+            alpha,
             parts.vae,
             list(encoders.values()) or None,
             Inside(parts.denoiser),
@@ -155,6 +173,42 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
         tensors = file_of(weights)
         tell("network_weights", weights, learner.load_state_dict(tensors), len(tensors))
     return learner
+
+
+def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Take over a DyLoRA, which the package writes whole and keeps in blocks of ranks. Returns the names taken."""
+    if not hasattr(adapter, "up_list"):
+        return []
+    names = [f"{adapter.lora_name}.lora_up.weight", f"{adapter.lora_name}.lora_down.weight"]
+    if not all(name in tensors for name in names):
+        return []
+    up, down = (tensors[name].flatten(1) for name in names)
+    ups, downs = up.split(adapter.block_size, dim=1), down.split(adapter.block_size)
+    if len(ups) != len(adapter.up_list):
+        raise RuntimeError(f"{names[0]} has rank {up.shape[1]}, the network has {adapter.lora_dim}")
+    with torch.no_grad():
+        for mine, its in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
+            mine.copy_(its)
+    return names
+
+
+def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
+    """Rank, alpha and arguments of the network that a file was made by, from its metadata."""
+    from safetensors import safe_open
+
+    facts: Mapping[str, str] = {}
+    if str(path).endswith(".safetensors"):
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+    try:
+        arguments = json.loads(facts.get("ss_network_args", "{}"))
+        own = {name: str(value) for name, value in arguments.items() if name != "dropout"}
+        return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
+    except (KeyError, ValueError, AttributeError) as e:
+        raise ConfigError(
+            f"dim_from_weights: {path} does not say which network it was made by (ss_network_dim); "
+            "set network_dim, network_alpha and network_args to what they were, and leave dim_from_weights out"
+        ) from e
 
 
 def _encoders(parts: Any, config: Any, settings: Mapping[str, str]) -> dict[str, nn.Module]:

@@ -1,5 +1,9 @@
+import copy
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from library import learners
 from library.config.schema import ConfigError
@@ -20,7 +24,7 @@ def lycoris(flux_like, flux_config, *args, **options):
 
 @pytest.mark.parametrize("algo", ["lora", "loha", "lokr", "diag-oft", "dylora", "glora", "ia3", "full"])
 def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, algo):
-    before = flux_like[1].denoiser(*inputs())
+    before, untouched = flux_like[1].denoiser(*inputs()), copy.deepcopy(flux_like)
     args = [f"algo={algo}", *(["factor=4"] if algo == "lokr" else [])]
     parts, learner = lycoris(flux_like, flux_config, *args)
     assert learner.trains["denoiser"]
@@ -34,8 +38,13 @@ def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, 
             p.add_(torch.randn_like(p) * 0.05)
     learned, state = parts.denoiser(*inputs()), {k: v.clone() for k, v in learner.state_dict().items()}
     assert not torch.equal(learned, before)
-    if algo in ("dylora", "full"):
-        return  # the package reads these in another form than it writes, or only into a fresh network
+    if algo == "full":
+        return  # the package reads it into a fresh network only
+    if algo == "dylora":  # of which each forward uses some ranks, by chance
+        again = lycoris(copy.deepcopy(untouched), flux_config, *args)[1]
+        assert not again.load_state_dict(state)
+        assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
+        return
     with torch.no_grad():
         for p in learner.parameters():
             p.zero_()
@@ -91,3 +100,26 @@ def test_blocks_share_graphs(flux_like, flux_config):
     img, txt = (x.requires_grad_(True) for x in inputs())
     parts.denoiser(img, txt).sum().backward()
     assert counter.frame_count >= 2
+
+
+def test_rank_and_strength_come_from_the_file(flux_like, flux_config, tmp_path):
+    other, third = copy.deepcopy(flux_like), copy.deepcopy(flux_like)
+    parts, learner = lycoris(flux_like, flux_config, "algo=loha", network_alpha=2)
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    facts = {"ss_network_dim": "4", "ss_network_alpha": "2.0", "ss_network_args": json.dumps({"algo": "loha"})}
+    save_file(learner.state_dict(), tmp_path / "a.safetensors", facts)
+    save_file(learner.state_dict(), tmp_path / "b.safetensors")
+    learned, file = parts.denoiser(*inputs()), str(tmp_path / "a.safetensors")
+    family, fresh = other
+    config = flux_config(network_module="lycoris.kohya", network_dim=9, network_weights=file, dim_from_weights=True)
+    learners.attach(fresh, family, config)
+    torch.testing.assert_close(fresh.denoiser(*inputs()), learned)
+    family, fresh = third
+    same = {"network_module": "lycoris.kohya", "network_dim": 4, "network_args": ["algo=loha"]}
+    learners.attach(fresh, family, flux_config(**same, network_alpha=1, network_weights=file))
+    torch.testing.assert_close(fresh.denoiser(*inputs()), learned)
+    silent = {"network_weights": str(tmp_path / "b.safetensors"), "dim_from_weights": True}
+    with pytest.raises(ConfigError, match="does not say which network it was made by"):
+        learners.attach(fresh, family, flux_config(**same, **silent))
