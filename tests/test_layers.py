@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "library.families": BOTTOM,
     "library.runs": BOTTOM,
     "library.objectives": (*BOTTOM, *PROTOCOL),
-    "library.learners": (*BOTTOM, *PROTOCOL),
+    "library.learners": (*BOTTOM, *PROTOCOL, "library.tools"),
     "library.data": (*BOTTOM, *PROTOCOL),
     "library.compile_utils": (*BOTTOM, *COMPILING, "library.memory.blocks"),
     "library.compile_door": (*BOTTOM, *COMPILING, "library.memory.blocks"),

@@ -201,7 +201,11 @@ def dtype_of(config: Any) -> torch.dtype:
 
 
 def file_of(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a LoRA file, .safetensors, .pt or .ckpt. ConfigError when it is not there or not one."""
+    """The tensors of a LoRA file, .safetensors, .pt or .ckpt, by kohya's names.
+
+    Files of diffusers (PEFT) and of ComfyUI's own tree are renamed; where they keep parts of a layer of FLUX.1 apart,
+    the rank is the sum of the parts'. ConfigError when the file is not there or not one.
+    """
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
@@ -209,13 +213,24 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
+            return _renamed(path, load_file(path))
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return tensors.get("state_dict", tensors)
+    except ConfigError:
+        raise
     except Exception as e:  # every reader has its own exceptions for "this is something else"
         # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
         why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
         raise ConfigError(f"{path} is not a LoRA file: {why}") from e
+
+
+def _renamed(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What other programs have written, under kohya's names."""
+    if all(name.startswith("lora_") for name in tensors) or not any(".lora" in name for name in tensors):
+        return tensors
+    from library.tools import adapters
+
+    return adapters.tensors_of(adapters.read(path), "kohya")[0]
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

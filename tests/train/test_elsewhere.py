@@ -137,3 +137,39 @@ def test_the_check_of_the_demo_agrees(trained, family):
     matched, wrong = lora.check(file, config)
     layers = sum(name.startswith("lora_unet") and name.endswith(".alpha") for name in load_file(file))
     assert wrong == [] and (matched == layers if family == "sdxl" else matched > layers)
+
+
+@pytest.mark.parametrize("style", ["diffusers", "comfy"])
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, style):
+    """In the names of diffusers (PEFT) and of ComfyUI's own tree: to learn on, for their ranks, to be merged."""
+    from library.config.schema import replace
+    from library.tools.convert import convert
+
+    config, file = trained[family]
+    other, expected = convert(file, tmp_path / f"{style}.safetensors", to=style), load_file(file)
+    assert not any(name.startswith("lora_") for name in load_file(other))
+    config = replace(config, save_precision=None)
+    on = {"network_weights": str(other)}
+    for values in (on, on | {"dim_from_weights": True, "network_dim": 99}):
+        asked = replace(config, **values)
+        of = families.of(asked)
+        learner = learners.attach(of.load(torch.float32), of, asked)
+        found = learner.state_dict()
+        assert found.keys() == expected.keys()
+        for name, tensor in found.items():
+            torch.testing.assert_close(tensor.float(), expected[name].float(), rtol=1e-5, atol=1e-7)
+    merged = replace(config, base_weights=[str(other)])
+    of = families.of(merged)
+    parts, plain = of.load(torch.float32), of.load(torch.float32)
+    learners.attach(parts, of, merged)
+    moved = [not torch.equal(a, b) for a, b in zip(weights(parts), weights(plain), strict=True)]
+    assert sum(moved) == sum(bool(t.any()) for name, t in expected.items() if name.endswith("lora_up.weight"))
+
+
+def weights(parts):
+    """The matrices of what has adapters, with and without these."""
+    for network in (parts.denoiser, *parts.encoders.values()):
+        for name, parameter in network.named_parameters():
+            if ".lora_" not in name and not name.startswith("lora_"):
+                yield parameter
