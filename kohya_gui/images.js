@@ -121,7 +121,7 @@ window.kohyaImages = (() => {
     one(".steps").textContent = told.repeats
       ? `${count(told.images, "image")} with repeats are ${count(told.repeats, "picture")} an epoch; in batches of ${told.batch} that is ${count(told.steps_per_epoch, "step")}. ${count(told.steps, "step")} are ${count(told.epochs, "epoch")}.`
       : "A training would find no images here.";
-    one(".findings").replaceChildren(...Object.entries(kinds).filter(([kind, n]) => n && kind !== "all").map(([kind, n]) => {
+    one(".findings").replaceChildren(...Object.entries(kinds).filter(([kind, n]) => (n || kind === view.show) && kind !== "all").map(([kind, n]) => {
       const chip = make("button", { type: "button", "data-kind": kind, "aria-pressed": String(view.show === kind), className: ["broken", "foreign"].includes(kind) ? "bad" : "" }, make("b", {}, n.toLocaleString("en")), make("span", {}, found.titles[kind]));
       chip.onclick = () => sieve({ show: view.show === kind ? "all" : kind });
       return chip;
