@@ -16,8 +16,8 @@ from kohya_gui.board import Board
 from kohya_gui.commands import Commands
 from kohya_gui.door import Door
 from kohya_gui.helping import Helper
-from kohya_gui.lab import Lab
 from kohya_gui.images import Images
+from kohya_gui.lab import Lab
 from kohya_gui.monitor import Monitor
 from kohya_gui.picker import Picker
 from kohya_gui.queue import Queue

@@ -131,8 +131,10 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     assert visitor.page.locator("#lora-train_data_dir").input_value() == str(demo.images)
     visitor.click("Check")
     visitor.until("Nothing has to be fixed")
-    for words in ("12 images", "every image has a caption", "no GPU was found", "one saved file takes about"):
+    for words in ("12 images", "caption_extension is '.caption'", "no GPU was found", "one saved file takes about"):
         assert words in visitor.said()
+    visitor.page.locator(".findings .fix").first.click()
+    assert visitor.page.locator("#lora-caption_extension").input_value() == ".txt"
     visitor.click("Train")
     visitor.until("It goes on when this page is closed")
     visitor.page.wait_for_selector('.run[data-state="finished"]', timeout=90_000)
