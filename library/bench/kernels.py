@@ -70,7 +70,7 @@ def fp8() -> bool:
     a, b = (torch.randn(64, 64, device="cuda") for _ in range(2))
     (x, by_row), (y, by_column) = _in_8_bits(a), _in_8_bits(b)
     try:
-        got = torch._scaled_mm(x, y.t(), by_row, by_column.t(), out_dtype=torch.bfloat16)
+        got = torch._scaled_mm(x, y.t(), by_row, by_column.t(), out_dtype=torch.bfloat16, use_fast_accum=True)
     except (RuntimeError, AttributeError, ValueError):
         return False
     wanted = (x.float() * by_row) @ (y.float() * by_column).t()

@@ -139,7 +139,7 @@ class Bench:
             return
         made = self.subject.make(config, self.device)
         if not known:
-            known.append(stage.counted(self.subject, made, config, self.device, at))
+            known.append(stage.counted(self.subject, made, config, at))
         with stage.staged(self.subject, config, self.device, at, made) as ready:
             del made
             # A block of a model that is compiled as one has no graph of its own.

@@ -28,8 +28,9 @@ class Counted:
     block_flops: Mapping[str, int | None]
 
 
-def counted(subject: Subject, made: Made, config: Any, device: torch.device, resolution: int) -> Counted:
-    """Count on a copy without memory."""
+def counted(subject: Subject, made: Made, config: Any, resolution: int) -> Counted:
+    """Count on a copy without memory, which is of the processor: shapes and types are the same on every device."""
+    device = torch.device("cpu")
     world = shapes.Imagined()
     empty = world.copy(made.parts.denoiser, device, precision.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls

@@ -63,7 +63,8 @@ def measure(call: Callable[[], Any], device: torch.device, plan: Plan) -> Timing
             break
         last = took
     warmed = time.perf_counter() - began
-    clean(device)
+    if device.type == "cuda":  # what is cached stays, or the first repetition would have to ask for it again
+        torch.cuda.reset_peak_memory_stats(device)
     number = min(plan.steps, max(FEWEST, int(plan.seconds / max(took, 1e-9))))
     each, peak = (_on_gpu if device.type == "cuda" else _on_cpu)(call, device, number)
     return Timing(tuple(each), warmed, peak)
@@ -85,12 +86,11 @@ def wait(device: torch.device) -> None:
 
 
 def clean(device: torch.device) -> None:
-    """Let go of what nobody holds, and begin to look for the highest memory anew."""
+    """Let go of what nobody holds."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:

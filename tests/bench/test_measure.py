@@ -55,7 +55,7 @@ def test_every_part_of_a_model_is_measured(flux, home):
 def test_flops_are_those_that_are_really_done(flux):
     config = flux.config(candidates.PLAIN)
     made = flux.make(config, CPU)
-    counted = stage.counted(flux, made, config, CPU, 64)
+    counted = stage.counted(flux, made, config, 64)
     assert set(counted.blocks) == {"DoubleStreamBlock", "SingleStreamBlock"}
     with stage.staged(flux, config, CPU, 64, made) as ready, sdpa_kernel(SDPBackend.MATH):
         ready.step()
