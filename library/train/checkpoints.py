@@ -98,11 +98,14 @@ class Keeper:
         run = self._run
         progress = run.clock.epoch, run.clock.step
         save.result(path, self._learner, self._config, self._metadata.of_file(*progress), progress)
-        self._shapes = self._shapes or readback.expected(self._learner)
-        checked = readback.check(path, self._shapes, self._config)
+        checked = readback.check(path, self._expected, self._config)
         if not checked.get("ok", True):
             run.warn(f"{path.name} does not load as it should: {checked['text']}")
         run.saved(path, **checked)
+
+    def _expected(self) -> readback.Shapes:
+        self._shapes = self._shapes or readback.expected(self._learner)
+        return self._shapes
 
     def _state(self, folder: Path) -> None:
         self._run.phase("saving the state")

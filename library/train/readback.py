@@ -1,7 +1,7 @@
 """Does the file that was just written load into its model? Asked of the file on the disk, right after each save."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ def expected(learner: Any) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in learner.state_dict().items()}
 
 
-def check(path: Path, shapes: Shapes, config: Any) -> dict[str, Any]:
+def check(path: Path, shapes_of: Callable[[], Shapes], config: Any) -> dict[str, Any]:
     """Compare a file's names and shapes with the model's, and look at a LoRA as `kohya tools verify` does.
 
     Returns {"ok", "text"} for the run's record: `text` is a sentence. Nothing where only PyTorch could read the file.
@@ -26,6 +26,7 @@ def check(path: Path, shapes: Shapes, config: Any) -> dict[str, Any]:
     """
     if path.suffix != ".safetensors":
         return {}
+    shapes = shapes_of()
     try:
         wrong = differences(path, shapes) or (_verified(path, config) if config.adapters else "")
     except Exception as error:  # of a file that is broken, or a disk that is gone
