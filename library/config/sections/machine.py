@@ -54,6 +54,10 @@ class Precision:
         """A model that learns cannot be kept in 8 bits."""
         if self.fp8_base and not run.adapters:
             yield "fp8_base has no effect here: the whole model learns, and 8 bits are too few for that"
+        if self.fp8_compute and run.adapters and run.family == "sdxl":
+            yield "fp8_compute does not pay for SDXL, whose products are too small (an H200 got slower): leave it out"
+        elif self.fp8_compute and run.adapters and not run.compile.compile:
+            yield "fp8_compute pays with compile only: eagerly, rounding takes longer than 8 bits save"
         if self.fp8_compute and not run.adapters:
             yield "fp8_compute has no effect here: the whole model learns, and 8 bits are too few for that"
 
