@@ -123,14 +123,12 @@ def check(argv: list[str]) -> int:
     if asked.json:
         print(json.dumps(report.as_json()))
         return FAILED if report.problems else DONE
-    for line in [*(f"note: {note}" for note in notes), *checking.lines(report.findings)]:
+    well = [finding for finding in report.findings if finding.verdict != "bad"]
+    for line in [*(f"note: {note}" for note in notes), *checking.lines(well)]:
         print(line)
     if report.problems:
-        return complain(
-            "\n".join([*report.problems, f"{len(report.problems)} to fix in {asked.file} ({script})"]), FAILED
-        )
-    if report.fit:
-        print(report.fit.sentence())
+        to_fix = [f"{finding.text}{finding.advice}" for finding in report.findings if finding.verdict == "bad"]
+        return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {asked.file} ({script})"]), FAILED)
     print(f"{asked.file} ({script}): nothing wrong was found")
     return DONE
 

@@ -72,6 +72,7 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"needs mixed_precision = bf16", lambda m, c: {"mixed_precision": "bf16"}),
     (r"set mixed_precision = bf16|^mixed_precision: fp16 needs a GPU", lambda m, c: {"mixed_precision": "bf16"}),
     (r"set optimizer_type = Adafactor", lambda m, c: {"optimizer_type": "Adafactor"}),
+    (r"^optimizer_type (?P<one>\w*)AdamW(?:8bit|32bit)? needs a package", lambda m, c: {"optimizer_type": "AdamW"}),
     (r"set gradient_accumulation_steps = 1", lambda m, c: {"gradient_accumulation_steps": 1}),
     (r"^lr_warmup_steps does not go with", lambda m, c: {"lr_scheduler": "constant_with_warmup"}
      if not c.optim.lr_scheduler_type else {"lr_warmup_steps": 0}),

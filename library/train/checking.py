@@ -35,6 +35,11 @@ class Finding:
     text: str
     fix: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def advice(self) -> str:
+        """The fix in words, to be put after the text."""
+        return "".join(f"; fix: {name} = {value}" for name, value in self.fix.items())
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -76,6 +81,8 @@ def topic(text: str, config: Any) -> str:
     """What a sentence is about, by the option that it begins with."""
     name = text.removeprefix("in ").lstrip("-").split(" ")[0].rstrip(":")
     option = options(type(config)).get(name)
+    if option is None and "tokenizer" in text:
+        return "model"
     if option is None:
         return "captions" if "caption" in text else "images" if "image" in text or "bucket" in text else "other"
     return TOPICS.get(option.section, "other")
@@ -221,5 +228,4 @@ def lines(found: Sequence[Finding]) -> Iterator[str]:
     """For a terminal."""
     mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
     for finding in found:
-        fix = "".join(f"; fix: {name} = {value}" for name, value in finding.fix.items())
-        yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{fix}"
+        yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{finding.advice}"

@@ -1,6 +1,7 @@
 """The preflight report: each fault named, with a remedy that mends it; what a training needs; probing."""
 
 import json
+import sys
 import time
 
 import pytest
@@ -53,16 +54,19 @@ FAULTS = {
     "fp16 without a GPU": ({"mixed_precision": "fp16"}, "GPU"),
     "an unknown backend": ({"compile": True, "compile_backend": "indutcor"}, "compiling"),
     "a schedule that needs more": ({"lr_scheduler": "cosine_with_min_lr"}, "training"),
+    "an optimizer that is not installed": ({"optimizer_type": "AdamW8bit"}, "training"),
     "an adapter of the other family": ({"network_module": "networks.lora"}, "training"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_and_its_remedy_mends_it(fault, config, demo, tmp_path):
+def test_a_fault_is_named_and_its_remedy_mends_it(fault, config, demo, tmp_path, monkeypatch):
     changes, topic = FAULTS[fault]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "taken.safetensors").touch()
     leaf = str(next(demo.images.iterdir()))
+    if "installed" in fault:
+        monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     broken = replace(config, **{name: leaf if value == "LEAF" else value for name, value in changes.items()})
     found = told(broken)
     assert [finding.topic for finding in found] == [topic] and found[0].fix, found
