@@ -58,7 +58,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
                 with gr.Tab("Queue", id="queue"):
                     Queue()
                 with gr.Tab("Compile Lab", id="lab"):
-                    lab = Lab(forms, {tab.id: tab.title for tab in TABS})
+                    lab = Lab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
                 with gr.Tab("Data set", id="images"):
                     images = Images(roots or paths.roots())
                 with gr.Tab("LoRA tools", id="tools"):

@@ -5,13 +5,14 @@ Each button runs a command in a process of its own; lab.js shows what its files 
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from kohya_gui import paths
 from kohya_gui.form import Form, shown_value
 from kohya_gui.service import Answer, Sent
 from library.bench import candidates, jobs, picture, report
@@ -43,9 +44,9 @@ SIZES = re.compile(r"\d{2,4}( *, *\d{2,4}){0,5}")
 class Lab:
     """The tab's place on the page, and the answers to what its script asks."""
 
-    def __init__(self, forms: Mapping[str, Form], titles: Mapping[str, str]) -> None:
-        """`forms` and their `titles` by tab. Made inside `gr.Blocks`."""
-        self.forms, self.titles = forms, titles
+    def __init__(self, forms: Mapping[str, Form], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
+        """`forms` and their `titles` by tab; files that a form names lie below `roots`. Made inside `gr.Blocks`."""
+        self.forms, self.titles, self.roots = forms, titles, roots
         gr.HTML(self._markup(), js_on_load="window.kohyaLab.mount(element)", apply_default_css=False)
 
     @property
@@ -111,6 +112,7 @@ class Lab:
         config, _ = self.forms[tab].collect(self.forms[tab].hear(sent.text("form")))
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError(f"The form of {self.titles[tab]} names no base model: fill that in first.")
+        paths.allow(config, self.roots)
         path = jobs.home() / "form.toml"
         write_atomic(path, to_toml(config))
         return [str(path), "--script", config.script]

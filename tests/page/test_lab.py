@@ -11,7 +11,7 @@ from kohya_gui.lab import Lab, advised
 from kohya_gui.service import Sent
 from kohya_gui.training import FAMILIES, TABS
 from library.bench import candidates, jobs
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, read_toml
 
 STAND_IN = Path(__file__).with_name("lab_stand_in.py")
 
@@ -27,12 +27,12 @@ def pretending(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def lab(pretending):
+def lab(pretending, tmp_path):
     import gradio as gr
 
     with gr.Blocks():
         forms = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
-        return Lab(forms, {tab.id: tab.title for tab in TABS})
+        return Lab(forms, {tab.id: tab.title for tab in TABS}, [tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,24 @@ def test_what_the_browser_may_not_ask(lab, sent, words):
     assert not jobs.all_jobs()
 
 
-def test_the_command_of_each_button(lab, monkeypatch):
+def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(jobs, "start", lambda kind, arguments: asked.append(arguments) or jobs.Job(Path("x"), {}))
     given = {"model": "sdxl-tiny", "sizes": "512, 1024", "batch": 4, "extent": "step", "ways": "every"}
     lab.start(Sent({"kind": "bench", **given}))
     lab.start(Sent({"kind": "profile", **given}))
     lab.start(Sent({"kind": "cache", "clean": True}))
-    form = {"family": "flux", "values": {"pretrained_model_name_or_path": "/m.safetensors"}, "launch": {}}
+    model = tmp_path / "m.safetensors"
+    form = {"family": "flux", "values": {"pretrained_model_name_or_path": str(model)}, "launch": {}}
     lab.start(Sent({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
     of_model = ["bench", "--family", "sdxl", "--size", "tiny", "--resolution", "512,1024", "--batch", "4"]
     assert asked[0] == [*of_model, "--part", "step", "--candidate", "all"]
     assert asked[1] == [*of_model, "--profile"] and asked[2] == ["cache", "--clean"]
     assert asked[3][1:4] == [str(jobs.home() / "form.toml"), "--script", "flux_train_network"]
-    assert 'pretrained_model_name_or_path = "/m.safetensors"' in Path(asked[3][1]).read_text()
+    assert read_toml(Path(asked[3][1])) == {"pretrained_model_name_or_path": str(model)}
+    form["values"]["pretrained_model_name_or_path"] = "/etc/m.safetensors"
+    with pytest.raises(ConfigError, match="outside"):
+        lab.start(Sent({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
 
 
 def test_only_known_ways_go_into_a_form(lab, tmp_path):
