@@ -88,7 +88,9 @@ def _title(wrong: int) -> str:
 
 
 def _style(marks: list[str]) -> str:
-    return f"<style>{', '.join(marks)} {{ border-color: var(--bad) !important }}</style>" if marks else ""
+    """Marks the fields that are spoken of, until something is typed into them."""
+    chosen = ", ".join(f"{mark}:not(.mended)" for mark in marks)
+    return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""
 
 
 def command(line: str, toml: str, name: str, notes: Iterable[str]) -> str:

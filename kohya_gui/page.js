@@ -23,6 +23,7 @@ window.kohya = (() => {
     const bar = where.closest(".training")?.querySelector(".bar");
     bar?.querySelector(".told")?.replaceChildren();
     bar?.classList.remove("own");
+    for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
     if (busy) rest(tab, busy);
     return JSON.stringify(held(where));
   }
@@ -58,7 +59,10 @@ window.kohya = (() => {
   function put(where, values) {
     const name = family(where);
     for (const field of fields(where))
-      if (isFor(field, name) && field.dataset.option in values) set(field, values[field.dataset.option]);
+      if (isFor(field, name) && field.dataset.option in values) {
+        set(field, values[field.dataset.option]);
+        field.classList.add("mended");
+      }
     settle(where);
   }
 
@@ -217,6 +221,7 @@ window.kohya = (() => {
     if (back) reset(back);
   });
   document.addEventListener("input", ({ target }) => {
+    target.classList.add("mended"); // what the last message said of it is out of date
     if (target.form?.classList.contains("settings")) settle(target.form);
   });
   document.addEventListener("submit", (event) => {

@@ -38,6 +38,8 @@ def test_an_empty_form_is_told_all_that_is_missing(visit):
         assert words in visitor.said()
     marked = visitor.page.locator("#lora-output_dir").evaluate("e => getComputedStyle(e).borderColor")
     assert marked != visitor.page.locator("#lora-output_name").evaluate("e => getComputedStyle(e).borderColor")
+    visitor.fill(output_dir="/results")  # what is being mended is marked no longer
+    assert visitor.page.locator("#lora-output_dir").evaluate("e => getComputedStyle(e).borderColor") != marked
     assert reader.runs() == []
 
 
