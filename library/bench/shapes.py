@@ -68,8 +68,6 @@ def of_blocks(model: nn.Module, kinds: Iterable[str], call: Callable[[], Any]) -
         hooks.append(block.register_forward_pre_hook(keep, with_kwargs=True))
     try:
         call()
-    except Exception as error:
-        log.warning("blocks cannot be measured: %s", str(error).partition("\n")[0])
     finally:
         for hook in hooks:
             hook.remove()

@@ -35,21 +35,21 @@ def counted(subject: Subject, made: Made, config: Any, resolution: int) -> Count
     empty = world.copy(made.parts.denoiser, device, precision.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
-        predict, both = subject.predict(apart, resolution, device), {}
+        predict, total, each = subject.predict(apart, resolution, device), [], {}
 
-        def forward() -> Tensor:
+        def step() -> None:
             with autocast(config, device):
-                return predict(empty)
+                wrong = predict(empty).square().mean()
+            wrong.backward()
 
         def run(block: nn.Module, given: shapes.Call) -> None:
             with autocast(config, device):
                 shapes.forward_backward(block, given)
 
-        total = shapes.flops(lambda: forward().square().mean().backward())
-        caught = shapes.of_blocks(empty, made.family.regions, forward)
+        caught = shapes.of_blocks(empty, made.family.regions, lambda: total.append(shapes.flops(step)))
         for kind, (path, call) in caught.items():
-            both[kind] = shapes.flops(functools.partial(run, empty.get_submodule(path), shapes.made_real(call, device)))
-    return Counted(total, caught, both)
+            each[kind] = shapes.flops(functools.partial(run, empty.get_submodule(path), shapes.made_real(call, device)))
+    return Counted(total[0], caught, each)
 
 
 def autocast(config: Any, device: torch.device) -> contextlib.AbstractContextManager:
