@@ -3,6 +3,7 @@
 window.kohyaWords = (() => {
   const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
   const SKIPPED = "code, pre, small, style, script, textarea, datalist, .log, .differences td, .who";
+  const LONGEST = 400;
   const ATTRIBUTES = ["placeholder", "aria-label", "title"];
   const store = (value) => {
     try {
@@ -18,7 +19,8 @@ window.kohyaWords = (() => {
 
   /** A text in the reader's language; what no table has stays as it is. Parts of a pattern are looked up, too. */
   function of(text) {
-    if (text in words) return words[text];
+    if (Object.hasOwn(words, text)) return words[text];
+    if (text.length > LONGEST) return text; // what a file or a training says, and long to look through
     for (const { shape, to } of patterns) {
       const found = shape.exec(text);
       if (found) return to.replace(/\{(\d)\}/g, (_, at) => of(found[Number(at) + 1] ?? ""));
