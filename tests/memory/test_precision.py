@@ -120,7 +120,8 @@ def test_losses_are_close_and_compiled_ones_too(demo, shapes, tmp_path, script, 
     assert eight != wide
     assert eight == pytest.approx(wide, rel=0.03)
     if "fp8_base" in values:
-        compiled, told = losses("compiled", **values, compile=True, compile_backend="aot_eager", compile_fullgraph=True)
+        backend = "aot_eager" if script.startswith("flux") else "eager"  # the U-Net has many graphs
+        compiled, told = losses("compiled", **values, compile=True, compile_backend=backend, compile_fullgraph=True)
         assert compiled == pytest.approx(eight, rel=0.02)
         assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
 
