@@ -58,6 +58,8 @@ ALL = (
               {**COMPILED, "compile_mode": "reduce-overhead"}, "cuda", usual=False),
     Candidate("max-autotune", "compiled, kernels chosen by trying them",
               {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"}, "cuda", usual=False),
+    Candidate("int8", "compiled, the frozen base in 8-bit integers", {**COMPILED, "int8_base": True}, "cuda",
+              usual=False),
     Candidate("fp8", "compiled, the frozen base computes in 8 bits",
               {**COMPILED, "fp8_base": True, "fp8_compute": True}, "cuda", usual=False),
 )  # fmt: skip

@@ -135,7 +135,8 @@ def place(model: nn.Module, device: torch.device, dtype: torch.dtype, config: An
 
     Raises ConfigError where there is no room for them.
     """
-    shrinks = config.precision.fp8_denoiser or config.memory.blocks_to_swap
+    in_8_bits = config.precision.fp8_denoiser or getattr(config.precision, "int8_base", False)
+    shrinks = in_8_bits or config.memory.blocks_to_swap
     if device.type == "cuda" and shrinks and bytes_of(model, dtype) > 0.9 * machine.free_bytes(device):
         device = torch.device("cpu")
     check_room(model, device, dtype)
