@@ -196,7 +196,11 @@ class LoraConv2d(Adapter, nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in, h, w] -> [B, out, h', w']."""
-        return self._conv_forward(x, fit(self.weight, x), fit(self.bias, x)) + self.delta(x)
+        return self.base(x) + self.delta(x)
+
+    def base(self, x: Tensor) -> Tensor:
+        """The frozen layer's own answer."""
+        return self._conv_forward(x, fit(self.weight, x), fit(self.bias, x))
 
     def _grow(self, spec: Spec, where: dict) -> None:
         shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from library.memory import scaled
+from library.memory import integers, scaled
 from library.memory.blocks import under_its_name
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,12 @@ def storage_type(config: Any) -> torch.dtype:
 def store(blocks: Iterable[Sequence[nn.Module]], config: Any, device: torch.device) -> None:
     """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
 
-    With `fp8_compute` linear layers multiply in 8 bits too, where the device can. Norms, biases, embeddings and
-    everything outside the blocks keep the type they were loaded in.
+    With `fp8_compute` linear layers multiply in 8 bits too, where the device can. With `int8_base` the matrices are
+    kept as integers. Norms, biases, embeddings and everything outside the blocks keep the type they were loaded in.
     """
+    if config.adapters and config.precision.int8_base:
+        for layer in (m for group in blocks for block in group for m in _frozen(block)):
+            integers.keep(layer, device)
     if config.adapters and config.precision.fp8_denoiser:
         multiply = config.precision.fp8_compute and scaled.able(device)
         if config.precision.fp8_compute and not multiply:
@@ -57,19 +60,22 @@ def store_encoders(encoders: Mapping[str, nn.Module], config: Any) -> None:
 
 
 def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:
-    for module in block.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d) and not module.weight.requires_grad:
-            if "weight_scale" in module._buffers:
-                continue  # it is kept like that already
-            if multiply_on and scaled.fits(module):
-                scaled.keep(module, multiply_on)
-                continue
-            if module.weight.dtype != FP8:
-                module.weight.data = module.weight.data.to(FP8)
-            if type(module) is nn.Linear:
-                module.__class__ = StoredLinear
-            elif type(module) is nn.Conv2d:
-                module.__class__ = StoredConv2d
+    for module in _frozen(block):
+        if multiply_on and scaled.fits(module):
+            scaled.keep(module, multiply_on)
+            continue
+        if module.weight.dtype != FP8:
+            module.weight.data = module.weight.data.to(FP8)
+        if type(module) is nn.Linear:
+            module.__class__ = StoredLinear
+        elif type(module) is nn.Conv2d:
+            module.__class__ = StoredConv2d
+
+
+def _frozen(block: nn.Module) -> list[Any]:
+    """The layers of a block whose matrices do not learn, without those that are kept in another way already."""
+    layers = [m for m in block.modules() if isinstance(m, nn.Linear | nn.Conv2d) and not m.weight.requires_grad]
+    return [layer for layer in layers if "weight_scale" not in layer._buffers]
 
 
 class StoredLinear(nn.Linear):

@@ -120,7 +120,7 @@ def _weights(config: Any, model: Anatomy) -> float:
     precision = config.precision
     half = config.adapters or config.family == "flux" or precision.full_bf16 or precision.full_fp16
     each = BYTES[precision.mixed_precision] if half else 4
-    in_blocks = 1 if config.adapters and precision.fp8_denoiser else each
+    in_blocks = 1 if config.adapters and (precision.fp8_denoiser or precision.int8_base) else each
     names = ("double", "single") if config.family == "flux" else ("transformer",)
     blocks = [block.matrices for block in model.blocks if block.kind in names]
     convs = sum(block.matrices for block in model.blocks if block.kind not in names)

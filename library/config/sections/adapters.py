@@ -168,6 +168,7 @@ class AdapterPrecision(Precision):
         """LyCORIS adds its product to the weights, in the type they are kept in, unless told to go around them."""
         yield from Precision.check(self, run)
         module = run.network.module
-        if self.fp8_denoiser and module.startswith("lycoris") and "bypass_mode=True" not in run.network.network_args:
-            name = "fp8_base" if self.fp8_base else "fp8_base_unet"
+        few = self.fp8_denoiser or self.int8_base
+        if few and module.startswith("lycoris") and "bypass_mode=True" not in run.network.network_args:
+            name = "fp8_base" if self.fp8_base else "fp8_base_unet" if self.fp8_base_unet else "int8_base"
             yield f"{name} cannot be used with network_module = {module}: add bypass_mode=True to network_args"

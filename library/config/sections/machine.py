@@ -19,6 +19,11 @@ class Precision:
     fp8_base: bool = opt(
         False, "Keep the frozen base model in 8 bits, in half the memory of bf16.", label="fp8 base model"
     )
+    int8_base: bool = opt(
+        False,
+        "Keep the frozen image model in 8-bit integers, a scale for each row: as small as fp8, and more exact.",
+        label="int8 base model",
+    )
     fp8_compute: bool = opt(
         False,
         "Multiply in 8 bits too, on GPUs that can (RTX 40, H100 and later). Much faster, a little less exact.",
@@ -45,7 +50,9 @@ class Precision:
         if self.fp8_denoiser and self.mixed_precision == "no":
             name = "fp8_base" if self.fp8_base else "fp8_base_unet"
             yield f"{name} needs mixed_precision = bf16 or fp16: 8 bits are for keeping, not for computing"
-        if self.fp8_compute and run.adapters and not self.fp8_denoiser:
+        if self.int8_base and (self.fp8_denoiser or self.fp8_compute):
+            yield "int8_base and fp8_base, fp8_base_unet, fp8_compute exclude each other: choose one way of 8 bits"
+        elif self.fp8_compute and run.adapters and not self.fp8_denoiser:
             yield "fp8_compute needs a base model in 8 bits: add fp8_base, or leave fp8_compute out"
         if self.fp8_compute and self.mixed_precision == "fp16":
             yield "fp8_compute needs mixed_precision = bf16, which GPUs that multiply in 8 bits have too"
@@ -58,8 +65,6 @@ class Precision:
             yield "fp8_compute does not pay for SDXL, whose products are too small (an H200 got slower): leave it out"
         elif self.fp8_compute and run.adapters and not run.compile.compile:
             yield "fp8_compute pays with compile only: eagerly, rounding takes longer than 8 bits save"
-        if self.fp8_compute and not run.adapters:
-            yield "fp8_compute has no effect here: the whole model learns, and 8 bits are too few for that"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,59 @@
+"""Frozen matrices kept as 8-bit integers, each row with a scale of its own: as small as fp8, and more exact.
+
+Rows of trained weights have no far outliers, so that 255 even steps fit them better than fp8's three bits of mantissa.
+Products are computed in the usual type; inside a compiled block the way back is part of the graph.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from library.memory.blocks import under_its_name
+
+LARGEST = 127
+TINY = 1e-12  # the scale of a row of zeros
+
+
+@torch.no_grad()
+def keep(layer: nn.Linear | nn.Conv2d, device: torch.device) -> None:
+    """Keep a frozen layer's weight as integers, where it is. `device` does the rounding."""
+    here = layer.weight.device
+    rows = layer.weight.data.to(device).float().flatten(1)
+    scale = rows.abs().amax(1, keepdim=True).clamp(min=TINY) / LARGEST
+    few = (rows / scale).round().to(torch.int8).reshape(layer.weight.shape)
+    order = torch.channels_last if few.dim() == 4 else torch.contiguous_format
+    layer.weight.data = few.to(here).contiguous(memory_format=order)
+    layer.register_buffer("weight_scale", scale[:, 0].to(here), persistent=False)
+    layer.__class__ = _kept(type(layer))
+
+
+@functools.cache
+def _kept(cls: type[nn.Module]) -> type[nn.Module]:
+    """A subclass of a layer, or of one with an adapter, that computes with what the integers stand for."""
+    if hasattr(cls, "base"):
+
+        class Adapted(cls):
+            def base(self, x: Tensor) -> Tensor:
+                return _answer(self, x)
+
+        return under_its_name(Adapted, cls)
+
+    class Plain(cls):
+        def forward(self, input: Tensor) -> Tensor:
+            return _answer(self, input)
+
+    return under_its_name(Plain, cls)
+
+
+def _answer(layer: Any, x: Tensor) -> Tensor:
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    scale = layer.weight_scale.view(-1, *[1] * (layer.weight.dim() - 1))
+    weight = (layer.weight * scale).to(dtype)
+    bias = None if layer.bias is None else layer.bias.to(dtype)
+    if isinstance(layer, nn.Linear):
+        return F.linear(x.to(dtype), weight, bias)
+    return layer._conv_forward(x.to(dtype), weight, bias)

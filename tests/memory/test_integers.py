@@ -1,0 +1,64 @@
+"""Frozen matrices as 8-bit integers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from library.config.schema import ConfigError
+from library.learners.adapters import LoraConv2d, LoraLinear, Spec
+from library.memory import integers, precision
+from tests import training
+
+CPU = torch.device("cpu")
+SPEC = Spec(rank=4, alpha=4.0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.Linear(24, 40), torch.randn(2, 5, 24)),
+        (nn.Conv2d(8, 12, 3, padding=1), torch.randn(2, 8, 6, 6)),
+        (LoraLinear.around(nn.Linear(24, 40), SPEC), torch.randn(2, 5, 24)),
+        (LoraConv2d.around(nn.Conv2d(8, 12, 3, padding=1), SPEC), torch.randn(2, 8, 6, 6)),
+    ],
+)
+def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(layer, x):
+    layer.weight.requires_grad_(False)
+    exact, kept, names = copy.deepcopy(layer), layer, [*layer.state_dict()]
+    integers.keep(kept, CPU)
+    assert kept.weight.dtype == torch.int8 and [*kept.state_dict()] == names
+    x, again = x.clone().requires_grad_(True), x.clone().requires_grad_(True)
+    wanted, found = exact(x), kept(again)
+    assert (found - wanted).norm() / wanted.norm() < 0.01  # fp8 is off by about 0.03
+    wanted.square().sum().backward(), found.square().sum().backward()
+    assert (again.grad - x.grad).norm() / x.grad.norm() < 0.02
+
+
+@pytest.mark.parametrize("script", training.LORAS)
+def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, tmp_path, script):
+    given = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 4, "mixed_precision": "bf16"}
+
+    def losses(name, **more):
+        config = training.config_of(demo, script, **given, **more, output_dir=tmp_path / name)
+        return training.train(config).losses
+
+    wide, kept = losses("wide"), losses("kept", int8_base=True)
+    assert kept != wide and kept == pytest.approx(wide, rel=0.01)
+    compiled = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
+    assert losses("all", int8_base=True, blocks_to_swap=2, **compiled) == pytest.approx(kept, rel=0.01)
+
+
+def test_only_what_is_frozen_and_only_once(demo):
+    config = training.config_of(demo, training.LORAS[0], int8_base=True)
+    block = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    block[0].requires_grad_(False)
+    precision.store([[block]], config, CPU)
+    precision.store([[block]], config, CPU)
+    assert block[0].weight.dtype == torch.int8 and block[1].weight.dtype == torch.float32
+
+
+def test_one_way_of_8_bits(demo):
+    with pytest.raises(ConfigError, match="int8_base and fp8_base.* exclude each other"):
+        training.config_of(demo, training.LORAS[0], mixed_precision="bf16", int8_base=True, fp8_base=True)
