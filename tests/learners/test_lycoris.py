@@ -123,3 +123,12 @@ def test_rank_and_strength_come_from_the_file(flux_like, flux_config, tmp_path):
     silent = {"network_weights": str(tmp_path / "b.safetensors"), "dim_from_weights": True}
     with pytest.raises(ConfigError, match="does not say which network it was made by"):
         learners.attach(fresh, family, flux_config(**same, **silent))
+
+
+def test_weights_are_in_the_order_that_the_package_expects(flux_like, flux_config):
+    """Models whose convolutions are faster channels last change that of what is inside them, too."""
+    parts, learner = lycoris(flux_like, flux_config, "algo=glora")
+    for parameter in learner.parameters():
+        parameter.data = parameter.data.t().contiguous().t()
+    learner.train()
+    assert all(parameter.is_contiguous() for parameter in learner.parameters())
