@@ -118,14 +118,13 @@ def fetched(config: Any) -> Any:
     where = {"revision": revision, "repo_type": kind, "token": config.hub.huggingface_token}
     try:
         files = [file for file in HfApi().list_repo_files(repo, **where) if file.startswith(f"{place}/")]
-        if files:
-            folder = Path(snapshot_download(repo, allow_patterns=files, **where)) / place
+        folder = Path(snapshot_download(repo, allow_patterns=files, **where)) / place if files else None
     except Exception as e:
         raise ConfigError(
             f"resume: {config.steps.resume} could not be downloaded ({_reason(e)}); check the name and the network, "
             "and set HF_TOKEN when it is private"
         ) from e
-    if not files:
+    if folder is None:
         raise ConfigError(f"resume: the repository {repo} has no folder {place}; name one that ends in -state")
     return replace(config, resume=os.fspath(folder), resume_from_huggingface=False)
 
