@@ -2,7 +2,7 @@
 // The page in the reader's language: English is what the page is made in, and a table from the server is put over it.
 window.kohyaWords = (() => {
   const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
-  const SKIPPED = "code, pre, small, style, script, textarea, datalist, .log, .differences td, .who";
+  const SKIPPED = "code, pre, small, style, script, textarea, datalist, .log, .differences td, .who b";
   const LONGEST = 400;
   const ATTRIBUTES = ["placeholder", "aria-label", "title"];
   const store = (value) => {
@@ -36,7 +36,8 @@ window.kohyaWords = (() => {
       .sort(([a], [b]) => b.length - a.length)
       .map(([from, to]) => {
         const letters = from.replace(/\{\d\}|[^A-Za-z]/g, "").length;
-        return { shape: new RegExp(`^${escaped(from).replace(/\{\d\}/g, letters < 8 ? "(\\S*?)" : "(.*?)")}$`, "s"), to };
+        const part = letters < 10 ? "((?:[\\d.,:/ ]|\\b(?:s|h|min|GB|MB)\\b)*?|\\S*?)" : "(.*?)";
+        return { shape: new RegExp(`^${escaped(from).replace(/\{\d\}/g, part)}$`, "s"), to };
       });
   }
 

@@ -70,6 +70,8 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^(?P<one>full_fp16|full_bf16) needs mixed_precision = (?P<type>\w+)",
      lambda m, c: {"mixed_precision": m["type"]}),
     (r"needs mixed_precision = bf16", lambda m, c: {"mixed_precision": "bf16"}),
+    (r"^fp8_compute needs a base model in 8 bits", lambda m, c: {"fp8_base": True}),
+    (r"^int8_base and .* exclude each other", lambda m, c: _off("int8_base")),
     (r"set mixed_precision = bf16|^mixed_precision: fp16 needs a GPU", lambda m, c: {"mixed_precision": "bf16"}),
     (r"set optimizer_type = Adafactor", lambda m, c: {"optimizer_type": "Adafactor"}),
     (r"^optimizer_type (?P<one>\w*)AdamW(?:8bit|32bit)? needs a package", lambda m, c: {"optimizer_type": "AdamW"}),

@@ -110,6 +110,8 @@ RULES = [
     (LORA, {"full_bf16": True}),
     (LORA, {"full_bf16": True, "full_fp16": True, "mixed_precision": "bf16"}),
     (LORA, {"fp8_base": True}),
+    (LORA, {"int8_base": True, "fp8_base": True, "mixed_precision": "bf16"}),
+    (LORA, {"fp8_compute": True, "mixed_precision": "bf16"}),
     (LORA, {"compile": True, "compile_mode": "reduce-overhead", "blocks_to_swap": 4}),
     (LORA, {"compile": True, "compile_activation_budget": 0.5, "gradient_checkpointing": True}),
     (LORA, {"enable_bucket": True, "resolution": "2048"}),
