@@ -304,7 +304,7 @@ def test_only_the_routes_that_the_page_needs_are_open(method, path, open_):
 
 
 def test_gradios_own_switches_do_not_count(monkeypatch):
-    code = "import kohya_gui.app, os; print([n for n in os.environ if n.startswith('GRADIO_')])"
+    code = "import kohya_gui, os; print([n for n in os.environ if n.startswith('GRADIO_')])"
     given = {**os.environ, "GRADIO_SHARE": "True", "GRADIO_ALLOWED_PATHS": "/", "GRADIO_VIBE_MODE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['GRADIO_ANALYTICS_ENABLED']"

@@ -54,7 +54,7 @@ def armed(path, canary, how="pickle"):
     elif how == "npz":
         np.savez(path, latents=np.array([Bomb(canary)], dtype=object))
     else:
-        path.write_bytes(pickle.dumps(Bomb(canary)))
+        path.write_bytes(pickle.dumps(Bomb(canary), protocol=2))  # the one that PyTorch knows
     return path
 
 
