@@ -80,8 +80,8 @@ def _by_epochs(config: Any) -> bool:
 
 SHARED: tuple[Rule, ...] = (
     ("compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_fallback "
-     "compile_cache_dir compile_blocks compile_activation_budget compile_compare_steps",
-     lambda c: c.compile.compile, "compile is off"),
+     "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup",
+     lambda c: c.compile.compile or c.compile.compile_autotune, "compile is off"),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
     ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),

@@ -42,6 +42,7 @@ def _both(first: Any, then: Any) -> None:
 def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
     graphs = sum(LEDGER.predicted().values())
     run.phase("compiling", 0, graphs)
+    run.say(sizes_told(run.config.compile, len(batches.shapes)))
     with run.accelerator.local_main_process_first():
         before = chance.state(run.device)
         try:
@@ -57,6 +58,16 @@ def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> N
         prove(run)
     run.phase("compiling", graphs, graphs)
     run.meter.pause()
+
+
+def sizes_told(options: Any, number: int) -> str:
+    """What `compile_dynamic` came to, and why."""
+    if number == 1:
+        return "All images have one size, which the graphs are made for."
+    if options.dynamic is False:
+        return f"Each of {number} sizes of image gets graphs of its own, as compile_dynamic = false says."
+    why = "as compile_dynamic = true says" if options.dynamic else "so that there is nothing to compile at a new one"
+    return f"The graphs are made for all {number} sizes of image at once, {why}."
 
 
 def needed(kinds: Counter[Kind], every: bool) -> Iterator[Kind]:

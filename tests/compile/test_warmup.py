@@ -13,6 +13,7 @@ CASES = {
     "flux_train_network": {
         **{"gradient_checkpointing": True, "blocks_to_swap": 2, "network_dropout": 0.2, "cache_latents": False},
         **{"fp8_base": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 2},
+        **{"validation_split": 0.3, "sample_every_n_steps": 2, "cache_text_encoder_outputs": False},
     },
     "flux_train": {
         **{
@@ -38,10 +39,17 @@ CASES = {
 
 @pytest.mark.parametrize("script", CASES)
 def test_all_is_compiled_before_the_first_step_and_no_number_changes(demo, shapes, tmp_path, script):  # noqa: F811
-    found = {}
+    found, prompts = {}, tmp_path / "prompts.txt"
+    prompts.write_text("zorb toy --w 64 --h 96 --s 1 --d 1", encoding="utf-8")
     for warm in ("false", "true"):
         values = {"resolution": "96", "train_batch_size": 2, "max_train_steps": 4, "output_dir": tmp_path / warm}
-        values |= {"train_data_dir": shapes, "compile_warmup": warm, **COMPILED, **CASES[script]}
+        values |= {
+            "train_data_dir": shapes,
+            "compile_warmup": warm,
+            "sample_prompts": prompts,
+            **COMPILED,
+            **CASES[script],
+        }
         found[warm] = train(config_of(demo, script, **values))
     cold, warm = found["false"], found["true"]
     assert warm.losses == cold.losses
