@@ -277,7 +277,7 @@ run_tests() {
     export OMP_NUM_THREADS=1
     if [ $# -gt 0 ]; then exec "$(venv_python)" -m pytest "$@"; fi
     workers="$("$(venv_python)" -c 'import os; print(min(4, os.cpu_count() or 1))')"
-    exec "$(venv_python)" -m pytest -n "$workers" --dist worksteal
+    exec "$(venv_python)" -m pytest -n "$workers" --dist worksteal --durations=20
 }
 
 main() {
