@@ -31,7 +31,7 @@ run = SimpleNamespace(
     clock=SimpleNamespace(step=0),
 )
 compiling.rehearse = lambda *_: gradients(model)
-batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: None)
+batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: None, shapes={(8, 8): 1})
 compiling.ahead(batches, None, Parts(model, None, {}, {}), None, run)
 found = {name: counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss")}
 print(json.dumps(found | {"rank": accelerator.process_index, "hits": LEDGER.summary()["cache_hits"]}))
