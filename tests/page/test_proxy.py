@@ -86,6 +86,7 @@ def test_under_a_path_of_a_proxy_everything_works(visitor, proxy, cut):
     visitor.until("things have to be fixed first")
     visitor.tab("Finetune")
     visitor.family("FLUX.1")
+    visitor.click("More")
     with visitor.page.expect_download():
         visitor.click("Download")
 
