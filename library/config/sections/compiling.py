@@ -64,8 +64,7 @@ class Compile:
     )
     compile_blocks: str | None = opt(
         None,
-        'Some blocks only: "double:0-9,single:all" (FLUX.1), "transformer:all,resnet:0-5" (SDXL). '
-        'Empty: all. "double:0-9=aot_eager" gives them another backend.',
+        'Only these: "double:0-9,single:all" (FLUX.1), "transformer:all" (SDXL). "all=eager": in another backend.',
         label="Blocks",
         advanced=True,
     )
