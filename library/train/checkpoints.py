@@ -72,10 +72,9 @@ class Keeper:
         if self._config.save.save_state:
             self._state(self._names.state(**when))
         if self._run.main:
-            save.remove(old)
-            save.remove(old and self._names.average(old))
-            if self._config.save.save_state:
-                save.remove(old_state)
+            for path in (old, old and self._names.average(old), old_state if self._config.save.save_state else None):
+                self._run.uploads.wait_for(path)
+                save.remove(path)
 
     def _check(self) -> None:
         """Nothing is saved that is not sound: neither after a step that failed, nor weights that are no numbers."""

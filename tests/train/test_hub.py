@@ -90,7 +90,10 @@ def test_everything_that_is_saved_is_sent(there, config, tmp_path):
 
 def test_in_the_background_a_file_stays_until_it_is_sent(there, config, tmp_path):
     there.pause = 0.2
-    train(config(async_upload=True, save_last_n_steps=1, save_state=True, huggingface_repo_visibility="Public"))
+    outcome = train(
+        config(async_upload=True, save_last_n_steps=1, save_state=True, huggingface_repo_visibility="Public")
+    )
+    assert not [event["text"] for event in outcome.events("warning") if "upload" in event["text"]]
     assert set(there.held) == {f"m{step}.safetensors" for step in ("", *(f"-step0000000{n}" for n in (1, 2, 3, 4)))}
     assert not (tmp_path / "out" / "m-step00000001.safetensors").exists()
     assert there.made[0][1]["private"] is False
