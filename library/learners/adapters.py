@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from library.learners import ggpo
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
@@ -26,6 +28,7 @@ class Spec:
     dropout: float = 0.0  # single values of down(x)
     rank_dropout: float = 0.0  # whole ranks, drawn for each image
     module_dropout: float = 0.0  # the whole adapter, drawn for each forward
+    noise: ggpo.Noise | None = None  # noise in what a linear layer answers, see ggpo.py
     split: tuple[int, ...] = ()  # output sizes of separate adapters inside one fused matrix (query, key, value, ...)
 
     @property
@@ -52,6 +55,11 @@ class Adapter(nn.Module):
         new._grow(spec, {"device": layer.weight.device, "dtype": dtype})
         new.register_buffer("scale", torch.tensor(1.0, device=layer.weight.device), persistent=False)
         new.set_multiplier(1.0)
+        if spec.noise and isinstance(layer, nn.Linear):
+            new.register_buffer("ggpo_base", ggpo.typical_row(layer.weight), persistent=False)
+            new.register_buffer(
+                "ggpo_rows", torch.zeros(layer.out_features, device=layer.weight.device), persistent=False
+            )
         return new
 
     @property
@@ -61,7 +69,18 @@ class Adapter(nn.Module):
 
     def delta(self, x: Tensor) -> Tensor:
         """What the adapter adds to the layer's answer. The scale sits on the smallest tensor, that between the two."""
-        return self._up(self._dropped(self._down(x)) * self.scale)
+        answer = self._up(self._dropped(self._down(x)) * self.scale)
+        if not self.spec.noise or not self.training:
+            return answer
+        return answer + ggpo.disturbance(x, self.ggpo_rows * (self.scale != 0)).to(answer.dtype)
+
+    @torch.no_grad()
+    def note_gradients(self) -> None:
+        """Before a step: from what was learned and is about to be, how strong the noise of the next one is."""
+        ups = [*self.lora_up] if isinstance(self.lora_up, nn.ModuleList) else [self.lora_up]
+        if found := ggpo.gradients_of(self.lora_down, ups):
+            up, down, s = self._merged_up(), self.lora_down.weight, float(self.alpha) / self.spec.rank
+            self.ggpo_rows.copy_(ggpo.scales(up, down, found, s, self.ggpo_base, self.spec.noise))
 
     def set_multiplier(self, multiplier: float) -> None:
         """Make the adapter stronger or weaker; 0 switches it off. Needs no new graph: only a tensor's value changes."""
@@ -99,7 +118,8 @@ class Adapter(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> "Adapter":
         """Casting the model must not round the scale: alpha / rank = 1/24 in bfloat16 is 0.2 % off."""
         super()._apply(fn, recurse)
-        self.scale = self.scale.float()
+        for name in {"scale", "ggpo_base", "ggpo_rows"} & self._buffers.keys():
+            self._buffers[name] = self._buffers[name].float()
         self.set_multiplier(self.multiplier)
         return self
 

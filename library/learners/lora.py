@@ -101,11 +101,11 @@ class Lora:
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that learns, as it is, for a saved state; not copied."""
-        return snapshot.take(self._named())
+        return snapshot.take(self._named() | self._noted())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
-        snapshot.put_back(self._named(), tensors)
+        snapshot.put_back(self._named() | self._noted(), tensors)
 
     def train(self, mode: bool = True) -> "Lora":
         """Switch dropout on or off."""
@@ -117,6 +117,20 @@ class Lora:
         """Strength of all adapters; 0 shows the base model. Compiled graphs stay valid."""
         for adapter in self.adapters.values():
             adapter.set_multiplier(multiplier)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the adapters' answers carry noise while they learn (GGPO)."""
+        return any(adapter.spec.noise for adapter in self.adapters.values())
+
+    def note_gradients(self) -> None:
+        """Before a step: how strong the noise of the next one is (GGPO)."""
+        for adapter in self.adapters.values():
+            adapter.note_gradients()
+
+    def _noted(self) -> dict[str, Tensor]:
+        """What GGPO remembers from step to step."""
+        return {f"{n}.ggpo_rows": a.ggpo_rows for n, a in self.adapters.items() if "ggpo_rows" in a._buffers}
 
     @torch.no_grad()
     def limit_norms(self, maximum: float) -> dict[str, Tensor]:

@@ -109,14 +109,16 @@ class FluxArgs(Shared):
                 patterns(getattr(self, name), kind)
             except ConfigError as e:
                 yield f"in network_args: {name} {e}"
-        if self.ggpo_sigma and self.ggpo_beta:
-            yield "in network_args: ggpo_sigma and ggpo_beta are not offered yet; leave them out"
 
     def notes(self, _run: Any = None) -> Iterator[str]:
         """What has no effect, and why."""
         for name in ("conv_dim", "conv_alpha"):
             if getattr(self, name) is not None:
                 yield f"network_args {name} has no effect: FLUX has no convolutions in its blocks"
+        given = {"ggpo_sigma": self.ggpo_sigma, "ggpo_beta": self.ggpo_beta}
+        alone = [name for name, value in given.items() if value is not None]
+        if len(alone) == 1:
+            yield f"network_args {alone[0]} has no effect: GGPO needs both ggpo_sigma and ggpo_beta"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,8 +194,11 @@ def problems(config: Any) -> Iterator[str]:
         own = next(name for name, other in KINDS.items() if other.family == config.family)
         yield f"network_module {module} is for {kind.family.upper()}; for {config.title} write {own} or leave it empty"
         return
-    _, wrong = _read(kind.args, config.network.network_args)
+    args, wrong = _read(kind.args, config.network.network_args)
     yield from wrong
+    both = getattr(args, "ggpo_sigma", None) is not None and getattr(args, "ggpo_beta", None) is not None
+    if both and config.precision.mixed_precision == "fp16":
+        yield "in network_args: ggpo_sigma and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients"
 
 
 def notes(config: Any) -> Iterator[str]:

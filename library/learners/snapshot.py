@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from library.config.schema import ConfigError
 
 
-def take(named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters' values by name; not copied."""
     return {name: parameter.detach() for name, parameter in named.items()}
 
 
 @torch.no_grad()
-def put_back(named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+def put_back(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copy saved values into the parameters. ConfigError, and nothing changed, when names or shapes differ."""
     odd = sorted(named.keys() ^ tensors.keys())
     odd += [name for name in named.keys() & tensors.keys() if named[name].shape != tensors[name].shape]

@@ -64,8 +64,15 @@ class Plan:
             dropout=self.dropout,
             rank_dropout=self.args.rank_dropout or 0.0,
             module_dropout=self.args.module_dropout or 0.0,
+            noise=self.ggpo,
             split=split_sizes(found) if getattr(self.args, "split_qkv", False) else (),
         )
+
+    @property
+    def ggpo(self) -> tuple[float, float] | None:
+        """The two strengths of GGPO, where both are given."""
+        sigma, beta = getattr(self.args, "ggpo_sigma", None), getattr(self.args, "ggpo_beta", None)
+        return (sigma, beta) if sigma is not None and beta is not None else None
 
     def wants(self, part: str) -> bool:
         """Whether this part of the model carries adapters."""

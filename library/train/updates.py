@@ -24,6 +24,7 @@ class Updates:
         self._learner, self._parameters = learner, learner.parameters()
         self._norm_limit = config.network.scale_weight_norms if config.adapters else None
         self.bare = optim.optimizer(learner, config, run.seed)
+        self._notes = learner.note_gradients if getattr(learner, "disturbed", False) else None
         self._early = bool(config.optim.stepped_early)
         if self._early:
             self.bare.step_early(self._limit, run.average if run.ranks > 1 else None)
@@ -53,6 +54,8 @@ class Updates:
             norm = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
             norms["grad_norm"] = norm.to(self._run.device)
         if self._guard.passes(wrong, *norms.values()):
+            if self._notes:
+                self._notes()
             self.optimizer.step()
             for _ in range(self._run.ranks):
                 self.schedule.step()

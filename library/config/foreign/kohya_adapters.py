@@ -151,9 +151,14 @@ def _flux_extras(ledger: Ledger, kind: str, arguments: list[str]) -> None:
         else:
             ledger.ignore("split_mode", "set blocks_to_swap instead")
     if ledger.get("train_lora_ggpo") in (True, "True", "true", 1):
-        for key in ("train_lora_ggpo", "ggpo_sigma", "ggpo_beta"):
-            if key in ledger.source:
-                ledger.ignore(key, "GGPO is not offered yet; the adapter is trained without it")
+        strengths = {"ggpo_sigma": 0.03, "ggpo_beta": 0.01}
+        if kind == "Flux1":
+            arguments += [f"{key}={ledger.get(key) or default}" for key, default in strengths.items()]
+        for key in ("train_lora_ggpo", *strengths):
+            if key in ledger.source and kind == "Flux1":
+                ledger.change(key, "network_args ggpo_sigma and ggpo_beta")
+            elif key in ledger.source:
+                ledger.ignore(key, "GGPO is for LoRA of FLUX.1")
     if "enable_all_linear" in ledger.source:
         ledger.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
 

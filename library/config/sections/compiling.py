@@ -195,8 +195,10 @@ class Compile:
             yield f"compile_activation_budget needs compile_backend = inductor; {backend} keeps everything"
         # PyTorch may then draw another mask for the backward pass than for the forward one (pytorch#190717).
         network = getattr(run, "network", None)
-        if network and (network.network_dropout or any("dropout=" in arg for arg in network.network_args or ())):
-            yield "compile_activation_budget cannot be used with dropout: set one of them to its default"
+        if network and (
+            network.network_dropout or any("dropout=" in arg or "ggpo_" in arg for arg in network.network_args or ())
+        ):
+            yield "compile_activation_budget cannot be used with dropout or GGPO: set one of them to its default"
 
     def choices(self) -> list[tuple[str, tuple[int, int] | None, str]]:
         """What `compile_blocks` says, part by part: class of block, first and last (None: all), backend or "".
