@@ -7,6 +7,7 @@ is argparse's.
 import importlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ C = TypeVar("C")
 TRAIN = "library.train:train"
 OWN = ("config_file", "output_config", "help")
 INTERRUPTED = 130  # what shells say of Ctrl+C
+PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
 
 
 def parse(config: type[C], argv: list[str] | None = None) -> C:
@@ -238,4 +240,6 @@ def fail(error: Exception | str, code: int = 2) -> NoReturn:
     if first_process():
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
+    else:  # a launcher ends all processes as soon as one has failed, and the one that talks may not have come so far
+        time.sleep(PATIENCE)
     raise SystemExit(code)
