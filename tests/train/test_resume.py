@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from library.config.schema import ConfigError
-from library.train import save, state
+from library.train import save, state, stopping
 from library.train.run import Run
 from tests.training import SCRIPTS, config_of, listing, pictures, train
 
@@ -53,7 +53,8 @@ def run(demo, ten, tmp_path):
 
 @pytest.fixture
 def stop_after(monkeypatch):
-    """Ask for a stop after a step, as the page does."""
+    """Ask for a stop after a step, as the page does; a slow disk does not make the training look less often here."""
+    monkeypatch.setattr(stopping, "SHARE", 1e9)
     log = Run.log
 
     def ask(step):
