@@ -4,9 +4,13 @@ A block is given a subclass of its own class. All blocks of one class get the sa
 PyTorch keeps with the code of `forward`, go on being shared.
 """
 
+import functools
 import types
+from collections.abc import Callable
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def under_its_name(made: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
@@ -19,6 +23,23 @@ def under_its_name(made: type[nn.Module], cls: type[nn.Module]) -> type[nn.Modul
         made.forward = copied(vars(made)["forward"])
     made.__name__, made.__qualname__, made.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return made
+
+
+@functools.cache
+def answering(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor]) -> type[nn.Module]:
+    """A subclass of a layer whose own answer is `answer(layer, input)`; an adapter around it stays as it is."""
+
+    class Answering(cls):
+        pass
+
+    setattr(Answering, "base" if hasattr(cls, "base") else "forward", lambda self, input: answer(self, input))
+    return under_its_name(Answering, cls)
+
+
+def wanted_type(input: Tensor) -> torch.dtype:
+    """The type that a layer computes in: the input's, or autocast's where that is on."""
+    kind = input.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
 
 
 def copied(function: types.FunctionType) -> types.FunctionType:

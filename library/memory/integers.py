@@ -4,14 +4,13 @@ Rows of trained weights have no far outliers, so that 255 even steps fit them be
 Products are computed in the usual type; inside a compiled block the way back is part of the graph.
 """
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from library.memory.blocks import under_its_name
+from library.memory.blocks import answering, wanted_type
 
 LARGEST = 127
 TINY = 1e-12  # the scale of a row of zeros
@@ -27,30 +26,11 @@ def keep(layer: nn.Linear | nn.Conv2d, device: torch.device) -> None:
     order = torch.channels_last if few.dim() == 4 else torch.contiguous_format
     layer.weight.data = few.to(here).contiguous(memory_format=order)
     layer.register_buffer("weight_scale", scale[:, 0].to(here), persistent=False)
-    layer.__class__ = _kept(type(layer))
-
-
-@functools.cache
-def _kept(cls: type[nn.Module]) -> type[nn.Module]:
-    """A subclass of a layer, or of one with an adapter, that computes with what the integers stand for."""
-    if hasattr(cls, "base"):
-
-        class Adapted(cls):
-            def base(self, x: Tensor) -> Tensor:
-                return _answer(self, x)
-
-        return under_its_name(Adapted, cls)
-
-    class Plain(cls):
-        def forward(self, input: Tensor) -> Tensor:
-            return _answer(self, input)
-
-    return under_its_name(Plain, cls)
+    layer.__class__ = answering(type(layer), _answer)
 
 
 def _answer(layer: Any, x: Tensor) -> Tensor:
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    dtype = wanted_type(x)
     scale = layer.weight_scale.view(-1, *[1] * (layer.weight.dim() - 1))
     weight = (layer.weight * scale).to(dtype)
     bias = None if layer.bias is None else layer.bias.to(dtype)

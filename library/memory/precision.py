@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library.memory import integers, scaled
-from library.memory.blocks import under_its_name
+from library.memory.blocks import under_its_name, wanted_type
 
 logger = logging.getLogger(__name__)
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -83,7 +83,7 @@ class StoredLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Cast the weight to the input's type (autocast's, where that is on), then multiply."""
-        dtype = _target(input)
+        dtype = wanted_type(input)
         bias = None if self.bias is None else self.bias.to(dtype)
         return F.linear(input.to(dtype), self.weight.to(dtype), bias)
 
@@ -93,15 +93,10 @@ class StoredConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Cast the weight to the input's type (autocast's, where that is on), then convolve."""
-        dtype = _target(input)
+        dtype = wanted_type(input)
         bias = None if self.bias is None else self.bias.to(dtype)
         return self._conv_forward(input.to(dtype), self.weight.to(dtype), bias)
 
 
 under_its_name(StoredLinear, nn.Linear)  # by which adapters of other packages know what they can adapt
 under_its_name(StoredConv2d, nn.Conv2d)
-
-
-def _target(input: Tensor) -> torch.dtype:
-    kind = input.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype

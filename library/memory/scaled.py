@@ -9,14 +9,13 @@ With W = s * Q (s [out, 1], Q in 8 bits) the answer is x W^T = (x Q^T) * s^T, an
 weight's scale goes into g before that is rounded, since the hardware can only scale what is not summed over.
 """
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from library.memory.blocks import under_its_name
+from library.memory.blocks import answering
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -47,31 +46,13 @@ def keep(layer: nn.Linear, device: torch.device) -> None:
         few, rows = rounded(weight.to(device))
         layer.weight.data, scale = few.to(weight.device), rows[:, 0].to(weight.device)
     layer.register_buffer("weight_scale", scale, persistent=False)
-    layer.__class__ = _scaled(type(layer))
+    layer.__class__ = answering(type(layer), _answer)
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[..., n] -> the same in 8 bits, and the float32 scale of each row [..., 1] that brings it back."""
     scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
     return (rows.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
-
-
-@functools.cache
-def _scaled(cls: type[nn.Module]) -> type[nn.Module]:
-    """A subclass of a layer, or of one with an adapter, whose frozen product is done in 8 bits."""
-    if hasattr(cls, "base"):
-
-        class Adapted(cls):
-            def base(self, x: Tensor) -> Tensor:
-                return _answer(self, x)
-
-        return under_its_name(Adapted, cls)
-
-    class Plain(cls):
-        def forward(self, input: Tensor) -> Tensor:
-            return _answer(self, input)
-
-    return under_its_name(Plain, cls)
 
 
 def _answer(layer: Any, x: Tensor) -> Tensor:
