@@ -46,42 +46,12 @@ SIZES = {"flux": (1, 4), "sdxl": (1, 4, 8)}
 GIB = 2**30
 
 
-def flux(device):
-    """FLUX.1 dev with random weights."""
-    import torch
+def denoiser_of(family, device):
+    """The full-size denoiser with random weights, and the shape of its latents."""
+    from library.bench import networks
 
-    from library.families.flux.model import Flux, Sizes
-
-    with torch.device("meta"):
-        model = Flux(Sizes(64, 64, 768, 4096, 3072, 128, 12288, 19, 38, guidance=True))
-    return filled(model, device), (16, SIDE // 8, SIDE // 8)
-
-
-def sdxl(device):
-    """The SDXL U-Net with random weights."""
-    import torch
-    from diffusers import UNet2DConditionModel
-    from diffusers.models.attention_processor import AttnProcessor2_0
-    from diffusers.models.resnet import ResnetBlock2D
-
-    with torch.device("meta"):
-        model = UNet2DConditionModel(
-            sample_size=128,
-            block_out_channels=(320, 640, 1280),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10),
-            attention_head_dim=(5, 10, 20),
-            cross_attention_dim=2048,
-            use_linear_projection=True,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=256,
-            projection_class_embeddings_input_dim=2816,
-        )
-    model.set_attn_processor(AttnProcessor2_0())
-    for block in (m for m in model.modules() if isinstance(m, ResnetBlock2D)):
-        block.output_scale_factor = float(block.output_scale_factor)
-    return filled(model, device), (4, SIDE // 8, SIDE // 8)
+    model, channels = (networks.flux(True), 16) if family == "flux" else (networks.unet(True), 4)
+    return filled(model, device), (channels, SIDE // 8, SIDE // 8)
 
 
 def filled(model, device):
@@ -128,7 +98,7 @@ def prepared(family, number, name, folder):
     }
     config = build(families.config_class(f"{family}_train_network"), values, notes=[])
     kind = families.of(config)
-    denoiser, latent = {"flux": flux, "sdxl": sdxl}[family](device)
+    denoiser, latent = denoiser_of(family, device)
     kind.depth = (19, 38)
     if family == "sdxl":
         from library.families.sdxl import keys
