@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.families.flux import dev, files, parts, schnell  # noqa: F401
+
 
 @pytest.fixture(scope="session")
 def tiny_sdxl(tmp_path_factory):

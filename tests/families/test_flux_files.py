@@ -1,0 +1,298 @@
+"""FLUX.1's files: every layout that is read, what is refused, and what is fetched."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from library.config.schema import ConfigError
+from library.families.flux import tiny
+from tests.families.flux import family, step
+
+# ---- loading
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        torch.testing.assert_close(tensor, b[name], rtol=0, atol=0, msg=name)
+
+
+def test_every_layout_of_the_transformer_loads_alike(files, tmp_path):
+    tensors = tiny.load(files["flux"])
+    expected = {name: tensor.float() for name, tensor in tensors.items()}
+    prefixed = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+    prefixed["vae.decoder.conv_in.weight"] = torch.zeros(1)
+    compiled = {name.replace("_blocks.0.", "_blocks.0._orig_mod."): tensor for name, tensor in tensors.items()}
+    sharded = tiny.write_diffusers(files["flux"], tmp_path / "many", shards=5)
+    single = tiny.write_diffusers(files["flux"], tmp_path / "one", shards=1)
+    for path in (
+        files["flux"],
+        tiny.save(prefixed, tmp_path / "prefixed.safetensors"),
+        tiny.save(compiled, tmp_path / "compiled.safetensors"),
+        sharded,
+        sharded.parent,
+        sharded / "diffusion_pytorch_model-00002-of-00005.safetensors",
+        sharded / "diffusion_pytorch_model.safetensors.index.json",
+        single,
+        single.parent,
+        single / "diffusion_pytorch_model.safetensors",
+    ):
+        of = family(files, pretrained_model_name_or_path=path)
+        assert list(of.problems()) == []
+        same(of.load(torch.float32).denoiser.state_dict(), expected)
+
+
+def test_parts_are_taken_from_a_whole_diffusers_folder(files, tmp_path, dev, parts):
+    whole = tiny.write_diffusers(files["flux"], tmp_path).parent
+    for encoder, folder in (("clip_l", "text_encoder"), ("t5xxl", "text_encoder_2")):
+        parts.encoders[encoder].save_pretrained(whole / folder)
+    parts.vae.save_pretrained(whole / "vae")
+    for folder in ("tokenizer", "tokenizer_2"):
+        shutil.copytree(files[folder], whole / folder)
+    of = family(files, pretrained_model_name_or_path=whole, clip_l=None, t5xxl=None, ae=None, t5xxl_max_token_length=16)
+    assert list(of.problems()) == []
+    loaded = of.load(torch.float32)
+    same(loaded.vae.state_dict(), parts.vae.state_dict())
+    for encoder in ("clip_l", "t5xxl"):
+        same(loaded.encoders[encoder].state_dict(), parts.encoders[encoder].state_dict())
+    with torch.no_grad():
+        same(of.text(loaded, ["a red circle"]), dev.text(parts, ["a red circle"]))
+
+
+def test_autoencoder_names_are_those_of_diffusers_own_conversion(files, parts):
+    from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
+
+    config = {**parts.vae.config, "down_block_types": parts.vae.config["down_block_types"]}
+    theirs = convert_ldm_vae_checkpoint(tiny.load(files["ae"]), config)
+    same(parts.vae.state_dict(), {name: tensor.float() for name, tensor in theirs.items()})
+    assert parts.vae.config["scaling_factor"] == 0.3611 and parts.vae.config["shift_factor"] == 0.1159
+
+
+def test_everything_is_frozen_on_the_cpu_and_in_the_type_that_was_asked_for(files):
+    parts = family(files).load(torch.bfloat16)
+    for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
+        assert not network.training
+        assert {(p.dtype, p.device.type, p.requires_grad) for p in network.parameters()} == {
+            (torch.bfloat16, "cpu", False)
+        }
+    for exact in (family(files, no_half_vae=True).load(torch.bfloat16), family(files).load(torch.float16)):
+        assert next(exact.vae.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_8_bits_stay_where_they_are_asked_for(files, tmp_path, prefix):
+    eight = tiny.write_fp8(files["flux"], tmp_path / "fp8.safetensors", prefix)
+    t5 = tiny.write_fp8(files["t5xxl"], tmp_path / "t5xxl_fp8_e4m3fn.safetensors")
+    of = family(files, pretrained_model_name_or_path=eight, t5xxl=t5, fp8_base=True, mixed_precision="bf16")
+    parts = of.load(torch.bfloat16)
+    types = {name: p.dtype for name, p in parts.denoiser.named_parameters()}
+    matrices = {name for name, p in parts.denoiser.named_parameters() if "_blocks." in name and p.ndim == 2}
+    assert matrices == {name for name, dtype in types.items() if dtype == torch.float8_e4m3fn}
+    assert set(types.values()) == {torch.bfloat16, torch.float8_e4m3fn}
+    assert {p.dtype for p in parts.encoders["t5xxl"].parameters()} == {torch.bfloat16}
+    noised, text = step(of, parts)
+    with torch.autocast("cpu", torch.bfloat16):
+        answer = of.predict(parts.denoiser, noised, text, None)
+
+    wide = family(files, pretrained_model_name_or_path=eight, t5xxl=t5)
+    loaded = wide.load(torch.bfloat16)
+    assert {p.dtype for p in loaded.denoiser.parameters()} == {torch.bfloat16}
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(wide.predict(loaded.denoiser, noised, text, None), answer)
+
+
+def test_export_gives_the_file_back(files, parts, dev, tmp_path):
+    saved = dev.export(parts)
+    same(saved, {name: tensor.float() for name, tensor in tiny.load(files["flux"]).items()})
+    path = tiny.save(saved, tmp_path / "out.safetensors")
+    same(family(files, pretrained_model_name_or_path=path).load(torch.float32).denoiser.state_dict(), saved)
+
+
+# ---- what is refused
+
+
+def only(of, *words):
+    """The one problem there is, which has to say all of these."""
+    found = list(of.problems())
+    assert len(found) == 1, found
+    assert all(word in found[0] for word in words), found[0]
+
+
+def changed(files, part, path, change):
+    tensors = tiny.load(files[part])
+    change(tensors)
+    return tiny.save(tensors, path)
+
+
+def test_everything_that_is_missing_is_said_at_once(files, tmp_path):
+    found = list(family(files, clip_l=None, t5xxl=tmp_path / "nowhere.safetensors", ae=None).problems())
+    assert len(found) == 3
+    assert found[0].startswith("clip_l: ") and "clip_l.safetensors" in found[0]
+    assert found[1].startswith("t5xxl: ") and "nowhere" in found[1] and "t5xxl_fp16.safetensors" in found[1]
+    assert found[2].startswith("ae: ") and "ae.safetensors" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "words"),
+    [
+        ("pretrained_model_name_or_path", "t5xxl", ("a T5 text encoder", "flux1-dev.safetensors")),
+        ("pretrained_model_name_or_path", "ae", ("a VAE", "flux1-dev.safetensors")),
+        ("clip_l", "t5xxl", ("a T5 text encoder", "clip_l.safetensors")),
+        ("t5xxl", "clip_l", ("a CLIP text encoder", "t5xxl_fp16.safetensors")),
+        ("ae", "flux", ("a FLUX.1 transformer", "ae.safetensors")),
+    ],
+)
+def test_files_in_the_wrong_place_are_named(files, option, given, words):
+    only(family(files, **{option: files[given]}), f"{option}: ", *words)
+
+
+def test_other_models_and_loras_are_named(files, tmp_path):
+    cases = {
+        ("model.diffusion_model.input_blocks.0.0.weight", "conditioner.embedders.1.x"): (
+            "an SDXL",
+            "sdxl_train_network",
+        ),
+        ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight",): ("a LoRA file", "--network_weights"),
+        ("joint_blocks.0.x",): ("an SD3 checkpoint",),
+        ("something",): ("unknown kind",),
+    }
+    for i, (names, words) in enumerate(cases.items()):
+        path = tiny.save({name: torch.zeros(1) for name in names}, tmp_path / f"{i}.safetensors")
+        only(family(files, pretrained_model_name_or_path=path), "pretrained_model_name_or_path: ", *words)
+
+
+def test_storage_that_is_not_read_is_refused(files, tmp_path):
+    def scaled(tensors):
+        tensors["scaled_fp8"] = torch.zeros(2).to(torch.float8_e4m3fn)
+
+    def scales(tensors):
+        tensors["double_blocks.0.img_attn.qkv.scale_weight"] = torch.ones(1)
+
+    def coarse(tensors):
+        tensors["img_in.weight"] = tensors["img_in.weight"].to(torch.float8_e5m2)
+
+    def other(tensors):
+        tensors["img_in.weight"] = tensors["img_in.weight"].to(torch.float8_e4m3fnuz)
+
+    def four_bits(tensors):
+        tensors["img_in.weight"] = torch.zeros(8, 1, dtype=torch.uint8)
+
+    for change, word in (
+        (scaled, "scaled fp8"),
+        (scales, "scaled fp8"),
+        (coarse, "e5m2"),
+        (other, "fnuz"),
+        (four_bits, "4 bits"),
+    ):
+        path = changed(files, "flux", tmp_path / f"{change.__name__}.safetensors", change)
+        only(family(files, pretrained_model_name_or_path=path), word, "bf16")
+    path = changed(files, "t5xxl", tmp_path / "t5.safetensors", scaled)
+    only(family(files, t5xxl=path), "t5xxl: ", "scaled fp8")
+
+
+def test_variants_and_halves_are_refused(files, tmp_path):
+    def fill(tensors):
+        tensors["img_in.weight"] = torch.zeros(64, 384)
+
+    def chroma(tensors):
+        tensors["distilled_guidance_layer.in_proj.weight"] = torch.zeros(1)
+
+    def half(tensors):
+        del tensors["final_layer.linear.weight"]
+
+    for change, word in ((fill, "384 channels"), (chroma, "Chroma"), (half, "final_layer.linear.weight is missing")):
+        path = changed(files, "flux", tmp_path / f"{change.__name__}.safetensors", change)
+        only(family(files, pretrained_model_name_or_path=path), word)
+
+
+@pytest.mark.parametrize(
+    ("option", "part", "name"),
+    [
+        ("pretrained_model_name_or_path", "flux", "single_blocks.2.linear1.bias"),
+        ("clip_l", "clip_l", "text_model.encoder.layers.1.mlp.fc1.bias"),
+        ("t5xxl", "t5xxl", "encoder.block.1.layer.0.SelfAttention.k.weight"),
+        ("ae", "ae", "decoder.up.1.block.0.conv1.bias"),
+    ],
+)
+def test_a_tensor_that_is_missing_or_crooked_is_named_while_loading(files, tmp_path, option, part, name):
+    def hole(tensors):
+        del tensors[name]
+
+    def crooked(tensors):
+        tensors[name] = torch.zeros(3)
+
+    for change in (hole, crooked):
+        path = changed(files, part, tmp_path / f"{change.__name__}.safetensors", change)
+        end = ".".join(name.split(".")[-2:])  # the autoencoder is named as diffusers does
+        with pytest.raises(ConfigError, match=f"{change.__name__}.safetensors .*{end}"):
+            family(files, **{option: path}).load(torch.float32)
+
+
+def test_a_file_that_was_cut_short_is_refused(files, tmp_path):
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(files["flux"].read_bytes()[:-1000])
+    only(family(files, pretrained_model_name_or_path=path), "cut short")
+
+
+def test_encoders_of_another_size_are_refused(files, tmp_path):
+    other = tiny.write(tmp_path, tiny_sizes=tiny.Tiny(clip_l=128, t5xxl=96, channels=4))
+    found = list(family(files, clip_l=other["clip_l"], t5xxl=other["t5xxl"], ae=other["ae"]).problems())
+    assert [problem.split(":")[0] for problem in found] == ["clip_l", "t5xxl", "ae"]
+    assert "128" in found[0] and "64" in found[0]
+
+
+def test_chroma_is_refused(files):
+    with pytest.raises(ValueError, match="Chroma"):
+        family(files, model_type="chroma")
+
+
+# ---- what a hub has
+
+
+def test_only_the_needed_files_of_a_repository_are_fetched():
+    from library.families.flux.source import wanted_files
+
+    whole = [
+        *("README.md", "ae.safetensors", "flux1-dev.safetensors", "model_index.json", "text_encoder/config.json"),
+        *("text_encoder/model.safetensors", "text_encoder_2/model-00001-of-00002.safetensors"),
+        *("transformer/config.json", "transformer/diffusion_pytorch_model-00001-of-00003.safetensors"),
+        *("transformer/diffusion_pytorch_model.safetensors.index.json", "vae/diffusion_pytorch_model.safetensors"),
+    ]
+    assert wanted_files(whole, "denoiser") == [name for name in whole if name.startswith("transformer/")]
+    assert wanted_files(whole, "ae") == ["vae/diffusion_pytorch_model.safetensors"]
+    encoders = ["clip_l.safetensors", "t5xxl_fp16.safetensors", "t5xxl_fp8_e4m3fn.safetensors"]
+    assert wanted_files(encoders, "t5xxl") == ["t5xxl_fp16.safetensors"]
+    assert wanted_files(encoders, "clip_l") == ["clip_l.safetensors"]
+    with pytest.raises(ValueError, match=r"ae.safetensors"):
+        wanted_files(encoders, "ae")
+
+
+def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files):
+    given = {"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev", "clip_l": None, "t5xxl": None, "ae": None}
+    of = family(files, **given, tokenizer_cache_dir=files["ae"].parent)
+    assert all("tokenizer" in problem for problem in of.problems())
+
+
+def test_an_absent_tokenizer_is_one_clear_sentence(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    moved = {part: shutil.copy(files[part], tmp_path) for part in ("flux", "clip_l", "t5xxl", "ae")}
+    found = list(family({part: Path(path) for part, path in moved.items()}).problems())
+    assert len(found) == 2
+    assert "openai/clip-vit-large-patch14" in found[0] and "google/t5-v1_1-xxl" in found[1]
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_sizes_of_t5_xxl_are_read_from_its_tensors(layers):
+    from transformers import T5Config, T5EncoderModel
+
+    from library.families import t5
+
+    real = {"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_heads": 64, "num_layers": layers}
+    with torch.device("meta"):
+        model = T5EncoderModel(T5Config(feed_forward_proj="gated-gelu", **real))
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items() if name != "shared.weight"}
+    found = t5.config(shapes)
+    assert {name: getattr(found, name) for name in real} == real
+    assert found.is_gated_act and found.dense_act_fn == "gelu_new" and found.relative_attention_num_buckets == 32
