@@ -1,6 +1,5 @@
 """How weights are stored, and in which type a run computes."""
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch.nn import functional as F
 from library.memory import integers, scaled
 from library.memory.blocks import under_its_name, wanted_type
 
-logger = logging.getLogger(__name__)
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8 = torch.float8_e4m3fn
 
@@ -45,8 +43,6 @@ def store(blocks: Iterable[Sequence[nn.Module]], config: Any, device: torch.devi
             integers.keep(layer, device)
     if config.adapters and config.precision.fp8_denoiser:
         multiply = config.precision.fp8_compute and scaled.able(device)
-        if config.precision.fp8_compute and not multiply:
-            logger.warning("fp8_compute has no effect: this device cannot multiply in 8 bits, only keep them")
         for block in (block for group in blocks for block in group):
             _store(block, device if multiply else None)
 

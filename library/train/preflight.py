@@ -29,7 +29,7 @@ def check(config: Any) -> list[str]:
     found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
     if found:
         raise ConfigError("\n".join(found))
-    return [*remarks, *_lonely(config)]
+    return [*remarks, *_lonely(config), *_unable(config)]
 
 
 def show(config: Any) -> None:
@@ -122,6 +122,14 @@ def _lonely(config: Any) -> Iterator[str]:
             yield f"{name} has no effect here: it is for several processes, and this is one"
 
 
+def _unable(config: Any) -> Iterator[str]:
+    """What only some GPUs can do, where there is none of them."""
+    from library.memory import scaled
+
+    if config.adapters and config.precision.fp8_compute and not scaled.able(_device()):
+        yield "fp8_compute has no effect here: this machine cannot multiply in 8 bits, only keep them"
+
+
 def _resumed(config: Any) -> Iterator[str]:
     """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
@@ -162,14 +170,20 @@ def _samples(config: Any) -> Iterator[str]:
             yield from str(e).splitlines()
 
 
-def _machine(config: Any) -> Iterator[str]:
-    """What this machine cannot do."""
+def _device() -> Any:
+    """What the training will compute on."""
     import torch
 
+    on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    return torch.device("cpu" if on_cpu else "cuda")
+
+
+def _machine(config: Any) -> Iterator[str]:
+    """What this machine cannot do."""
     from library import compile_utils
 
-    on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
-    if on_cpu and config.precision.mixed_precision == "fp16":
+    device = _device()
+    if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         yield "mixed_precision: fp16 needs a GPU, and none was found; use bf16 or no"
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
@@ -178,4 +192,4 @@ def _machine(config: Any) -> Iterator[str]:
             "add these, or leave blocks_to_swap out"
         )
     if config.compile.compile and not config.compile.compile_fallback:
-        yield from compile_utils.problems(config.compile, torch.device("cpu" if on_cpu else "cuda"))
+        yield from compile_utils.problems(config.compile, device)
