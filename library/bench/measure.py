@@ -88,14 +88,9 @@ class Bench:
         """What goes wrong in one measurement is its result, and the others go on."""
         try:
             yield from act()
-        except torch.OutOfMemoryError:
-            yield {"part": title, "status": "failed", "why": "out of memory"}
-        except ConfigError as error:
-            yield {"part": title, "status": "skipped", "why": " ".join(str(error).splitlines())}
         except Exception as error:
-            why = compile_utils.why(error)
-            kind = "" if compile_utils.is_compile_error(error) else f"{type(error).__name__}: "
-            yield {"part": title, "status": "failed", "why": f"{kind}{why}"}
+            status = "skipped" if isinstance(error, ConfigError) else "failed"
+            yield {"part": title, "status": status, "why": reason(error)}
         finally:
             timing.clean(self.device)
 
@@ -135,7 +130,7 @@ class Bench:
         try:
             config = self.subject.config(candidate.chosen())
         except ConfigError as error:
-            yield {"part": STEP, **where, "status": "skipped", "why": " ".join(str(error).splitlines())}
+            yield {"part": STEP, **where, "status": "skipped", "why": reason(error)}
             return
         made = self.subject.make(config, self.device)
         if not known:
@@ -165,6 +160,16 @@ class Bench:
             if "compile" in row:
                 row["compile"]["seconds_here"] = round(row["compile"]["seconds"] - before, 2)
         return row
+
+
+def reason(error: Exception) -> str:
+    """Why something could not be measured, in one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    if isinstance(error, ConfigError):
+        return " ".join(str(error).splitlines())
+    kind = "" if compile_utils.is_compile_error(error) else f"{type(error).__name__}: "
+    return f"{kind}{compile_utils.why(error)}"
 
 
 def _no_grad(call: Callable[[], Any]) -> Callable[[], Any]:

@@ -105,9 +105,9 @@ class Stage:
         )
         return lambda: loss.of(batch, self.made.family, self.made.parts, self.made.learner, self)
 
-    def step(self) -> None:
-        """Forward, backward, clipping, optimizer: what a training repeats."""
-        self._wrong().backward()
+    def step(self) -> Tensor:
+        """Forward, backward, clipping, optimizer: what a training repeats. Returns the loss."""
+        (wrong := self._wrong()).backward()
         if self._swap:
             self._swap.bring_home()
         if not self.config.optim.stepped_early:
@@ -117,6 +117,7 @@ class Stage:
         self.optimizer.zero_grad(set_to_none=True)
         if self._swap:
             self._swap.forget_gradients()
+        return wrong.detach()
 
     def block(self, path: str, call: shapes.Call) -> Callable[[], None]:
         """One block, forward and backward, as it is called within the model."""
