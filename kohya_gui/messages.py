@@ -72,7 +72,7 @@ def as_word(value: bool | str) -> str:
 
 def _told(line: str, places: Places) -> tuple[str, str]:
     """A sentence as HTML, and the element that it is about, "" where it is about none."""
-    found = re.match(r"(\w+)(:?)\s+", line)
+    found = re.match(r"(?:--)?(\w+)(:?)\s+", line)
     if found and (place := places.get(found[1])):
         label, element = place
         return (

@@ -102,7 +102,11 @@ RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 def load(config: Any) -> tuple[DatasetConfig, ...]:
     """The data of a run. Raises ConfigError with everything that is wrong with its dataset file, a line each."""
     if config.data.dataset_config:
-        return read_dataset(config.data.dataset_config, config)
+        try:
+            return read_dataset(config.data.dataset_config, config)
+        except ConfigError as error:  # some sentences begin with the file, and a reader looks for the field
+            lines = str(error).splitlines()
+            raise ConfigError("\n".join(x if x.startswith("in ") else f"dataset_config: {x}" for x in lines)) from None
     base = _make(DatasetConfig, _from_run(config))
     template = _make(SubsetConfig, _from_run(config))
     folders = config.data.train_data_dir

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from library.config.values import ConfigError, number, shown, whole, words
+from library.config.values import WIDE, ConfigError, number, shown, whole, words
 
 
 def count(value: Any) -> int | None:
@@ -22,7 +22,7 @@ def count_or_off(value: Any) -> int | None:
 
 def steps_or_share(value: Any) -> int | float:
     """Steps (100), or a share of the training (0.05, "5%")."""
-    if isinstance(value, str) and value.strip().endswith("%"):
+    if isinstance(value, str) and value.translate(WIDE).strip().endswith("%"):
         result = number(value.strip()[:-1]) / 100
     else:
         result = number(value)
@@ -43,7 +43,7 @@ def positive_pair(value: Any) -> tuple[int, int]:
 
 
 def _sides(value: Any) -> list[int]:
-    sides = _parts(value, whole, r"\s*[,xX]\s*")
+    sides = _parts(value, whole, r"\s*[,xX×*\s]\s*")
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ConfigError(f"must be one size in pixels or width,height (1024 or 1024,768), got {shown(value)}")
     return sides
@@ -74,7 +74,9 @@ def numbers(value: Any) -> str:
 def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[Any]:
     """The parts of a list or of a text, each read; none when one of them cannot be."""
     try:
-        parts = list(value) if isinstance(value, list | tuple) else re.split(between, words(value).strip())
+        parts = (
+            list(value) if isinstance(value, list | tuple) else re.split(between, words(value).translate(WIDE).strip())
+        )
         return [read(part) for part in parts]
     except ValueError:
         return []

@@ -45,7 +45,7 @@ def _default(config: Any, name: str) -> dict[str, Any]:
 def _free_name(config: Any) -> dict[str, Any]:
     """An output name like this one that no file has yet."""
     name = config.save.output_name or config.script
-    folder, number = Path(config.save.output_dir or ".").expanduser(), 2
+    folder, number = Path(config.save.output_dir or "."), 2
     stem = re.sub(r"-\d+$", "", name)
     while any(folder.glob(f"{stem}-{number}[.-]*")) or any((folder / "runs").glob(f"{stem}-{number}-*")):
         number += 1
@@ -103,7 +103,9 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"set caption_extension = \"(?P<ending>\.\w+)\"", lambda m, c: {"caption_extension": m["ending"]}),
     (r"^(?P<one>\w+) has no effect", lambda m, c: _default(c, m["one"])),
     (r"gone, only latents are left; set cache_latents_to_disk", lambda m, c: {"cache_latents_to_disk": True}),
-    (r"^(?P<one>\w+) must be one of .*\(did you mean (?P<meant>[^?]+)\?\)", lambda m, c: {m["one"]: m["meant"]}),
+    (r"^learning_rate is 0, .*: (?P<rate>\S+) is usual", lambda m, c: {"learning_rate": float(m["rate"])}),
+    (r"^(?P<one>\w+) must be (?:one of|a (?:whole )?number\b).*\(did you mean (?P<meant>[^?]+)\?\)",
+     lambda m, c: {m["one"]: m["meant"]}),
     (r"^(?P<one>\w+) must be at least (?P<least>[-\d.e]+)(?: and at most [-\d.e]+)?, got -",
      lambda m, c: {m["one"]: m["least"]}),
     (r"^(?P<one>\w+) needs .*; the default is (?P<default>.+)$", lambda m, c: _default(c, m["one"])),

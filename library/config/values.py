@@ -4,8 +4,10 @@ A value may come from a command line (always text), from TOML or JSON (typed, bu
 from a form. All of them pass through `Option.read`, so they are checked by the same rules and fail in the same words.
 """
 
+import contextlib
 import dataclasses
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -22,6 +24,11 @@ KINDS = {
     tuple: "two numbers",
 }
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+# What an East Asian keyboard writes for ASCII, and the minus sign of typeset pages.
+WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
+# Blanks, and marks of direction that Windows adds where a path is copied from a dialog.
+AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
+QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d"}
 
 
 class ConfigError(ValueError):
@@ -74,6 +81,8 @@ class Option:
 
         None and "" mean "not set": the answer is then None, an empty tuple, or the default of a text option.
         """
+        if isinstance(value, str) and not self.many and self.kind in ("file", "folder", "secret"):
+            value = pasted(value)
         if value is None or (isinstance(value, str) and not value.strip() and not (value and self.type is str)):
             return self._unset()
         if self.many:
@@ -107,15 +116,23 @@ class Option:
         if not isinstance(value, str):
             return [value]
         # "1e-4, 1e-5" is how people write two numbers; in text a comma may be part of the value (betas=0.9,0.99).
-        return split(value.replace(",", " ") if self.type in (int, float) else value)
+        if self.type not in (int, float):
+            return split(value)
+        value = value.translate(WIDE)
+        if re.search(r"\d,0\d", value):  # else "0,0001" would be the two numbers 0 and 1
+            raise ConfigError(f"must be {self.expects}, got {shown(value)}{_pointed(value)}")
+        return split(value.replace(",", " "))
 
     def _one(self, value: Any) -> Any:
+        if self.kind in ("file", "folder"):
+            value = at_home(value)
         try:
             value = (self.hints.get("parse") or CONVERT[self.type])(value)
         except ConfigError:
             raise
         except (TypeError, ValueError, OverflowError):
-            raise ConfigError(f"must be {self.expects}, got {shown(value)}") from None
+            hint = _pointed(value) if self.type in (int, float) else ""
+            raise ConfigError(f"must be {self.expects}, got {shown(value)}{hint}") from None
         if value is None:  # a `parse` may say that a value means "not set"
             return None
         if self.choices:
@@ -127,6 +144,7 @@ class Option:
         return value
 
     def _chosen(self, value: Any) -> Any:
+        value = value.strip() if isinstance(value, str) else value
         for choice in self.choices:
             if value == choice or (isinstance(value, str) and value.casefold() == str(choice).casefold()):
                 return choice
@@ -147,7 +165,7 @@ def number(value: Any) -> float:
     """A finite number, also written as text ("5e-5"). No option means anything by infinity or NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(value)
-    result = float(value)
+    result = float(value.translate(WIDE) if isinstance(value, str) else value)
     if not math.isfinite(result):
         raise ValueError(value)
     return result
@@ -173,8 +191,21 @@ def words(value: Any) -> str:
 
 
 def path(value: Any) -> Path:
-    """A path, with ~ for the home folder."""
-    return Path(words(value)).expanduser()
+    """A path."""
+    return Path(words(value))
+
+
+def pasted(text: str) -> str:
+    """A path or token as people paste it, without blanks, quotes and invisible marks around it."""
+    text = text.strip(AROUND)
+    quoted = len(text) > 1 and QUOTES.get(text[0]) == text[-1]
+    return text[1:-1].strip(AROUND) if quoted else text
+
+
+def at_home(value: Any) -> Any:
+    """A path with the home folder for the ~ that it begins with; other users' homes are left alone."""
+    is_meant = isinstance(value, str) and (value == "~" or value[:2] in ("~/", "~\\"))
+    return os.path.expanduser(value) if is_meant else value
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -200,6 +231,17 @@ def meant(name: str, known: Any) -> str:
     names = {k.casefold(): k for k in known}
     close = difflib.get_close_matches(name.strip("-").replace("-", "_").casefold(), names, n=1, cutoff=0.6)
     return f" (did you mean {names[close[0]]}?)" if close else ""
+
+
+def _pointed(value: Any) -> str:
+    """The ending " (did you mean 0.5?)" for a number that was written with a comma, else nothing."""
+    grouped = isinstance(value, str) and re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
+    for sign in ("",) if grouped else (".",):
+        with contextlib.suppress(ValueError, AttributeError):
+            meant = value.strip().replace(",", sign)
+            number(meant)
+            return f" (did you mean {meant}?)" if "," in value else ""
+    return ""
 
 
 def split(text: str) -> list[str]:

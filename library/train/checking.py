@@ -172,7 +172,7 @@ def _compiling(config: Any, on_gpu: bool) -> Finding:
 
 
 def _disk(config: Any) -> Finding:
-    free = free_space(Path(config.save.output_dir).expanduser())
+    free = free_space(Path(config.save.output_dir))
     one = saved_size(config)
     more = _saves(config) * one
     text = f"{_size(free)} free, one saved file takes about {_size(one)}"

@@ -88,6 +88,19 @@ def problems(config: Any) -> Iterator[str]:
     if (early := config.optim.stepped_early) and is_schedule_free(config):
         yield f"{early} cannot be used with {cls.name}: use AdamW or Adafactor, or leave {early} out"
     yield from schedule_problems(config)
+    yield from _still(config)
+
+
+def _still(config: Any) -> Iterator[str]:
+    """Nothing would learn: known before a model is loaded where no rate but the first one can be meant."""
+    optim, encoders = config.optim, ("learning_rate_te1", "learning_rate_te2")
+    if config.adapters:
+        others = [optim.unet_lr, *optim.text_encoder_lr, *(a for a in config.network.network_args if "_reg_lrs" in a)]
+    else:
+        others = [getattr(optim, name, None) for name in encoders if getattr(config.steps, "train_text_encoder", False)]
+    if not optim.learning_rate and not any(others) and maker(config).name != "Adafactor":
+        usual = "1e-4" if config.adapters else "1e-5"
+        yield f"learning_rate is 0, so nothing would learn: {usual} is usual"
 
 
 def notes(config: Any) -> Iterator[str]:
@@ -101,6 +114,9 @@ def notes(config: Any) -> Iterator[str]:
         yield f"learning_rate {config.optim.learning_rate} is very high for {name} and may end in NaN; {usual} is usual"
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield f"lr_scheduler has no effect: {name} needs no schedule"
+    steps, warm = config.steps, config.optim.lr_warmup_steps
+    if not steps.max_train_epochs and warm >= steps.max_train_steps:
+        yield f"lr_warmup_steps {warm} is not below max_train_steps: the learning rate never reaches its value"
     precision = config.precision
     half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
     if half and not steps_alone(config):
@@ -145,6 +161,9 @@ def averaged(made: Any) -> Iterator[None]:
 
 def _signature_problems(cls: Maker, own: dict[str, Any], title: str) -> Iterator[str]:
     try:
+        if not isinstance(load(cls), type):
+            yield f"optimizer_type {title}: this is no class of optimizers; AdamW is one"
+            return
         yield from unknown_arguments(load(cls), own, "optimizer_args", title)
     except ConfigError as e:
         yield f"optimizer_type {title}: {e}"

@@ -270,7 +270,7 @@ def probe(config: Any, how: Mapping[str, Any], progress: Path | None = None) -> 
     size = largest(images.images, config)
     memory = None if how.get("cpu") else graphics()[1]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # or the temporary folder would stay
-    parent = Path(config.save.output_dir).expanduser()
+    parent = Path(config.save.output_dir)
     parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
 

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 PICKLED = (".ckpt", ".pt", ".pth")
 FOLDERS = ("diffusers", "diffusers_safetensors")
 SAFETENSORS_ONLY = ("flux_train",)  # scripts whose models have no readers for anything else
+DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # what Windows has in every folder
+LONGEST = 200  # bytes of a name: file systems allow 255, and a step, an ending and a mark of being written come behind
 DTYPES = {"float": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -102,8 +104,14 @@ def problems(config: Any) -> Iterator[str]:
         yield "output_dir is not set: choose a folder for the results"
         return
     name = config.save.output_name
-    if name and (Path(name).name != name or re.search(r'[<>:"|?*\\]', name)):
+    if name and (Path(name).name != name or name == ".." or re.search(r'[<>:"|?*\\]', name)):
         yield f'output_name must be a plain name without folders or any of <>:"|?*, got {name!r}'
+        return
+    if name and (name != name.strip(" .") or not name.isprintable() or DEVICES.fullmatch(name)):
+        yield f"output_name must be a name that every system allows, got {name!r}; letters, numbers, - and _ are safe"
+        return
+    if name and len(name.encode()) > LONGEST:
+        yield f"output_name must be shorter, as {LONGEST} bytes are what fits with a step and an ending behind it"
         return
     here = names(config)
     nearest = next(p for p in (here.folder.absolute(), *here.folder.absolute().parents) if p.exists())

@@ -102,6 +102,12 @@ REFUSED = {
     "a web page called .png": (SDXL, {DATA: "WRONG/fake"}, ["0.png", "cannot be read"]),
     "sides that no bucket has": (FLUX, {"enable_bucket": False, "resolution": "100"}, ["100", "multiple of 64"]),
     # Settings (P5)
+    "a name that would climb": (FLUX, {"output_name": ".."}, ["output_name", "plain name"]),
+    "a name that Windows refuses": (FLUX, {"output_name": "cat "}, ["output_name", "every system"]),
+    "a name without room for a step": (FLUX, {"output_name": "x" * 230}, ["output_name", "shorter"]),
+    "nothing that learns": (FLUX, {"learning_rate": "0"}, ["learning_rate is 0", "1e-4 is usual"]),
+    "an optimizer that is a function": (FLUX, {"optimizer_type": "os.system"}, ["os.system", "no class of optimizers"]),
+    "a data set that is not there": (FLUX, {"dataset_config": "WRONG/none.toml"}, ["dataset_config", "does not exist"]),
     "a misspelt option": (FLUX, {"lerning_rate": 1}, ["lerning_rate", "did you mean learning_rate"]),
     "a misspelt network argument": (FLUX, {"network_args": ["loraplus_lr_ration=4"]}, ["mean loraplus_lr_ratio"]),
     "a misspelt key of a data set": (FLUX, {"dataset_config": "WRONG/set.toml"}, ["repeats", "mean num_repeats"]),

@@ -300,7 +300,9 @@ class Steps:
     gradient_accumulation_steps: int = opt(
         1, "Batches whose gradients are added up to one step.", label="Gradient accumulation", min=1
     )
-    seed: int | None = opt(None, "The same seed gives the same training. Empty: a random one.")
+    seed: int | None = opt(
+        None, "The same seed gives the same training. Empty: a random one.", min=-(2**63), max=2**64 - 1
+    )
     resume: str | None = opt(None, "The folder of a saved state to continue from.", label="Resume from", kind="folder")
     resume_from_huggingface: bool = opt(
         False,

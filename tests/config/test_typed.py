@@ -1,0 +1,48 @@
+"""What people type and paste into one field: read as they mean it, or refused with what to write."""
+
+import pytest
+
+from library.config.remedies import remedy
+from library.config.schema import ConfigError, build, draft, options, values
+from library.families import config_class
+
+LORA = config_class("sdxl_train_network")
+
+
+def read(name, value):
+    return options(LORA)[name].read(value)
+
+
+def test_pasted_paths_lose_what_is_around_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    for pasted in (' "C:\\my cats\\x" ', "'C:\\my cats\\x'\n", "\u202aC:\\my cats\\x", "\u201cC:\\my cats\\x\u201d"):
+        assert read("train_data_dir", pasted) == "C:\\my cats\\x"
+    assert read("output_dir", '""') is None and read("output_dir", " \t") is None
+    assert read("output_dir", '/a/"b"') == '/a/"b"' and read("output_dir", "~somebody/x") == "~somebody/x"
+    assert read("pretrained_model_name_or_path", "black-forest-labs/FLUX.1-dev ") == "black-forest-labs/FLUX.1-dev"
+    made = values(build(LORA, {"vae": "~/küche/猫.safetensors", "dataset_config": "~/a.toml", "wandb_api_key": " k\n"}))
+    assert made["vae"] == str(tmp_path / "küche/猫.safetensors") and made["dataset_config"] == tmp_path / "a.toml"
+    assert made["wandb_api_key"] == "k"
+
+
+@pytest.mark.parametrize("spelling", ["1e-4", " 1E-04 ", ".0001", "0.0001", "０．０００１", "１ｅ－４", "1e\u22124"])
+def test_one_number_in_many_spellings(spelling):
+    assert read("learning_rate", spelling) == 1e-4 and read("text_encoder_lr", spelling) == (1e-4,)
+
+
+def test_sizes_and_choices_in_many_spellings():
+    for size in ("1024,768", "1024x768", "1024 × 768", "1024 768", "１０２４，７６８"):
+        assert read("resolution", size) == "1024,768"
+    assert read("mixed_precision", " BF16 ") == "bf16" and read("optimizer_type", "AdamW8bit ") == "AdamW8bit"
+    assert read("caption_prefix", " a ") == " a "  # where blanks may be meant they stay
+
+
+def test_a_comma_in_a_number_is_never_guessed_but_explained():
+    for name, typed, meant in (("learning_rate", "0,0001", "0.0001"), ("text_encoder_lr", "0,00005", "0.00005"),
+                               ("max_train_steps", "1,600", "1600"), ("noise_offset", "0,05", "0.05")):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"\(did you mean {meant}\?\)") as refused:
+            build(LORA, {name: typed})
+        fix = remedy(str(refused.value), draft(LORA, {}))
+        assert build(LORA, {**fix, "lr_scheduler": "cosine"}) and float(fix[name]) == float(meant)
+    assert read("text_encoder_lr", "1e-4,1e-5") == (1e-4, 1e-5) and read("text_encoder_lr", "0,0") == (0, 0)
