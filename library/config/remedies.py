@@ -64,7 +64,7 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
      lambda m, c: _default(c, m["one"])),
     (r"^(?P<one>\w+) cannot be used with (?P<other>\w+): switch one of them off", lambda m, c: _default(c, m["other"])),
     (r"^(?P<one>\w+) works without buckets only", lambda m, c: _off("enable_bucket")),
-    (r"^min_bucket_reso .*not be above max_bucket_reso|^max_bucket_reso", lambda m, c: _bucket_limits(c)),
+    (r"^min_bucket_reso .*not be above max_bucket_reso|^max_bucket_reso(?! has)", lambda m, c: _bucket_limits(c)),
     (r"resolution must not be (?:below|above)", lambda m, c: _bucket_limits(c)),
     (r"^bucket_reso_steps must be a multiple of (?P<grid>\d+)", lambda m, c: {"bucket_reso_steps": 64}),
     (r"^(?P<one>full_fp16|full_bf16) needs mixed_precision = (?P<type>\w+)",

@@ -281,7 +281,7 @@ def read_text(path: str | Path) -> str:
     except OSError as e:
         raise ConfigError(f"{path} cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text file in UTF-8") from None
+        raise ConfigError(f"{path} is not a text file in UTF-8: save it with that encoding") from None
 
 
 def to_toml(config: Any, comment: str = "", secrets: bool = False) -> str:

@@ -139,6 +139,8 @@ def test_musubi_and_its_dataset_file(musubi, tmp_path):
 def test_musubi_for_other_models_is_refused():
     with pytest.raises(ConfigError, match="lora_wan"):
         foreign.read({"dit": "a", "network_module": "networks.lora_wan"}, CONFIGS)
+    with pytest.raises(ConfigError, match="for Wan,"):  # the module is often left to the command line
+        foreign.read({"model": {"dit": "a"}, "task": "t2v-14B"}, CONFIGS)
 
 
 def test_a_dataset_file_alone_becomes_a_dataset_file(musubi, tmp_path, capsys):

@@ -10,7 +10,7 @@ from PIL import Image
 from kohya_gui import cli
 from library.config.idle import ADAPTERS, FLOW, SHARED, WHOLE, idle
 from library.config.remedies import remedy
-from library.config.schema import ConfigError, build, draft, missing, options, read_toml, replace
+from library.config.schema import ConfigError, build, draft, missing, options, read_toml, replace, values
 from library.demo.files import prepare
 from library.families import RUNS, config_class
 from library.train import anatomy, checking, fit, probing
@@ -76,6 +76,20 @@ def test_a_fault_is_named_and_its_remedy_mends_it(fault, config, demo, tmp_path,
 def test_captions_with_another_ending_are_a_hint_with_a_remedy(config):
     found = [f for f in told(replace(config, caption_extension=".caption"), "hint") if f.topic == "captions"]
     assert found and found[0].fix == {"caption_extension": ".txt"}
+
+
+def test_a_hint_with_a_remedy_is_gone_after_it(config):
+    given = {
+        "bucket_no_upscale": True,
+        "ema_every_n_steps": 7,
+        "max_bucket_reso": 512,
+        "persistent_data_loader_workers": True,
+    }
+    for name, value in given.items():
+        made = build(FLUX, {**values(config), name: value}, notes=[])
+        for hint in (one for one in told(made, "hint") if one.fix):
+            mended = build(FLUX, {**values(made), **hint.fix}, notes=[])
+            assert hint.text not in [one.text for one in checking.report(mended).findings], hint
 
 
 def test_everything_is_looked_at_within_seconds(config, tmp_path):

@@ -82,8 +82,12 @@ def parse(path: Path) -> dict[str, Any]:
     if suffix not in SUFFIXES:
         raise ConfigError(f"{path} must end in one of {', '.join(SUFFIXES)}")
     text = read_text(path)
+    if not text.strip():
+        raise ConfigError(f"{path} is empty")
     try:
         found = json.loads(text) if suffix == ".json" else _yaml(text, path)
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"{path} is not valid {suffix[1:].upper()}: {e}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):

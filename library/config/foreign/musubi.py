@@ -24,6 +24,13 @@ IGNORED = {
     "fp8_t5": _FP8,
     "dit_dtype": "the number format is mixed_precision",
 }
+# Keys that only its other models have, whose files often leave the module to the command line.
+OTHERS = {
+    **dict.fromkeys(["task", "t5", "dit_high_noise"], "Wan"),
+    **dict.fromkeys(["image_encoder", "latent_window_size"], "FramePack"),
+    **dict.fromkeys(["text_encoder", "fp8_vl"], "Qwen-Image or Z-Image"),
+    "fp8_llm": "HunyuanVideo",
+}
 # What musubi-tuner does where nothing is said, and where we have another default.
 DEFAULTS = {
     "discrete_flow_shift": 1.0,
@@ -45,7 +52,7 @@ DATASET_KEYS = (
 
 def fits(found: Mapping[str, Any]) -> bool:
     """Whether this is a file of musubi-tuner."""
-    return "dit" in found
+    return "dit" in schema.flat(found)
 
 
 def read(found: Mapping[str, Any], script: str = "") -> Ledger:
@@ -53,6 +60,9 @@ def read(found: Mapping[str, Any], script: str = "") -> Ledger:
     data = found.get("dataset_config")  # a table where the file that it names could be read
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
     module = str(found.get("network_module") or "")
+    other = next((model for key, model in OTHERS.items() if not is_empty(found.get(key))), "")
+    if other and not script:
+        raise ConfigError(f"this file is for {other}, which is not trained here; only FLUX.1 is")
     if not script and (module not in ("", "networks.lora_flux") and not module.startswith("lycoris")):
         raise ConfigError(f"this file is for {module}, which is not trained here; only FLUX.1 is (networks.lora_flux)")
     lora = bool(module or found.get("network_dim"))
