@@ -1,10 +1,12 @@
 """PyTorch's own switches, as block-wise compilation needs them in every thread."""
 
+import os
 import threading
 from typing import Any, ClassVar
 
 import torch
 
+TAG = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
 OWN_LIMIT = 8  # of PyTorch: graphs of one function
 
 
@@ -45,6 +47,14 @@ def limit_of(args: Any, sizes: int) -> int:
     return int(args.compile_cache_size_limit) or (sizes if sizes > OWN_LIMIT else 0)
 
 
+def kernels() -> str:
+    """Everything by which PyTorch chooses a kernel of attention when it makes a graph."""
+    on = [
+        name for name in ("cudnn", "flash", "mem_efficient", "math") if getattr(torch._C, f"_get_{name}_sdp_enabled")()
+    ]
+    return f"{on} {torch._C._get_sdp_priority_order()} {torch.nn.attention.current_flash_attention_impl()}"
+
+
 def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[tuple[Any, str, Any]]:
     """Global switches that block-wise compilation needs."""
     import torch._functorch.config as functorch
@@ -52,6 +62,8 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[tup
     import torch.fx.experimental._config as shapes
 
     wanted = [
+        # Which kernel of attention is in a graph is not in PyTorch's key to it.
+        (torch.compiler.config, "cache_key_tag", f"{TAG} {kernels()}".strip()),
         # DDP's splitting would cut a block into several graphs; each block's backward overlaps communication anyway.
         (torch._dynamo.config, "optimize_ddp", False),
         # Text and image lengths that happen to be equal must not be taken for the same size.

@@ -29,7 +29,7 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     from library.memory import attention, checkpointing, precision, swapping
 
     attention.switches(config.compile)
-    LEDGER.attention = attention.prefer(device)
+    LEDGER.attention = attention.prefer(device, config.memory.attention_kernel)
     denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
     blocks = repeated(denoiser, family.regions)
     precision.store(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks

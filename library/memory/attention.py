@@ -1,36 +1,176 @@
-"""Which of PyTorch's attention kernels comes first, and the two switches that let a GPU compute faster."""
+"""Which of PyTorch's attention kernels comes first, which of them can do what a model asks for, and two more switches.
 
+PyTorch decides for a kernel when it is asked for attention: eagerly at every call, in compiled code once, for forward
+and backward, when the code is made. So the choice is made for the whole process, before anything is compiled.
+"""
+
+import warnings
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
+from library.config.schema import ConfigError
+from library.memory.blocks import wanted_type
+
+KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
+# Newer flash attention, which takes the place of PyTorch's own: its name there, and the packages that bring it.
+PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4", ("flash_attn", "flash_attn.cute"))}
 # By compute capability: from the kernel that is fastest in training to the one that always works. cuDNN's was measured
 # 1.7 to 2.3 times as fast as flash attention on Hopper, and slower on Ampere and on RTX PRO cards
 # (huggingface/transformers#48163), so all others keep PyTorch's own order.
-ORDERS: dict[tuple[int, int], tuple[str, ...]] = {
-    (9, 0): ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"),
-}
+ORDERS: dict[tuple[int, int], tuple[str, ...]] = {(9, 0): ("cudnn", "flash", "efficient", "math")}
 CUDNN = 90000  # versions before 9 had wrong gradients for some strides (pytorch#138581)
 OWN = "PyTorch's order"
+_own: list[int] = []  # that order, once a GPU has been asked
 
 
-def prefer(device: torch.device) -> str:
-    """Put the fastest attention kernel for this GPU first; returns its name for the run's record, "" on the CPU.
+def prefer(device: torch.device, kernel: str = "auto") -> str:
+    """Put a kernel first, with `auto` the fastest for this GPU; returns its name for the run's record, "" for none.
 
-    The others stay in line for shapes and masks that the first cannot do. Compiled blocks keep what they were compiled
-    with, so this comes before compiling.
+    The others stay in line for shapes and masks that the first cannot do. ConfigError where this machine has no such
+    kernel.
     """
+    if kernel != "auto" and kernel not in offered(device):
+        known = ", ".join(["auto", *offered(device)])
+        raise ConfigError(f"attention_kernel: there is no {kernel} on this machine; choose one of {known}")
+    _replace_flash(kernel)
     if device.type != "cuda":
-        return ""
-    order = ORDERS.get(torch.cuda.get_device_capability(device))
-    if not order or (torch.backends.cudnn.version() or 0) < CUDNN or not hasattr(torch._C, "_set_sdp_priority_order"):
-        return OWN
-    from torch.nn.attention import SDPBackend
+        # The CPU knows flash attention and math, and asks for them in this order, whatever the order says.
+        torch.backends.cuda.enable_flash_sdp(kernel != "math")
+        return KERNELS.get(kernel, "")
+    torch.backends.cuda.enable_flash_sdp(True)
+    order = _ordered(device, kernel)
+    own = _own_order(device)
+    first = [int(getattr(SDPBackend, KERNELS[name])) for name in order]
+    torch._C._set_sdp_priority_order(first + [number for number in own if number not in first])
+    return kernel.upper() if kernel in PACKAGES else KERNELS[order[0]] if order else OWN
 
-    first = [int(getattr(SDPBackend, name)) for name in order]
-    rest = [kernel for kernel in torch._C._get_sdp_priority_order() if kernel not in first]
-    torch._C._set_sdp_priority_order(first + rest)
-    return order[0]
+
+def _ordered(device: torch.device, kernel: str) -> tuple[str, ...]:
+    if kernel != "auto":
+        return ("flash" if kernel in PACKAGES else kernel,)
+    return ORDERS.get(torch.cuda.get_device_capability(device), ()) if _has_cudnn() else ()
+
+
+def _has_cudnn() -> bool:
+    return (torch.backends.cudnn.version() or 0) >= CUDNN
+
+
+def offered(device: torch.device) -> tuple[str, ...]:
+    """The kernels that this machine may have, best guess first; whether they can do a model's attention is a Watch's
+    business."""
+    if device.type == "cpu":
+        return ("flash", "math")
+    if device.type != "cuda":
+        return ()
+    newer = tuple(name for name, (_, modules) in PACKAGES.items() if all(map(find_spec, modules)))
+    return (*(name for name in KERNELS if name != "cudnn" or _has_cudnn()), *newer)
+
+
+def forget() -> None:
+    """Let PyTorch choose as it would by itself, until somebody prefers a kernel again."""
+    _replace_flash("auto")
+    torch.backends.cuda.enable_flash_sdp(True)
+    if _own:
+        torch._C._set_sdp_priority_order(_own)
+
+
+def _own_order(device: torch.device) -> list[int]:
+    """PyTorch's own order. It makes it up when a GPU is first asked for attention, and would write over an earlier
+    choice; so it is asked here."""
+    if not _own:
+        if torch.cuda.is_available():
+            tiny = torch.zeros(1, 1, 8, 64, dtype=torch.float16, device=device)
+            torch._fused_sdp_choice(tiny, tiny, tiny)
+        _own.extend(torch._C._get_sdp_priority_order())
+    return _own
+
+
+def _replace_flash(kernel: str) -> None:
+    """Let a newer flash attention take the place of PyTorch's own, or leave it. ConfigError where it does not work."""
+    current = torch.nn.attention.current_flash_attention_impl()
+    wanted = PACKAGES.get(kernel, (None,))[0]
+    if wanted == current:
+        return
+    try:
+        if wanted:
+            torch.nn.attention.activate_flash_attention_impl(wanted)
+        else:
+            torch.nn.attention.restore_flash_attention_impl()
+    except Exception as error:  # what a package raises that was made for another GPU or PyTorch is its own affair
+        raise ConfigError(f"attention_kernel: {kernel} cannot be used here ({error}); use auto") from error
+
+
+class Watch(TorchFunctionMode):
+    """While it is on, every question about attention is put to all kernels: who answers now, and who could?"""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.usual: set[int] = set()  # the kernels that answer now
+        self.able: set[str] = set()  # those that could answer some of the questions
+        self.unable: dict[str, str] = {}  # those that could not answer any so far, and why
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self._ask(*args, **kwargs or {})
+        return func(*args, **kwargs or {})
+
+    def others(self) -> list[str]:
+        """The kernels that another answer could come from, and those that were found unable."""
+        return [name for name in offered(self.device) if name in self.unable or self._changes(name)]
+
+    def why_not(self, kernel: str | None) -> str:
+        """Why a kernel cannot be used, '' if it can."""
+        return "" if kernel in self.able else self.unable.get(kernel or "", "")
+
+    def _changes(self, name: str) -> bool:
+        newer = name in PACKAGES
+        number = int(getattr(SDPBackend, KERNELS["flash" if newer else name]))
+        return name in self.able and (newer or self.usual != {number})
+
+    def _ask(self, *given: Any, **named: Any) -> None:
+        given, named = tuple(map(_as_computed, given)), {name: _as_computed(value) for name, value in named.items()}
+        self.usual.add(torch._fused_sdp_choice(*given, **named))
+        for name in offered(self.device):
+            if name in self.able:
+                continue
+            backend = getattr(SDPBackend, KERNELS["flash" if name in PACKAGES else name])
+            if why := _refused(backend, given, named):
+                self.unable[name] = why
+            else:
+                self.able.add(name)
+                self.unable.pop(name, None)
+
+
+def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
+    """Why a kernel cannot answer a question, '' if it can."""
+    with warnings.catch_warnings(record=True) as told, sdpa_kernel(kernel):
+        warnings.simplefilter("always")
+        try:
+            if torch._fused_sdp_choice(*given, **named) == int(kernel):
+                return ""
+        except RuntimeError as none_is_left:
+            told.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))
+    return _reason([str(warning.message) for warning in told])
+
+
+def _as_computed(x: Any) -> Any:
+    """What attention is asked about, in the type that it will be computed in."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        return x
+    return x.detach().to(wanted_type(x)).requires_grad_(x.requires_grad)
+
+
+def _reason(told: list[str]) -> str:
+    """What PyTorch says against a kernel, among what it says about all of them."""
+    lines = [line.partition(" (Triggered")[0].strip() for line in told]
+    telling = [line for line in lines if not line.endswith("because:") and "disabled" not in line]
+    return telling[0] if telling else "cannot compute the attention of this model"
 
 
 def switches(options: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from library import compile_cache
 from library.config.schema import values
 from library.files import write_atomic
+from library.memory import attention
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("compile_*.py", "memory/*.py", "learners/*.py", "train/tuning.py", "train/compiling.py")  # and the family's
@@ -32,7 +33,7 @@ def name_of(bench: Any) -> str:
     sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
     facts = {
         "version": VERSION,
-        "machine": [compile_cache.key(run.device), torch.get_num_threads(), run.ranks],
+        "machine": [compile_cache.key(run.device), torch.get_num_threads(), run.ranks, attention.offered(run.device)],
         "code": _code(bench.family.name),
         "model": [
             [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in bench.parts.denoiser.named_parameters()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from library import compile_utils
 from library.compile_ledger import LEDGER
 from library.config.schema import ConfigError, changed
-from library.memory import precision
+from library.memory import attention, precision
 from library.runs.record import Record
 from library.train import chance, compiling, footprint, trouble
 from library.train.chance import as_seed
@@ -36,6 +36,7 @@ class Run:
 
     def __init__(self, config: Any) -> None:
         compile_utils.start_over()
+        attention.forget()
         self.config = config
         mixed = config.precision.mixed_precision
         no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other

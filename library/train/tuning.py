@@ -5,7 +5,6 @@ undone. What was measured is remembered, so that the next start of such a traini
 """
 
 import gc
-import logging
 import statistics
 import time
 from collections import Counter
@@ -19,10 +18,9 @@ from library import compile_utils, memory
 from library.compile_ledger import LEDGER
 from library.config import schema
 from library.config.schema import ConfigError
-from library.memory import trial
+from library.memory import attention, trial
 from library.train import chance, compiling, remembered
-
-logger = logging.getLogger(__name__)
+from library.train.progress import clock
 
 TIMED = 3  # passes over each size, after one that compiles
 SIZES = 3  # sizes of images that are timed, the most frequent ones
@@ -59,6 +57,7 @@ class Bench:
     learner: Any
     run: Any
     results: list[Result] = field(default_factory=list)
+    kernels: attention.Watch | None = None  # what attention this model asks for, once that has been seen
 
     @property
     def passes(self) -> int:
@@ -90,10 +89,10 @@ def _decided(bench: Bench) -> Way:
         _measure(bench)
         remembered.write(name, [asdict(result) for result in bench.results])
     chosen = choose(bench.results, bench.passes)
-    sentence = told(chosen, bench.results, known=bool(known))
+    sentence = told(chosen, bench.results, bench.passes, known=bool(known))
     rows = [asdict(result) for result in bench.results]
     bench.run.event("tuned", chosen=chosen.way, results=rows, remembered=bool(known), text=sentence)
-    bench.run.say(sentence)
+    bench.run.say("\n".join([sentence, *(f"  {_short(result.way)}: {_row(result)}" for result in bench.results)]))
     return chosen.way
 
 
@@ -109,15 +108,19 @@ def choose(results: list[Result], passes: int) -> Result:
     return found
 
 
-def told(chosen: Result, results: list[Result], known: bool) -> str:
-    """The choice in a sentence."""
+def told(chosen: Result, results: list[Result], passes: int, known: bool) -> str:
+    """The choice, and why it was made."""
+    tried = f"compile_autotune: {len(results)} ways {'remembered' if known else 'tried'}"
+    shown = ", ".join(f"{name} = {str(value).lower()}" for name, value in chosen.way.items()) or "as it was asked for"
+    if not chosen.seconds:
+        return f"{tried}, none of which could be used; going on {shown}"
     eager = next((r for r in results if r.way.get("compile") is False and not r.why), None)
     against = f" instead of {eager.seconds:.3g} s eagerly" if eager and eager is not chosen else ""
-    shown = ", ".join(f"{name} = {str(value).lower()}" for name, value in chosen.way.items()) or "as it was asked for"
-    tried = f"{len(results)} ways {'remembered' if known else 'tried'}"
-    if not chosen.seconds:
-        return f"compile_autotune: {tried}, none of which could be used; going on {shown}"
-    return f"compile_autotune: {tried}; the fastest is {shown}: {chosen.seconds:.3g} s a batch{against}"
+    why = f"With it the whole training takes {clock(chosen.total(passes))}"
+    if others := [result for result in results if not result.why and result is not chosen]:
+        second = min(others, key=lambda result: result.total(passes))
+        why += f", and {clock(second.total(passes))} with the next best, {_short(second.way)}"
+    return f"{tried}; the fastest is {shown}: {chosen.seconds:.3g} s a batch{against}. {why}, compiling included."
 
 
 # ---- measuring
@@ -132,7 +135,6 @@ def _measure(bench: Bench) -> None:
             for way in ways:
                 run.phase(f"trying {_short(way)}", len(bench.results) + 1)
                 bench.results.append(tried(bench, way))
-                logger.info("%s: %s", _short(way), _row(bench.results[-1]))
             if number == 0 and not any(result.way.get("compile") and not result.why for result in bench.results):
                 return  # where compiling does not work there is nothing to choose about it
     finally:
@@ -147,6 +149,8 @@ def rounds(bench: Bench) -> Iterator[list[Way]]:
     config, cuda = bench.run.config, bench.run.device.type == "cuda"
     options, sizes = config.compile, len(bench.batches.shapes)
     yield [{"compile": False}, {"compile": True}]
+    if bench.kernels and config.memory.attention_kernel == "auto":
+        yield [_best(bench) | {"attention_kernel": name} for name in bench.kernels.others()]
     if options.compile_mode == "default" and options.compile_backend == "inductor" and cuda:
         modes = ["max-autotune-no-cudagraphs", *(["reduce-overhead"] if sizes == 1 else [])]
         yield [_best(bench) | {"compile_mode": mode} for mode in modes if _best(bench)["compile"]]
@@ -167,6 +171,9 @@ def _best(bench: Bench) -> Way:
 def tried(bench: Bench, way: Way) -> Result:
     """Train in this way for a few passes, and undo it."""
     run, result = bench.run, Result(way)
+    if bench.kernels and (why := bench.kernels.why_not(way.get("attention_kernel"))):
+        result.why = why
+        return result
     try:
         asked = {"compile_autotune": False, "compile_compare_steps": 0, "compile_fallback": False}
         run.config = schema.replace(bench.family.config, **way | asked)
@@ -179,7 +186,7 @@ def tried(bench: Bench, way: Way) -> Result:
         except (torch.OutOfMemoryError, MemoryError):
             result.why = "not enough memory"
         except Exception as error:
-            if not isinstance(error, ConfigError) and not compile_utils.is_compile_error(error):
+            if not _expected(error, way):
                 raise
             result.why = compile_utils.why(error)
     compile_utils.start_over()
@@ -187,6 +194,12 @@ def tried(bench: Bench, way: Way) -> Result:
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
     return result
+
+
+def _expected(error: Exception, way: Way) -> bool:
+    """Whether it is this way that does not work: compiling, or a kernel of attention that promised too much."""
+    broken = "attention_kernel" in way and isinstance(error, RuntimeError)
+    return broken or isinstance(error, ConfigError) or compile_utils.is_compile_error(error)
 
 
 def _rehearsed(bench: Bench, result: Result) -> None:
@@ -198,6 +211,8 @@ def _rehearsed(bench: Bench, result: Result) -> None:
     first, steady = 0.0, 0.0
     for kind, number in kinds.items():
         batch = batches.example(kind)
+        if not run.config.compile.compile:
+            _watched(bench, batch)
         times = [seconds_of(bench, batch) for _ in range(TIMED + _preludes(run))]
         usual = statistics.median(times[-TIMED:])
         first += sum(times[:-TIMED]) - _preludes(run) * usual
@@ -212,6 +227,13 @@ def _rehearsed(bench: Bench, result: Result) -> None:
         room -= 12 * sum(p.numel() for p in bench.learner.parameters()) / GIB  # gradients and the optimizer's memory
         if result.peak > room:
             result.why = f"needs {result.peak:.1f} GiB, and with the optimizer there are {room:.1f} GiB"
+
+
+def _watched(bench: Bench, batch: Any) -> None:
+    """See what attention the model asks for, where it can be seen: in eager blocks."""
+    bench.kernels = bench.kernels or attention.Watch(bench.run.device)
+    with bench.kernels:
+        compiling.rehearse(batch, bench.family, bench.parts, bench.learner, bench.run)
 
 
 def _preludes(run: Any) -> int:

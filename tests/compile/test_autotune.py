@@ -10,7 +10,13 @@ from library.train.tuning import Result, choose
 from tests.training import config_of, demo, shapes, train  # noqa: F401
 
 ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1}
-SPEEDS = {"compile": 0.5, "checkpoint_keep_attention": 0.7, "compile_dynamic": 1.2, "blocks_to_swap": 0.9}
+SPEEDS = {
+    "compile": 0.5,
+    "attention_kernel": 0.8,
+    "checkpoint_keep_attention": 0.7,
+    "compile_dynamic": 1.2,
+    "blocks_to_swap": 0.9,
+}
 
 
 @pytest.fixture
@@ -42,16 +48,20 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     start, seen = tuned
     found = start(compile_autotune=True)
     (told,) = found.events("tuned")
-    winner = {"compile": True, "checkpoint_keep_attention": True, "blocks_to_swap": 1}
+    winner = {"compile": True, "attention_kernel": "math", "checkpoint_keep_attention": True, "blocks_to_swap": 1}
     assert told["chosen"] == winner and not told["remembered"]
     assert seen[:2] == [{"compile": False}, {"compile": True}]
-    assert {"compile": True, "compile_dynamic": "false"} in seen
+    assert {"compile": True, "attention_kernel": "math", "compile_dynamic": "false"} in seen
+    assert {"compile": True, "attention_kernel": "flash"} not in seen  # that is what answers anyway
     plain = start(**winner)
     assert found.losses == plain.losses
     assert all(torch.equal(a, b) for a, b in zip(found.tensors().values(), plain.tensors().values(), strict=True))
     assert found.facts["compile"]["graphs"] == plain.facts["compile"]["graphs"]
     assert {event["step"] for event in found.events("compile")} == {0}
-    assert "the fastest is compile = true" in (found.folder / "log.txt").read_text(encoding="utf-8")
+    log = (found.folder / "log.txt").read_text(encoding="utf-8")
+    assert "the fastest is compile = true, attention_kernel = math" in log and "with the next best, compiled" in log
+    assert all(f"  {tuning._short(way)}: " in log for way in seen)
+    assert found.facts["compile"]["attention"] == "MATH"
 
     number = len(seen)
     again = start(compile_autotune=True)

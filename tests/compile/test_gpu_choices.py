@@ -94,3 +94,45 @@ def test_every_forward_begins_a_new_step_for_recorded_graphs(monkeypatch, mode, 
         torch._inductor.config.align_random_eager = False
     model(1), model(2)
     assert len(called) == marks
+
+
+@pytest.fixture
+def kernels():
+    """The choice of kernels, which is the process's, as it was before."""
+    yield torch.device("cpu")
+    attention.forget()
+
+
+def test_a_kernel_is_chosen_watched_and_refused_by_name(kernels):
+    assert [attention.prefer(kernels, name) for name in ("math", "auto")] == ["MATH", ""]
+    with pytest.raises(ConfigError, match=r"no cudnn on this machine; choose one of auto, flash, math"):
+        attention.prefer(kernels, "cudnn")
+    given = torch.randn(1, 2, 16, 32, requires_grad=True)
+    for answers, others in (("flash", ["math"]), ("math", ["flash"])):
+        attention.prefer(kernels, answers)
+        with attention.Watch(kernels) as watch, torch.autocast("cpu", torch.bfloat16):
+            assert attention_of(given, given.bfloat16()).grad_fn is not None
+        assert watch.others() == others and watch.why_not(others[0]) == ""
+    attention.prefer(kernels)
+    with attention.Watch(kernels) as watch:
+        attention_of(given, given, dropout_p=0.1)
+    assert (
+        watch.others() == ["flash"] and watch.why_not("flash") == "Both fused kernels do not support non-zero dropout."
+    )
+
+
+def attention_of(query, value, **values):
+    return nn.functional.scaled_dot_product_attention(query, query, value, **values)
+
+
+def test_compiled_code_of_one_kernel_is_not_taken_for_that_of_another(kernels, tmp_path, monkeypatch, forget):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    given, counted, hits = torch.randn(1, 1, 1, 8), torch._dynamo.utils.counters, []
+    for name in ("flash", "math", "flash"):
+        torch._dynamo.reset()
+        attention.prefer(kernels, name)
+        SETTINGS.want(wanted_settings(config().compile, kernels))
+        counted.clear()
+        torch.compile(attention_of, fullgraph=True)(given, given)
+        hits.append(counted["aot_autograd"]["autograd_cache_hit"])
+    assert hits == [0, 0, 1]

@@ -85,6 +85,12 @@ class Memory:
     blocks_to_swap: int | None = opt(
         None, "Keep this many blocks of the model in host memory. Saves GPU memory, costs some speed.", min=0
     )
+    attention_kernel: Literal["auto", "cudnn", "flash", "efficient", "math", "flash3", "flash4"] = opt(
+        "auto",
+        "PyTorch's attention kernel to put first. auto is right unless you measured; compile_autotune measures.",
+        label="Attention kernel",
+        advanced=True,
+    )
     sdpa: bool = opt(
         False,
         "PyTorch's own attention. It is always used; the switch is for old configs.",
