@@ -15,6 +15,7 @@ window.kohyaImages = (() => {
     if (kind === "good" && text) setTimeout(() => mine === saying && say(one(":scope > .said-of"), kind, ""), 9000);
   }
   const trigger = () => one("#images-trigger").value;
+  const described = () => one("[data-setting=dataset_config]").value.trim();
   const asked = (more = {}) => ({ folder: now.folder, album: now.album, trigger: trigger(), show: view.show, place: view.place, words: view.words, ...more });
 
   function settings() {
@@ -50,7 +51,7 @@ window.kohyaImages = (() => {
   }
 
   async function open(keep = false) {
-    const found = await attempt(() => work("images_open", { folder: one("#images-folder").value, settings: settings(), trigger: trigger() }));
+    const found = await attempt(() => work("images_open", { folder: one("#images-folder").value, settings: settings(), trigger: trigger(), ...window.kohyaImageSources.question() }));
     if (!found) return;
     if (!keep) {
       Object.assign(view, { start: 0, show: "all", place: null, words: "" });
@@ -69,7 +70,7 @@ window.kohyaImages = (() => {
   /** A reload shows the same folder again. */
   function remember() {
     try {
-      sessionStorage.setItem(KEY, JSON.stringify({ folder: now.folder, trigger: trigger(), settings: settings() }));
+      sessionStorage.setItem(KEY, JSON.stringify({ folder: one("#images-folder").value, trigger: trigger(), settings: settings(), taken: window.kohyaImageSources.state() }));
     } catch {} // a browser that keeps nothing only forgets
   }
 
@@ -86,6 +87,7 @@ window.kohyaImages = (() => {
       if (field.type === "checkbox") field.checked = value;
       else field.value = value ?? "";
     }
+    window.kohyaImageSources.restore(before.taken);
     new IntersectionObserver((seen, watch) => {
       if (!seen.some((entry) => entry.isIntersecting)) return;
       watch.disconnect();
@@ -106,9 +108,11 @@ window.kohyaImages = (() => {
 
   function overview(found) {
     now = found;
-    one("#images-folder").value = found.folder;
+    if (!described()) one("#images-folder").value = found.folder;
     one(".album").hidden = false;
-    one("[data-do=give]").hidden = false;
+    one(".album").classList.toggle("fixed", Boolean(found.fixed));
+    one("[data-do=give]").hidden = Boolean(found.fixed);
+    window.kohyaImageSources.show(found);
     const { count: told, kinds } = found;
     const numbers = [
       ["Images used", `${told.images.toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`],
@@ -122,14 +126,15 @@ window.kohyaImages = (() => {
       ? `${count(told.images, "image")} with repeats are ${count(told.repeats, "picture")} an epoch; in batches of ${told.batch} that is ${count(told.steps_per_epoch, "step")}. ${count(told.steps, "step")} are ${count(told.epochs, "epoch")}.`
       : "A training would find no images here.";
     one(".findings").replaceChildren(...Object.entries(kinds).filter(([kind, n]) => (n || kind === view.show) && kind !== "all").map(([kind, n]) => {
-      const chip = make("button", { type: "button", "data-kind": kind, "aria-pressed": String(view.show === kind), className: ["broken", "foreign"].includes(kind) ? "bad" : "" }, make("b", {}, n.toLocaleString("en")), make("span", {}, found.titles[kind]));
+      const chip = make("button", { type: "button", "data-kind": kind, "aria-pressed": String(view.show === kind), className: ["broken", "foreign"].includes(kind) ? "bad" : ["reg", "held"].includes(kind) ? "calm" : "" }, make("b", {}, n.toLocaleString("en")), make("span", {}, found.titles[kind]));
       chip.onclick = () => sieve({ show: view.show === kind ? "all" : kind });
       return chip;
     }));
     one(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
     one(".buckets").hidden = !told.buckets.length;
     one(".buckets summary").textContent = `${count(told.buckets.length, "bucket")}: how many pictures each has in an epoch`;
-    one(".buckets .chips").replaceChildren(...told.buckets.map((bucket) => make("span", {}, `${bucket.size[0]} × ${bucket.size[1]}`, make("b", {}, bucket.repeats.toLocaleString("en")))));
+    const several = told.buckets.some((bucket) => bucket.dataset);
+    one(".buckets .chips").replaceChildren(...told.buckets.map((bucket) => make("span", { title: several ? `Data set ${bucket.dataset + 1}` : "" }, `${bucket.size[0]} × ${bucket.size[1]}`, make("b", {}, bucket.repeats.toLocaleString("en")))));
     const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`])];
     fill(one(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
     fill(one(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
@@ -206,6 +211,7 @@ window.kohyaImages = (() => {
   function badges(row) {
     const found = [];
     if (row.broken) found.push(["bad", row.broken]);
+    if (row.role) found.push(["", row.role === "reg" ? "regularisation" : "held back for validation"]);
     if (row.unused) found.push(["warn", `not used: ${row.unused}`]);
     if (row.foreign) found.push(["bad", "caption is no UTF-8"]);
     if (row.caption === null) found.push(["warn", "no caption"]);
@@ -224,7 +230,7 @@ window.kohyaImages = (() => {
   }
 
   function card(row) {
-    const box = make("input", { type: "checkbox", checked: chosen.has(row.name), "aria-label": `Choose ${row.name}` });
+    const box = make("input", { type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name), "aria-label": `Choose ${row.name}` });
     box.onchange = () => (box.checked ? chosen.add(row.name) : chosen.delete(row.name), selection());
     const picture = make("button", { type: "button", className: "look", title: "Look closer" }, frame(row, 320));
     picture.onclick = () => window.kohyaImagePanels.closer(row);
@@ -236,7 +242,7 @@ window.kohyaImages = (() => {
 
   /** A caption to write in. It is stored when one leaves it, or presses Ctrl+Enter. */
   function writer(row) {
-    const text = make("textarea", { value: row.caption ?? "", rows: 4, "aria-label": `Caption of ${row.name}`, placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true, readOnly: row.foreign });
+    const text = make("textarea", { value: row.caption ?? "", rows: 4, "aria-label": `Caption of ${row.name}`, placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true, readOnly: row.foreign || Boolean(row.fixed), title: row.fixed });
     text.onchange = () => store(row, text);
     text.onkeydown = (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) text.blur();
@@ -275,39 +281,8 @@ window.kohyaImages = (() => {
 
   const panels = () => window.kohyaImagePanels.refresh();
 
-  // ---- to and from the LoRA tab, whose fields bear the options' names
-
-  function lora(name) {
-    return document.querySelector(`#lora-form [data-option="${name}"]`);
-  }
-
-  function take() {
-    for (const field of all("[data-setting]")) {
-      const theirs = lora(field.dataset.setting);
-      if (!theirs || (theirs.type !== "checkbox" && !theirs.value && field.dataset.setting === "resolution")) continue;
-      if (field.type === "checkbox") field.checked = theirs.checked;
-      else field.value = theirs.value;
-    }
-    const folder = lora("train_data_dir")?.value;
-    if (folder) one("#images-folder").value = folder;
-    if (one("#images-folder").value) open();
-    else said("plain", "The LoRA tab's settings were taken. It names no image folder yet.");
-  }
-
-  function give() {
-    const values = { ...settings(), train_data_dir: now.folder };
-    for (const name of ["train_data_dir", "caption_extension", "resolution", "enable_bucket"]) {
-      const theirs = lora(name);
-      if (!theirs) continue;
-      if (theirs.type === "checkbox") theirs.checked = values[name];
-      else theirs.value = values[name];
-      theirs.dispatchEvent(new Event("input", { bubbles: true }));
-    }
-    said("good", "The LoRA tab has this folder now, with its caption ending, resolution and buckets.");
-  }
-
   const acts = {
-    open: () => open(), take, give,
+    open: () => open(),
     halt: () => working && ask("images_stop", { work: working }).catch(() => {}),
     compare: () => change("images_compare", {}, (found) => found.kinds.double ? `${count(found.kinds.double, "image")} are the same as others, or look alike.` : "No image is there twice, and none look alike.").then((done) => done && now.kinds.double && sieve({ show: "double" })),
     undo: () => change("images_undo", {}, undone),
@@ -328,6 +303,7 @@ window.kohyaImages = (() => {
       pause = setTimeout(() => sieve({ words: target.value }), 200);
     };
     now = null;
+    window.kohyaImageSources.mount(root, { said, open, acts, described, work, attempt });
     recall();
     window.kohyaImagePanels.mount(root, { ask, asked, change, attempt, said, state: () => now, reload: () => open(true), frame, writer, facts, badges, sieve, acts });
   }

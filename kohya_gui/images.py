@@ -4,36 +4,24 @@ All that is asked comes as JSON (service.py) and names its folder anew; what the
 there to be quick. Work that takes long runs on a thread and is asked after.
 """
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from starlette.responses import Response
 
-from kohya_gui import commands, paths, picker
+from kohya_gui import paths, sets
 from kohya_gui.service import Answer, Sent, Show
-from library.captioning.forms import FORMS
-from library.config.schema import ConfigError, Option, build, options
+from library.config.schema import ConfigError
 from library.curation import album as albums
-from library.curation import changes, tags, thumbs, trash
+from library.curation import changes, sources, tags, thumbs, trash
 from library.curation.album import KINDS, Album, Picture
 from library.curation.tags import Edit
 from library.curation.work import Report, Work
-from library.families import config_class
 
-HERE = Path(__file__).parent
-CONFIG = config_class("sdxl_train_network")  # options of images and captions are the same for all trainings
-# What of a training decides how images are counted and cut, with what a first look begins with.
-SETTINGS: dict[str, Any] = {
-    "resolution": "1024,1024", "train_batch_size": 1, "max_train_epochs": "", "max_train_steps": "",
-    "gradient_accumulation_steps": 1, "caption_extension": ".txt", "caption_separator": ",", "enable_bucket": True,
-    "bucket_no_upscale": False, "min_bucket_reso": 256, "max_bucket_reso": 1024, "bucket_reso_steps": 64,
-}  # fmt: skip
 PAGE, MOST = 48, 200  # images that are sent at once
 TAGS, SAMPLES = 400, 6
 PATIENCE = 0.6  # seconds in which work may end without being asked after
@@ -48,7 +36,7 @@ class Images:
         self.albums: OrderedDict[str, Album] = OrderedDict()
         self.works: OrderedDict[str, Work] = OrderedDict()
         self.busy = threading.Lock()
-        gr.HTML(markup(), js_on_load="window.kohyaImages.mount(element)", apply_default_css=False)
+        gr.HTML(sets.markup(), js_on_load="window.kohyaImages.mount(element)", apply_default_css=False)
 
     @property
     def answers(self) -> dict[str, Answer]:
@@ -69,10 +57,10 @@ class Images:
 
     def open(self, sent: Sent) -> dict[str, Any]:
         """Look at a folder, anew."""
-        folder = paths.folder(sent.text("folder"), self.roots, "folder")
-        config = config_of(sent.values("settings"))
+        taken, world = (sent.text("script"), sent.values("taken")), max(1, sent.number("processes", 1, 4096))
+        config = sets.config_of(sent.text("folder"), sent.values("settings"), self.roots, *taken)
         trigger = sent.text("trigger")
-        return self._begin(lambda report: self._overview(self._look(folder, config, report), trigger))
+        return self._begin(lambda report: self._overview(self._look(config, world, report), trigger))
 
     def page(self, sent: Sent) -> dict[str, Any]:
         """Some of the images that are wanted."""
@@ -207,11 +195,12 @@ class Images:
 
     def _change(self, album: Album, sent: Sent, change: Callable[[Report], dict[str, Any]]) -> dict[str, Any]:
         """Change a folder, and look at it anew."""
+        changes.changeable(album)
         trigger = sent.text("trigger")
 
         def work(report: Report) -> dict[str, Any]:
             done = change(report)
-            return {**done, **self._overview(self._look(album.root, album.config, report), trigger)}
+            return {**done, **self._overview(self._look(album.config, album.world, report), trigger)}
 
         return self._begin(work)
 
@@ -219,15 +208,16 @@ class Images:
 
     def _album(self, sent: Sent) -> Album:
         """The folder that is asked about, as it was last looked at with these settings."""
-        folder = paths.folder(sent.text("folder"), self.roots, "folder")
+        root = paths.inside(sent.text("folder"), self.roots, "folder")
         with self.busy:
-            found = self.albums.get(f"{folder}|{sent.text('album')}")
+            found = self.albums.get(f"{root}|{sent.text('album')}")
         if found is None:
             raise ConfigError("open the folder first")
         return found
 
-    def _look(self, folder: Path, config: Any, report: Report) -> Album:
-        found, key = albums.opened(folder, config, report, self._may), f"{folder}|{mark(config)}"
+    def _look(self, config: Any, world: int, report: Report) -> Album:
+        found = sources.opened(config, report, self._may, world)
+        key = f"{found.root}|{sets.mark(config, world)}"
         with self.busy:
             before = self.albums.pop(key, None)
             if before is not None and before.compared:  # still true of all that is still there
@@ -253,31 +243,13 @@ class Images:
     def _overview(self, album: Album, trigger: str) -> dict[str, Any]:
         counts = albums.counts(album, trigger)
         return {
-            "folder": str(album.root), "album": mark(album.config), "count": album.count(), "notes": album.notes,
-            "past": past(album.root),
-            "places": [
-                {"folder": p.folder, "repeats": p.repeats, "words": p.words, "images": p.images, "unused": p.unused}
-                for p in album.places
-            ],
+            "folder": str(album.root), "album": sets.mark(album.config, album.world), "count": album.count(),
+            "notes": album.notes, "problems": album.problems, "fixed": album.fixed,
+            "past": [] if album.fixed else past(album.root), "places": list(sets.places(album)),
             "kinds": {kind: n for kind, n in counts.items()}, "compared": album.compared,
             "titles": {**{kind: title for kind, (title, _) in KINDS.items()}, "trigger": "Without the trigger word"},
             "captioned": sum(bool(p.words) and not p.foreign for p in album.pictures),
         }  # fmt: skip
-
-
-def config_of(values: dict[str, Any]) -> Any:
-    """The config of a training as far as it decides about images. Raises ConfigError in the trainer's own words."""
-    given = {**SETTINGS, **{name: value for name, value in values.items() if name in SETTINGS}}
-    if given["resolution"] in ("", None):
-        raise ConfigError("resolution: write the size of the pictures, such as 1024")
-    made = build(CONFIG, {name: value for name, value in given.items() if value not in ("", None)}, notes=[])
-    albums.check(made)
-    return made
-
-
-def mark(config: Any) -> str:
-    """What tells the settings of one look at a folder from those of another, such as that of a second browser."""
-    return hashlib.blake2b(repr(config).encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
 def trigger_of(sent: Sent) -> Callable[[str], bool] | None:
@@ -293,7 +265,8 @@ def row(album: Album, picture: Picture, has: Callable[[str], bool] | None) -> di
         "bucket": fit.bucket if fit else None, "resized": fit.resized if fit else None, "seen": picture.seen,
         "cut": round(max(picture.cut), 3), "larger": round(picture.larger, 2), "repeats": picture.repeats,
         "caption": picture.caption, "foreign": picture.foreign, "unused": picture.unused, "broken": picture.broken,
-        "turned": picture.turned, "trigger": has(picture.words) if has else None,
+        "turned": picture.turned, "trigger": has(picture.words) if has and picture.role != "reg" else None,
+        "role": picture.role, "fixed": picture.fixed or album.fixed,
         "double": album.double_groups[album.doubles[picture.name]]["how"] if picture.name in album.doubles else "",
         "group": album.doubles.get(picture.name),
     }  # fmt: skip
@@ -302,36 +275,3 @@ def row(album: Album, picture: Picture, has: Callable[[str], bool] | None) -> di
 def past(root: Path) -> list[dict[str, Any]]:
     """The changes of a folder that can be taken back."""
     return [{"title": one.title, "when": one.when, "count": one.count} for one in trash.history(root)]
-
-
-# ---- what is shown before anything is asked
-
-
-def markup() -> str:
-    """The tab as HTML."""
-    text = (HERE / "images.html").read_text(encoding="utf-8")
-    fields = "".join(setting(options(CONFIG)[name], value) for name, value in SETTINGS.items())
-    browse = {
-        "FOLDER_BUTTON": picker.button("folder", "Image folder", "folder"),
-        "SOURCE_BUTTON": picker.button("source", "Folder to copy from", "folder"),
-        "SETTINGS": fields,
-        "CAPTION": commands.markup(FORMS, ("folder", "extension")),
-    }
-    for name, made in browse.items():
-        text = text.replace(f"<!-- {name} -->", made)
-    return text
-
-
-def setting(option: Option, value: Any) -> str:
-    """One of the settings as a field; its label and its help are those of the training tabs."""
-    about = f"{escape(option.help)}"
-    element = f"images-{option.name}"
-    if option.type is bool:
-        box = f'<input type="checkbox" id="{element}" data-setting="{option.name}"{" checked" if value else ""}>'
-        return f'<div class="field check" title="{about}"><label>{box}<span>{escape(option.label)}</span></label></div>'
-    shown = escape(str(value))
-    hint = ' placeholder="not set"' if value == "" else ""
-    return (
-        f'<div class="field" title="{about}"><label for="{element}">{escape(option.label)}</label>'
-        f'<input id="{element}" data-setting="{option.name}" value="{shown}"{hint} spellcheck="false"></div>'
-    )

@@ -1,6 +1,5 @@
 """A folder of images as its owner wants to see it: each picture with its words, its bucket, and what is wrong."""
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -16,12 +15,16 @@ from library.data import augment, captions, folders
 from library.data.buckets import Buckets, Fit, Size
 from library.data.folders import Listing, number
 from library.data.images import Image, Images, bucket_rules, summary
+from library.data.length import length
 from library.data.pixels import check_file, header_size, is_turned
 from library.data.threads import Report, spread
+
+May = Callable[[str], bool]  # whether a path may be followed to where it leads
 
 OTHER_ENDINGS = (".txt", ".caption")
 LARGEST = 16384  # pixels of a side; no model draws that many
 MUCH_CUT, MUCH_LARGER = 0.2, 1.5
+MOST_SEEN = 10_000_000  # pictures of an epoch; more is a slip in a folder's name
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ class Picture:
     folder: str  # the same of its folder; "" is the opened one
     num_bytes: int
     modified: int
-    caption_file: str  # where its words are, or would be
+    caption_file: str  # where its words are, or would be; "" when another file tells them
     repeats: int = 1
     size: Size = (0, 0)
     caption: str | None = None  # the whole file; None when there is none
@@ -42,6 +45,8 @@ class Picture:
     broken: str = ""  # why it cannot be decoded
     foreign: bool = False  # its caption file is no UTF-8
     turned: bool = False  # it says that it should be shown turned, which trainers do not follow
+    role: str = ""  # "reg": a regularisation image; "held": held back for validation
+    fixed: str = ""  # why neither it nor its words can be changed here
 
     @property
     def words(self) -> str:
@@ -87,6 +92,9 @@ class Place:
     words: str
     images: int
     unused: str = ""
+    path: str = ""  # the folder itself
+    role: str = ""  # as that of its pictures
+    fixed: str = ""
 
 
 @dataclass(slots=True)
@@ -102,7 +110,11 @@ class Album:
     doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group
     double_groups: list[dict[str, Any]] = field(default_factory=list)
     compared: bool = False
-    may: Callable[[str], bool] = lambda path: True  # whether a link may be followed to where it leads
+    may: May = lambda path: True
+    world: int = 1  # processes that share the batches
+    found: Images | None = None  # the trainer's own, where more than one folder of folders is trained on
+    problems: list[str] = field(default_factory=list)  # what keeps a training from starting
+    fixed: str = ""  # why nothing at all can be changed here
 
     @property
     def rules(self) -> Buckets:
@@ -122,36 +134,44 @@ class Album:
 
     def count(self) -> dict[str, Any]:
         """What a training would make of it: images, repeats, buckets, steps. The trainer's own count."""
-        base = datasets.load(self.config)[0]
-        items = [
-            Image(p.path, p.size, p.words, p.repeats, base.template, 0, p.fit)
-            for p in self.pictures
-            if p.used and p.fit is not None
-        ]
-        told = summary(Images(items, (replace(base, subsets=()),)))
-        accumulated = self.config.steps.gradient_accumulation_steps
-        per_epoch = math.ceil(told["batches_per_epoch"] / accumulated)
-        steps, epochs = self.config.steps.max_train_steps, self.config.steps.max_train_epochs
-        if epochs:
-            steps = per_epoch * epochs
-        elif per_epoch:
-            epochs = math.ceil(steps / per_epoch)
-        return {**told, "steps_per_epoch": per_epoch, "steps": steps, "epochs": epochs or 0, "batch": base.batch_size}
+        images = self._images()
+        if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
+            raise ConfigError(f"an epoch would have {seen:,} pictures: lower the repeats")
+        told = summary(images, self.world)
+        long = length(self.config.steps, told["batches_per_epoch"])
+        sizes = sorted({dataset.batch_size for dataset in images.datasets})
+        return {
+            **told, "steps_per_epoch": long.per_epoch, "steps": long.total, "epochs": long.epochs,
+            "batch": " or ".join(map(str, sizes)), "world": self.world,
+        }  # fmt: skip
+
+    def _images(self) -> Images:
+        """What a training has once what is broken is gone."""
+        if self.found is None:
+            base = datasets.load(self.config)[0]
+            used = [p for p in self.pictures if p.used and p.fit is not None]
+            items = [Image(p.path, p.size, p.words, p.repeats, base.template, 0, p.fit) for p in used]
+            return Images(items, (replace(base, subsets=()),))
+        broken = {p.path for p in self.pictures if p.broken}
+        return replace(self.found, items=[image for image in self.found.items if image.path not in broken])
 
 
 def check(config: Any) -> None:
     """Raise ConfigError when there can be no buckets as a config wants them."""
-    rules = bucket_rules(datasets.load(config)[0])
-    problems = list(rules.problems())
-    if max(*rules.resolution, rules.largest) > LARGEST:
-        problems.append(f"resolution and max_bucket_reso: no side may have more than {LARGEST} pixels")
+    problems = []
+    for dataset in datasets.load(config):
+        if not dataset.resolution:
+            problems.append("resolution: write the size of the pictures, such as 1024")
+            continue
+        rules = bucket_rules(dataset)
+        problems += list(rules.problems())
+        if max(*rules.resolution, rules.largest) > LARGEST:
+            problems.append(f"resolution and max_bucket_reso: no side may have more than {LARGEST} pixels")
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
 
 
-def opened(
-    root: Path, config: Any, report: Report | None = None, may: Callable[[str], bool] = lambda path: True
-) -> Album:
+def opened(root: Path, config: Any, report: Report | None = None, may: May = lambda path: True) -> Album:
     """Look at a folder: the one that holds folders named <repeats>_<words>, or one with images.
 
     Links are followed where `may` says so. Raises ConfigError when the folder cannot be listed. What was known of
@@ -162,15 +182,21 @@ def opened(
         _find(album)
     except OSError as error:
         raise ConfigError(f"{root} cannot be listed: {error.strerror or error}") from None
-    album.notes += _other_captions(album)
-    facts = spread(partial(_facts, album), album.pictures, report, "looking at images")
+    album.notes += sharing(album)
+    examine(album, album.pictures, report)
     rules = album.rules
-    for picture, (size, broken, turned) in zip(album.pictures, facts, strict=True):
-        picture.size, picture.broken, picture.turned = size, broken, turned
+    for picture in album.pictures:
         fitted(picture, rules)
-    spread(partial(reread, album), album.pictures, report, "reading captions")
     album.hold(album.pictures)
     return album
+
+
+def examine(album: Album, pictures: list[Picture], report: Report | None = None) -> None:
+    """Look into the files of pictures: size, whether they can be decoded, and their captions."""
+    facts = spread(partial(_facts, album), pictures, report, "looking at images")
+    for picture, (size, broken, turned) in zip(pictures, facts, strict=True):
+        picture.size, picture.broken, picture.turned = size, broken, turned
+    spread(partial(reread, album), pictures, report, "reading captions")
 
 
 def fitted(picture: Picture, rules: Buckets) -> None:
@@ -182,6 +208,8 @@ def fitted(picture: Picture, rules: Buckets) -> None:
 
 def reread(album: Album, picture: Picture) -> None:
     """Read a picture's caption file anew."""
+    if not picture.caption_file:
+        return
     picture.caption, picture.foreign = None, False
     if not _safe(album, picture.caption_file):
         picture.foreign, picture.caption = True, ""
@@ -257,6 +285,7 @@ def _take(album: Album, listing: Listing, place: Place) -> None:
                 broken="there is no decoder for it here: convert it to PNG or WebP",
             )  # fmt: skip
         )
+    place.path = listing.folder
     place.images = len(listing.images) + len(listing.undecodable)
     if place.images:
         album.places.append(place)
@@ -269,7 +298,7 @@ def _take(album: Album, listing: Listing, place: Place) -> None:
             album.notes.append(f"{where} has {many}, which are not read: set the caption files' ending to {other}.")
 
 
-def _other_captions(album: Album) -> list[str]:
+def sharing(album: Album) -> list[str]:
     """Two images that share a caption file, such as a.png and a.jpg."""
     shared = Counter(picture.caption_file for picture in album.pictures)
     twice = [os.path.basename(path) for path, count in shared.items() if count > 1]
@@ -312,6 +341,8 @@ KINDS: dict[str, tuple[str, Test]] = {
     "cut": ("Cut by more than a fifth", lambda a, p: p.used and max(p.cut) > MUCH_CUT),
     "enlarged": ("Enlarged over 1.5 times", lambda a, p: p.used and p.larger > MUCH_LARGER),
     "turned": ("Lying on the side", lambda a, p: p.turned),
+    "reg": ("Regularisation images", lambda a, p: p.role == "reg"),
+    "held": ("Held back for validation", lambda a, p: p.role == "held"),
     "double": ("The same or alike", lambda a, p: p.name in a.doubles),
 }
 
@@ -321,7 +352,9 @@ def choose(album: Album, kind: str, words: str = "", folder: str | None = None, 
     if kind not in KINDS and kind != "trigger":
         raise ConfigError(f"show is {kind!r}: use one of {', '.join(KINDS)}")
     has = tags.trigger(trigger) if trigger.strip() else None
-    test: Test = KINDS[kind][1] if kind in KINDS else lambda a, p: has is not None and not has(p.words)
+    test: Test = (
+        KINDS[kind][1] if kind in KINDS else lambda a, p: has is not None and p.role != "reg" and not has(p.words)
+    )
     wanted = words.casefold().strip()
     found = [
         p
@@ -338,5 +371,5 @@ def counts(album: Album, trigger: str = "") -> dict[str, int]:
     found = {kind: sum(map(partial(test, album), album.pictures)) for kind, (_, test) in KINDS.items()}
     if trigger.strip():
         has = tags.trigger(trigger)
-        found["trigger"] = sum(not has(p.words) for p in album.pictures)
+        found["trigger"] = sum(p.role != "reg" and not has(p.words) for p in album.pictures)
     return found

@@ -26,6 +26,7 @@ def caption(album: Album, name: str, text: str, expected: str | None) -> Picture
     Raises ConfigError when something else is there: another program wrote it meanwhile.
     """
     picture = album.find(name)
+    changeable(album, [picture])
     with trash.lock(album.root.resolve()):
         reread(album, picture)
         if picture.caption != expected:
@@ -37,11 +38,23 @@ def caption(album: Album, name: str, text: str, expected: str | None) -> Picture
     return picture
 
 
+def changeable(album: Album, pictures: Sequence[Picture] = ()) -> None:
+    """Raise ConfigError with the remedy when an album, or one of these pictures, can only be looked at."""
+    why = album.fixed or next((p.fixed for p in pictures if p.fixed), "")
+    if why:
+        raise ConfigError(why)
+
+
 def preview(pictures: Sequence[Picture], edit: Edit) -> list[tuple[Picture, str]]:
     """Which captions a change of tags would change, and to what. Images without a caption get one only by adding."""
     found, seen = [], set()
     for picture in pictures:
-        if picture.foreign or (picture.caption is None and edit.action != "add") or picture.caption_file in seen:
+        if (
+            picture.fixed
+            or picture.foreign
+            or (picture.caption is None and edit.action != "add")
+            or picture.caption_file in seen
+        ):
             continue
         seen.add(picture.caption_file)
         after = edit.apply(picture.caption or "")
@@ -52,6 +65,7 @@ def preview(pictures: Sequence[Picture], edit: Edit) -> list[tuple[Picture, str]
 
 def edit_tags(album: Album, pictures: Sequence[Picture], edit: Edit, report: Report | None = None) -> int:
     """Change the tags of many captions at once; how many were changed."""
+    changeable(album)
     with trash.lock(album.root.resolve()):
         spread(partial(reread, album), list(pictures), report, "reading captions")
         changed = preview(pictures, edit)
@@ -65,6 +79,7 @@ def edit_tags(album: Album, pictures: Sequence[Picture], edit: Edit, report: Rep
 def remove(album: Album, names: Sequence[str]) -> int:
     """Move images, with their captions and caches, into the trash; how many images."""
     pictures = [album.find(name) for name in dict.fromkeys(names)]
+    changeable(album, pictures)
     others = [p for p in album.pictures if p.name not in {one.name for one in pictures}]
     kept = {os.path.splitext(p.path)[0] for p in others}
     alone = [p for p in pictures if os.path.splitext(p.path)[0] not in kept]
@@ -93,7 +108,8 @@ def companions(image: Path, names: Sequence[str]) -> list[Path]:
 
 def compare(album: Album, report: Report | None = None) -> None:
     """Find images that are there twice, or look alike, and note them in the album."""
-    pictures = [p for p in album.pictures if not p.broken]
+    # A training may see one file in several ways.
+    pictures = list({p.path: p for p in album.pictures if not p.broken}.values())
     at = {p.path: i for i, p in enumerate(pictures)}
     same = [
         [at[path] for path in group] for group in alike.same_bytes([(p.path, p.num_bytes) for p in pictures], report)
@@ -121,7 +137,8 @@ def folder_name(repeats: int, words: str) -> str:
 
 def rename(album: Album, folder: str, repeats: int, words: str) -> str:
     """Give a folder of the album other repeats and words; its new name."""
-    if folder not in {place.folder for place in album.places} or not folder:
+    changeable(album)
+    if folder not in {place.folder for place in album.places if not place.fixed} or not folder:
         raise ConfigError(f"{folder or 'the opened folder'} is no folder inside {album.root}")
     name = folder_name(repeats, words)
     if name == folder:
@@ -133,6 +150,7 @@ def rename(album: Album, folder: str, repeats: int, words: str) -> str:
 
 def gather(album: Album, repeats: int, words: str) -> str:
     """Move the images that lie directly in the opened folder, with their captions, into <repeats>_<words>; its name."""
+    changeable(album)
     name = folder_name(repeats, words)
     here = folders.listing(album.root)
     images = [album.root / image for image in here.images]
@@ -151,6 +169,7 @@ def bring(album: Album, source: Path, repeats: int, words: str, report: Report |
 
     The source is only read. Raises ConfigError when it is the target, or has no images.
     """
+    changeable(album)
     name = folder_name(repeats, words)
     target = album.root / name
     if source.resolve() == target.resolve():

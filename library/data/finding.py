@@ -26,6 +26,7 @@ class Survey:
 
     images: Images
     report: Report | None = None
+    keep: bool = True  # whether a folder's metadata_cache.json may be written
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
@@ -60,9 +61,12 @@ def scan(config: Any, report: Report | None = None) -> Images:
     return found.images
 
 
-def survey(config: Any, report: Report | None = None) -> Survey:
-    """Look at all data that a config names, and collect problems instead of stopping at the first."""
-    result = Survey(Images([], ()), report)
+def survey(config: Any, report: Report | None = None, keep: bool = True) -> Survey:
+    """Look at all data that a config names, and collect problems instead of stopping at the first.
+
+    With `keep` false nothing is written, whatever cache_info says.
+    """
+    result = Survey(Images([], ()), report, keep)
     try:
         every = tuple(_with_folders(result, dataset) for dataset in datasets.load(config))
     except ConfigError as e:
@@ -262,7 +266,7 @@ def _sized_and_read(result: Survey, subset: Any, found: list[Found]) -> list[tup
         result.problems.append(f"{number(len(broken), 'file')} cannot be read as images: {some(broken, MOST)}")
     if empty := [one.caption_file for one, _, words in good if one.caption_file and not words]:
         result.warnings.append(f"{number(len(empty), 'caption file')} without words: {some(empty)}")
-    if subset.cache_info and good and not subset.metadata_file and not broken:
+    if subset.cache_info and result.keep and good and not subset.metadata_file and not broken:
         metadata.write_cache(Path(subset.image_dir), {one.path: (words, size) for one, size, words in good})
     return good
 

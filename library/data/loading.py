@@ -5,7 +5,6 @@ What a batch holds is a pure function of (seed, epoch, index). Workers, processe
 
 import functools
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from library.data import augment, captions, pixels
 from library.data.buckets import Fit, crop_ltrb
 from library.data.caches import LATENT
 from library.data.captions import Moment
+from library.data.length import length
 from library.data.ordering import Draw, draws
 from library.data.threads import ahead, num_workers
 
@@ -174,12 +174,9 @@ class Batches:
         return draws(self._buckets, self._sizes, self.seed, epoch, self.place)
 
     def _moment(self, draw: Draw) -> Moment:
-        """The optimizer step that a batch belongs to; each epoch ends with a step, as accelerate has it."""
-        options = self.config.steps
-        per_epoch = math.ceil(len(self) / options.gradient_accumulation_steps)
-        total = options.max_train_epochs * per_epoch if options.max_train_epochs else options.max_train_steps
-        step = (draw.epoch - 1) * per_epoch + draw.index // options.gradient_accumulation_steps
-        return Moment(step, draw.epoch, total)
+        """The optimizer step that a batch belongs to."""
+        whole, window = length(self.config.steps, len(self)), self.config.steps.gradient_accumulation_steps
+        return Moment((draw.epoch - 1) * whole.per_epoch + draw.index // window, draw.epoch, whole.total)
 
     @functools.cached_property
     def _made_of(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """How long a run is, where it stands, and what is due."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from library.config.schema import ConfigError
+from library.data.length import length
 
 
 @dataclass(slots=True)
@@ -22,12 +22,8 @@ class Clock:
     @classmethod
     def of(cls, config: Any, num_batches: int) -> "Clock":
         """Length of a run over `num_batches` batches per epoch and process."""
-        per_epoch = math.ceil(num_batches / config.steps.gradient_accumulation_steps)
-        if config.steps.max_train_epochs:
-            total = config.steps.max_train_epochs * per_epoch
-        else:
-            total = config.steps.max_train_steps
-        clock = cls(total=total, per_epoch=per_epoch, epochs=math.ceil(total / per_epoch))
+        per_epoch, total, epochs = length(config.steps, num_batches)
+        clock = cls(total=total, per_epoch=per_epoch, epochs=epochs)
         if config.steps.moved:
             clock._begin(config.steps)
         return clock

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kohya_gui import images as tab
+from kohya_gui import sets as tab
 from kohya_gui.images import Images
 from kohya_gui.service import Sent
 from library.config.schema import ConfigError

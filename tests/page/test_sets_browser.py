@@ -70,6 +70,41 @@ def test_look_edit_replace_and_undo(visit, images):
     assert tree(images) == start
 
 
+def test_a_tabs_regularisation_and_dataset_file_are_looked_at_and_opened_alone(visit, images):
+    reg, file = images.parent / f"{images.name}-reg", images.parent / f"{images.name}.toml"
+    (reg / "1_thing").mkdir(parents=True)
+    for i in range(5):
+        picture(200 + i).save(reg / "1_thing" / f"{i}.png")
+    file.write_text(f'[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = "{reg.as_posix()}/1_thing"\n')
+    visitor = visit()
+    go(visitor, "DreamBooth")
+    visitor.fill(train_data_dir=images, reg_data_dir=reg, resolution=512)
+    page = go(visitor, "Data set")
+    page.locator("#images-tab").select_option("dreambooth")
+    visitor.click("Take this tab's settings")
+    rows = page.locator(".images .sources tbody tr")
+    rows.nth(1).wait_for()
+    assert [rows.nth(i).inner_text().split("\t")[1:] for i in range(2)] == [["60", "10", "600"], ["5", "120", "600"]]
+    assert "1,200 pictures an epoch" in page.locator(".images .steps").inner_text()
+    page.locator(".images .findings button", has_text="regularisation").click()
+    page.wait_for_function("document.querySelectorAll('.images article').length === 5")
+    assert page.locator(".images article textarea").first.get_attribute("readonly") is not None
+    visitor.click("Open")  # alone it can be changed
+    page.wait_for_function("document.querySelectorAll('.images article textarea:not([readonly])').length === 5")
+    visitor.open()  # and a reload knows the way back
+    go(visitor, "Data set")
+    visitor.click("Back to all of the training's images")
+    rows.nth(1).wait_for()
+
+    go(visitor, "Finetune")
+    visitor.fill(dataset_config=file)
+    go(visitor, "Data set")
+    page.locator("#images-tab").select_option("finetune")
+    visitor.click("Take this tab's settings")
+    page.locator(".images .also", has_text="describes these images").wait_for()
+    assert page.locator(".images article").count() == 5 and not page.locator(".images .panels").is_visible()
+
+
 def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):
     root = served[1]
     first, second = lora(root / "first.safetensors"), lora(root / "second.safetensors", 1)

@@ -1,0 +1,197 @@
+"""All that a training will see, as the trainer finds it: regularisation images, metadata files, dataset files."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from library.config import dataset as datasets
+from library.config.schema import ConfigError
+from library.curation import album as albums
+from library.curation.album import Album, May, Picture, Place
+from library.data import finding, metadata
+from library.data.finding import Survey
+from library.data.folders import Listing, some
+from library.data.images import Image
+from library.data.threads import Report
+
+LEFT_OVER = "there are more than needed"
+TOLD_ELSEWHERE = "{} tells its words: change them there, and open its folder to change the image"
+ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
+
+
+def opened(config: Any, report: Report | None = None, may: May = lambda path: True, world: int = 1) -> Album:
+    """Look at the images of a training: of its image folder, or of all that its config names.
+
+    What lies in the image folder itself can be changed, all else only looked at. Raises ConfigError for files that
+    cannot be read or may not be.
+    """
+    data = config.data
+    if not (data.dataset_config or data.in_json or data.reg_data_dir or _share(config)):
+        album = albums.opened(Path(data.train_data_dir or ""), config, report, may)
+        album.world = world
+        return album
+    _guard(config, may)
+    found = finding.survey(config, report, keep=False)
+    described = data.dataset_config or data.in_json
+    if described:
+        name = Path(described).name
+        root = Path(data.dataset_config or data.train_data_dir)
+        album = Album(root, config, may=may, fixed=f"{name} describes these images: open one of their folders")
+    else:
+        album = albums.opened(Path(data.train_data_dir or ""), config, report, may)
+    album.world, album.found, album.problems = world, found.images, found.problems
+    album.notes = list(dict.fromkeys([*found.warnings, *albums.sharing(album), *_crops(found)]))
+    _add(album, found, report)
+    return album
+
+
+def _share(config: Any) -> float:
+    return config.validation.validation_split if hasattr(config, "validation") else 0.0
+
+
+def _crops(found: Survey) -> Iterator[str]:
+    if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
+        yield "Crops are random: what is shaded is cut when the middle is seen."
+
+
+def _guard(config: Any, may: May) -> None:
+    """Raise ConfigError when a file names a place that may not be looked into."""
+    named: dict[str, None] = {}
+    for dataset in datasets.load(config):
+        for subset in dataset.subsets:
+            named |= dict.fromkeys(
+                p for p in (subset.image_dir, subset.metadata_file, subset.conditioning_data_dir) if p
+            )
+            _allow(named, may)
+            if subset.metadata_file:
+                entries = metadata.read(subset.metadata_file, subset.image_dir)
+                named |= dict.fromkeys(os.path.dirname(entry.path) for entry in entries)
+    _allow(named, may)
+
+
+def _allow(named: dict[str, None], may: May) -> None:
+    if outside := [path for path in named if not may(path)]:
+        raise ConfigError(f"{some(outside)}: outside of the folders of this page; start it with --root FOLDER")
+
+
+# ---- pictures from the trainer's images
+
+
+class _Places:
+    """The sources of images, each with a short name of its own."""
+
+    def __init__(self, album: Album, found: Survey) -> None:
+        self.album, self.found = album, found
+        self.known: dict[tuple[int, str], Place] = {}
+        every = [(i, s) for i, dataset in enumerate(found.images.datasets) for s in dataset.subsets]
+        self.shared = Counter(source(subset) for _, subset in every)
+        self.own = {place.path: place for place in album.places}
+        for position, subset in every:
+            self._make(position, subset)
+
+    def of(self, image: Image) -> Place:
+        """Where an image comes from."""
+        return self.known[image.dataset, source(image.subset)]
+
+    def _make(self, position: int, subset: Any) -> None:
+        path = source(subset)
+        if path in self.own:
+            self.known[position, path] = self.own[path]
+            return
+        name = path
+        if subset.is_reg:  # <folder>/<repeats>_<words>
+            name = "/".join(Path(path).parts[-2:])
+        elif subset.metadata_file:
+            name = Path(path).name
+        if self.shared[path] > 1:
+            name += f" · {' × '.join(map(str, self.found.images.datasets[position].resolution or ()))}"
+        if any(place.folder == name for place in self.album.places):
+            name = f"{path} (data set {position + 1})"
+        words = TOLD_ELSEWHERE.format(Path(path).name) if subset.metadata_file else ELSEWHERE.format(path)
+        place = Place(name, subset.num_repeats, subset.class_tokens or "", 0, path=subset.image_dir or "",
+                      role="reg" if subset.is_reg else "", fixed=words)  # fmt: skip
+        if not subset.num_repeats:
+            place.unused = "it has 0 repeats"
+        self.known[position, path] = place
+        self.album.places.append(place)
+
+
+def source(subset: Any) -> str:
+    """What tells a subset from the others of its data set."""
+    return subset.metadata_file or subset.image_dir or ""
+
+
+def _add(album: Album, found: Survey, report: Report | None) -> None:
+    """Put the trainer's images into an album, beside those of them that lie in it already."""
+    places, own = _Places(album, found), {picture.path: picture for picture in album.pictures}
+    added: list[Picture] = []
+    for image in found.images.items:
+        if image.path not in own:
+            added.append(_picture(found, places.of(image), image, "reg" if image.is_reg else ""))
+    learned = {(image.path, image.dataset) for image in found.images.items}
+    for image in found.images.validation.items if found.images.validation else ():
+        if (image.path, image.dataset) in learned:
+            continue  # shares that do not come out even leave one image on both sides
+        if image.path in own:
+            own[image.path].role, own[image.path].repeats = "held", 1
+        else:
+            added.append(_picture(found, places.of(image), image, "held"))
+    added += _left_out(album, found, places, {*own, *(picture.path for picture in added)})
+    there = [picture for picture in added if picture.modified]  # latents may be all that is left of the others
+    fits = [picture.size for picture in there]
+    albums.examine(album, there, report)
+    for picture, size in zip(there, fits, strict=True):
+        picture.size = picture.size if picture.broken or not min(size) else size  # a metadata file's word counts
+        if picture.fit is None and not picture.broken and not picture.unused:
+            picture.unused = "the training leaves it out"
+    many = Counter(picture.folder for picture in added)
+    for place in album.places:
+        place.images += many[place.folder]
+    album.places = [place for place in album.places if place.images]
+    album.hold([*album.pictures, *added])
+
+
+def _picture(found: Survey, place: Place, image: Image, role: str) -> Picture:
+    told = bool(image.subset.metadata_file)
+    made = _bare(found, place, image.path, image.subset)
+    made.repeats, made.size, made.fit, made.role = image.repeats, image.size, image.fit, role
+    if told:
+        made.caption = image.caption
+    elif image.caption_file:
+        made.caption_file = image.caption_file
+    return made
+
+
+def _bare(found: Survey, place: Place, path: str, subset: Any) -> Picture:
+    """A picture of which only its file is known."""
+    folder, name = os.path.split(path)
+    file = found.files(folder).images.get(name)
+    inner = os.path.relpath(path, subset.image_dir) if subset.metadata_file and subset.image_dir else name
+    shown = f"{place.folder}/{inner.replace(os.sep, '/')}"
+    words = "" if subset.metadata_file else os.path.splitext(path)[0] + subset.caption_extension
+    made = Picture(path, shown, place.folder, file.num_bytes if file else 0, file.modified if file else 0, words)
+    made.fixed, made.repeats, made.role = place.fixed, place.repeats, place.role
+    made.unused = place.unused
+    return made
+
+
+def _left_out(album: Album, found: Survey, places: _Places, seen: set[str]) -> list[Picture]:
+    """Images that lie where the trainer looked, and are not used: left over, broken, or not in the metadata file."""
+    spare, made = set(found.unused), []
+    for position, dataset in enumerate(found.images.datasets):
+        for subset in dataset.subsets:
+            place = places.known[position, source(subset)]
+            if not subset.image_dir or place.path in places.own:
+                continue
+            here: Listing = found.files(subset.image_dir)
+            for path in (here.path(name) for name in here.images if here.path(name) not in seen):
+                picture = _bare(found, place, path, subset)
+                if path in spare:
+                    picture.unused = LEFT_OVER
+                elif subset.metadata_file:
+                    picture.unused = f"{Path(subset.metadata_file).name} does not list it"
+                made.append(picture)
+            seen |= {picture.path for picture in made}
+    return made

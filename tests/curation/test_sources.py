@@ -1,0 +1,152 @@
+"""What a training will see beyond its image folder: the numbers are the trainer's, whatever describes the images."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from library import data as trainer
+from library.config.schema import ConfigError, replace
+from library.curation import album as albums
+from library.curation import changes, sources
+from library.curation.tags import Edit
+from library.train.clock import Clock
+from tests.curation.conftest import config, picture
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Folders, a metadata file and a dataset file; nothing in them is broken."""
+    root = tmp_path_factory.mktemp("sets")
+    sizes = {
+        "train/3_cat": [(72, 64)] * 5 + [(40, 96)] * 2, "train/1_dog": [(64, 64)] * 3, "reg/2_animal": [(64, 64)] * 4,
+        "reg/1_thing": [(90, 60)] * 20, "few/1_animal": [(64, 64)] * 2,
+    }  # fmt: skip
+    for at, (folder, shapes) in enumerate(sizes.items()):
+        (root / folder).mkdir(parents=True)
+        for i, shape in enumerate(shapes):
+            picture(100 * at + i, *shape).save(root / folder / f"{i}.png")
+            if i:
+                (root / folder / f"{i}.txt").write_text(f"zorb, number {i}")
+    named = {f"3_cat/{i}.png": {"caption": f"cat {i}", "tags": "zorb"} for i in range(6)}
+    (root / "meta.json").write_text(json.dumps({**named, str(root / "reg/2_animal/0.png"): {"caption": "animal"}}))
+    (root / "sets.toml").write_text(f"""
+[general]
+enable_bucket = true
+caption_extension = ".txt"
+cache_info = true
+bucket_reso_steps = 32
+min_bucket_reso = 32
+max_bucket_reso = 128
+[[datasets]]
+resolution = 64
+batch_size = 4
+validation_split = 0.2
+[[datasets.subsets]]
+image_dir = "{(root / "train/3_cat").as_posix()}"
+num_repeats = 6
+[[datasets.subsets]]
+image_dir = "{(root / "reg/1_thing").as_posix()}"
+is_reg = true
+class_tokens = "thing"
+[[datasets]]
+resolution = 96
+batch_size = 1
+[[datasets.subsets]]
+image_dir = "{(root / "train/3_cat").as_posix()}"
+[[datasets.subsets]]
+image_dir = "{(root / "train/1_dog").as_posix()}"
+num_repeats = 2
+""")
+    return root
+
+
+KINDS = {
+    "plain": {},
+    "reg, too many": {"reg_data_dir": "reg"},
+    "reg, too few": {"reg_data_dir": "few"},
+    "held back": {"validation_split": 0.3, "seed": 7, "reg_data_dir": "reg"},
+    "metadata": {"in_json": "meta.json", "dataset_repeats": 4, "max_train_epochs": 3},
+    "dataset file": {"dataset_config": "sets.toml", "gradient_accumulation_steps": 2},
+}
+
+
+def given(places, kind, **more):
+    values = {k: str(places / v) if isinstance(v, str) else v for k, v in KINDS[kind].items()}
+    return config(places / "train", train_batch_size=3, **values, **more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_those_of_the_training(places, kind):
+    made = given(places, kind)
+    album = sources.opened(made)
+    assert not list(places.rglob("metadata_cache.json"))  # a look writes nothing
+    images, told = trainer.scan(replace(made, cache_info=False)), album.count()
+    wanted = trainer.summary(images)
+    assert {k: told[k] for k in wanted if k != "dropped"} == {k: wanted[k] for k in wanted if k != "dropped"}
+    batches = trainer.batches(images, made, 0)
+    clock = Clock.of(made, len(batches))
+    assert (told["steps_per_epoch"], told["steps"], told["epochs"]) == (clock.per_epoch, clock.total, clock.epochs)
+    assert told["batches_per_epoch"] == len(batches) == len(list(batches.draws(1)))
+    shared = sources.opened(made, world=2).count()
+    assert shared["batches_per_epoch"] == len(trainer.batches(images, made, 0, world=2))
+    seen = {(p.path, p.fit, p.repeats) for p in album.pictures if p.used and p.role != "held"}
+    assert seen == {(i.path, i.fit, i.repeats) for i in images.items}
+    # Shares that do not come out even leave an image on both sides, as they do in sd-scripts.
+    learned, held = {(i.path, i.dataset) for i in images.items}, images.validation.items if images.validation else ()
+    only = {i.path for i in held if (i.path, i.dataset) not in learned}
+    assert {p.path for p in album.pictures if p.role == "held"} == only
+    for left in places.rglob("metadata_cache.json"):  # which the trainer keeps where a dataset file says so
+        left.unlink()
+
+
+def test_regularisation_is_shown_with_its_balance_and_not_changed_here(places):
+    album = sources.opened(given(places, "reg, too many"))
+    reg = albums.choose(album, "reg")
+    assert {p.folder for p in reg} == {"reg/2_animal", "reg/1_thing"} and len(reg) == 24
+    assert sum(p.repeats for p in reg if p.used) == sum(p.repeats for p in album.pictures if not p.role) == 24
+    assert {p.unused for p in reg if not p.used} == {sources.LEFT_OVER}
+    few = albums.choose(sources.opened(given(places, "reg, too few")), "reg")
+    assert [p.repeats for p in few] == [12, 12]
+    assert albums.counts(album, "zorb")["trigger"] == 2  # of the training's own
+    with pytest.raises(ConfigError, match="open .*reg"):
+        changes.caption(album, reg[0].name, "new", reg[0].caption)
+    with pytest.raises(ConfigError, match="open .*reg"):
+        changes.remove(album, [reg[0].name])
+    edit = Edit("remove", "zorb", "", False, False, ",")
+    assert {p.folder for p, _ in changes.preview(album.pictures, edit)} == {"3_cat", "1_dog"}
+
+
+def test_a_metadata_file_tells_the_words_and_what_it_leaves_out(places):
+    album = sources.opened(given(places, "metadata"))
+    assert album.find("meta.json/3_cat/1.png").caption == "cat 1,zorb" and album.fixed.startswith("meta.json")
+    for change in (lambda: changes.gather(album, 1, "x"), lambda: changes.rename(album, "3_cat", 1, "x")):
+        with pytest.raises(ConfigError, match="meta.json describes"):
+            change()
+    alone = sources.opened(config(places / "train/3_cat", **{"in_json": str(places / "meta.json")}))
+    assert "lists images that are not there" in alone.problems[0]
+
+
+def test_one_folder_in_two_data_sets_is_two_places(places):
+    album = sources.opened(given(places, "dataset file"))
+    cat = (places / "train/3_cat").as_posix()
+    assert {f"{cat} · 64 × 64", f"{cat} · 96 × 96"} < {place.folder for place in album.places}
+    assert len({p.name for p in album.pictures}) == len(album.pictures)
+    changes.compare(album)
+    assert not album.doubles  # the same file twice is no double
+    assert album.find(f"{cat} · 96 × 96/1.png").caption == "zorb, number 1"
+
+
+def test_nothing_outside_of_the_roots_is_looked_into(places, tmp_path):
+    inside = lambda path: not str(path).startswith(str(places / "reg"))  # noqa: E731
+    for kind in ("metadata", "dataset file"):
+        with pytest.raises(ConfigError, match="--root"):
+            sources.opened(given(places, kind), may=inside)
+    (tmp_path / "bad.toml").write_text("[[datasets]]\nresolution = 64\nnonsense = 1\n")
+    with pytest.raises(ConfigError, match="nonsense"):
+        sources.opened(config(dataset_config=str(tmp_path / "bad.toml")))
+    endless = SimpleNamespace(repeats=10**9, path="", is_reg=False)
+    album = sources.opened(given(places, "reg, too few"))
+    album.found.items.append(endless)
+    with pytest.raises(ConfigError, match="lower the repeats"):
+        album.count()
