@@ -127,7 +127,8 @@ def _form(command: str, form: Form, hidden: bool, left_out: Sequence[str]) -> st
 
 def _field(start: str, field: Field) -> str:
     element, label = f"{start}-{field.name}", escape(field.label)
-    help_text = field.help[:1].upper() + field.help[1:]
+    word = field.help.split(" ", 1)[0].rstrip(",:;")
+    help_text = field.help[:1].upper() + field.help[1:] if word.replace("'", "").isalpha() else field.help
     about = f'<small id="{element}-help">{escape(help_text)}</small>'
     facts = f'id="{element}" data-field="{field.name}" data-kind="{field.kind}" aria-describedby="{element}-help"'
     required = " required" * field.required

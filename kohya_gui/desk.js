@@ -45,9 +45,10 @@ window.kohyaDesk = (() => {
       const help = document.getElementById(`${field.id}-help`);
       const wrong = found.wrong[field.id] ?? "", idle = found.idle[field.id] ?? "";
       const model = found.model.path === field.value && field.dataset.option === "pretrained_model_name_or_path" ? found.model : null;
-      help.dataset.help ??= help.textContent;
-      const text = wrong || (idle && `${say("No effect")}: ${idle}`) || (model && `${say("The file is")} ${model.words}.`) || help.dataset.help;
-      if (help.textContent !== text) help.textContent = text;
+      const said = window.kohyaWords.said(help);
+      help.dataset.help ??= said;
+      const text = wrong || (idle && `No effect: ${idle}`) || (model && `The file is ${model.words}.`) || help.dataset.help;
+      if (said !== text) help.textContent = text;
       field.closest(".field").classList.toggle("wrong", Boolean(wrong));
       field.closest(".field").classList.toggle("idle", Boolean(idle) && !wrong);
       if (wrong) field.setAttribute("aria-invalid", "true");

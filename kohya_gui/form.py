@@ -216,7 +216,7 @@ class Form:
             facts["aria-required"] = "true"
         if field.pending:
             facts["disabled"] = ""
-        text = f"Not usable yet: {field.pending}." if field.pending else sentence(option.help)
+        text = f"Not usable yet: {field.pending}." if field.pending else sentence(option.help, option.choices)
         about = f'<small id="{element}-help">{escape(text)}</small>'
         if option.type is bool:
             box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
@@ -294,8 +294,8 @@ def as_text(value: bool | str) -> str:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def sentence(text: str) -> str:
+def sentence(text: str, names: Iterable[Any] = ()) -> str:
     """A help text with a capital letter in front and a full stop at the end, unless it begins with a sign or name."""
-    first = text.split(" ", 1)[0]
-    start = text[:1].upper() + text[1:] if first.rstrip(",:").isalpha() and first.islower() else text
+    first = text.split(" ", 1)[0].rstrip(",:")
+    start = text[:1].upper() + text[1:] if first.isalpha() and first.islower() and first not in names else text
     return start if start.endswith((".", ")")) else start + "."

@@ -11,7 +11,7 @@
     const help = document.getElementById(`${field.id}-help`);
     const name = field.dataset.option ?? field.dataset.launch;
     const section = box.closest(".section")?.querySelector("h3").textContent ?? "";
-    return { field, label, name, section, help: help?.dataset.help ?? help?.textContent ?? "" };
+    return { field, label, name, section, help: help ? `${help.dataset.help ?? ""} ${help.textContent}` : "" };
   };
 
   function rank(entry, words) {

@@ -2,7 +2,10 @@
 
 The page is made in English once, for all visitors. Each browser asks for the table of its language and puts it over
 what it shows (words.js); so whoever adds a text writes it in English, and a line in each table. What stands in no table
-stays English: the help below fields, and what files and trainings say.
+stays English: logs, and what only other programs and files say.
+
+In a line {0}, {1} and so on stand for whatever is there, and are looked up themselves. A line that begins with {name}
+is a sentence about an option, whose name stands in front of it or, below its field, does not.
 """
 
 import ast
@@ -21,8 +24,8 @@ from library.config.schema import ConfigError
 LANGUAGES = {"en": "English", "zh": "中文", "ja": "日本語"}
 FOLDER = Path(__file__).parent / "words"
 
-# Parts whose words are no texts of the page: code, help, and what users and files say.
-SKIPPED = ("code", "pre", "small", "style", "script", "textarea", "datalist", "option")
+# Parts whose words are no texts of the page: code, and what users and files say.
+SKIPPED = ("code", "pre", "style", "script", "textarea", "datalist")
 UNSEEN = (
     "cli",
     "importing",
@@ -36,8 +39,12 @@ UNSEEN = (
 )  # modules without words for the page
 ATTRIBUTES = ("placeholder", "aria-label", "title")
 # SDXL, LoRA, bf16, FLUX.1, kohya_ss, ~/kohya/cat.toml: the same everywhere.
-NAME = r"(?:[\w.-]*[A-Z][\w.-]*[A-Z][\w.-]*|[\w.-]*[\d_][\w.-]*|\S*/\S*|\W+)"
-NAMES = re.compile(rf"\s*|{NAME}(?:\s+{NAME})*")
+NAME = r"(?:[\w.-]*[A-Z][\w.-]*[A-Z][\w.-]*|[\w.-]*[\d_][\w.-]*|\S*[/=]\S*|\W+)"
+NAMES = re.compile(rf"\s*|{NAME}(?:,?\s+{NAME})*")
+PLACE = re.compile(r"\{(\d)\}")
+NAMED = "{name} "
+# What a sentence about an option may begin with: "resolution ", "in cat.toml: --resolution ", "Image folder: ", ": ".
+LEAD = r"(?:((?:in [^:]+: )?(?:--)?[a-z]\w*(?=:? )|[^:\n]{0,60}(?=: )):? )?"
 
 
 @cache
@@ -48,11 +55,38 @@ def table(language: str) -> Mapping[str, str]:
     return json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))
 
 
+@cache
+def patterns(language: str) -> tuple[tuple[str, str, bool], ...]:
+    """The lines of a table that have places, as `pattern` makes them. The longest come first, as they say the most."""
+    lines = sorted(table(language).items(), key=lambda line: -len(line[0]))
+    return tuple(pattern(*line) for line in lines if line[0].startswith(NAMED) or PLACE.search(line[0]))
+
+
+def pattern(english: str, other: str) -> tuple[str, str, bool]:
+    """A line as an expression for Python and browsers, its translation with the groups' numbers, and whether the first
+    group is an option's name.
+
+    In a line of few letters a place stands for one word or number, or it would take other sentences apart.
+    """
+    named = english.startswith(NAMED)
+    core = english.removeprefix(NAMED)
+    few = not named and len(re.sub(r"[^A-Za-z]", "", core)) < 8
+    part = r"((?:[\d.,:/ ]|\b(?:s|h|min|GB|MB)\b)*?|\S*?)" if few else "(.*?)"
+    order = PLACE.findall(core)
+    shape = PLACE.sub(lambda found: part, re.sub(r"\\([{} ])", r"\1", re.escape(core)))
+    if named and core[0].isalpha():
+        shape = f"[{core[0].upper()}{core[0]}]{shape[1:]}"
+    to = PLACE.sub(lambda found: f"{{{order.index(found[1]) + 1 + named}}}", other)
+    return f"^{LEAD if named else ''}{shape}$", to, named
+
+
 def answers() -> dict[str, Answer]:
     """What scripts may ask."""
 
     def words(sent: Sent) -> dict[str, Any]:
-        return {"words": table(sent.text("language"))}
+        language = sent.text("language")
+        exact = {text: other for text, other in table(language).items() if not PLACE.search(text)}
+        return {"words": exact, "patterns": patterns(language)}
 
     return {"words": words}
 
@@ -66,6 +100,7 @@ class Words(HTMLParser):
         super().__init__()
         self.found: list[str] = []
         self._open: list[str] = []
+        self._value: str | None = None  # of the option that was opened last
         self.feed(markup)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -73,6 +108,8 @@ class Words(HTMLParser):
         self.found += [text for name, text in attrs if name in ATTRIBUTES and text]
         if tag not in self.VOID:
             self._open.append(tag)
+        if tag == "option":
+            self._value = dict(attrs).get("value")
 
     def handle_endtag(self, tag: str) -> None:
         """An element closes."""
@@ -82,7 +119,10 @@ class Words(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         """Text, unless it belongs to a part that is skipped."""
-        if data.strip() and not any(tag in SKIPPED for tag in self._open):
+        if not data.strip() or any(tag in SKIPPED for tag in self._open):
+            return
+        # A choice that is a value stays as it is.
+        if self._open[-1:] != ["option"] or self._value not in (None, data.strip()):
             self.found.append(" ".join(data.split()))
 
 
@@ -144,15 +184,14 @@ def is_sentence(text: str) -> bool:
     )
 
 
-def covered(text: str, words: Mapping[str, str]) -> bool:
+def covered(text: str, language: str) -> bool:
     """Whether a table has a text, by itself or as a pattern with words in its places."""
-    if text in words or not needs_one(text):
+    if text in table(language) or PLACE.fullmatch(text) or not needs_one(text):
         return True
-    for pattern in (one for one in words if "{" in one):
-        shape = re.sub(r"\\{\d\\}", "(.+?)", re.escape(pattern))
-        if found := re.fullmatch(shape, text):
-            return all(covered(part, words) for part in found.groups() if not re.fullmatch(r"\{\d\}", part))
-    return False
+    for shape, _, named in patterns(language):
+        if found := re.match(shape, text, re.S):
+            return all(covered(part, language) for part in found.groups()[named:])
+    return text[:1].isupper() and covered(text[:1].lower() + text[1:], language)
 
 
 def needs_one(text: str) -> bool:

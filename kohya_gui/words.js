@@ -2,7 +2,7 @@
 // The page in the reader's language: English is what the page is made in, and a table from the server is put over it.
 window.kohyaWords = (() => {
   const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
-  const SKIPPED = "code, pre, small, style, script, textarea, datalist, .log, .differences td, .who b";
+  const SKIPPED = "code, pre, style, script, textarea, datalist, .log, .differences td, .who b, .preview small";
   const LONGEST = 400;
   const ATTRIBUTES = ["placeholder", "aria-label", "title"];
   const store = (value) => {
@@ -18,27 +18,24 @@ window.kohyaWords = (() => {
   const english = new WeakMap(); // node -> what it said before, and what it was made to say, by attribute or "data"
 
   /** A text in the reader's language; what no table has stays as it is. Parts of a pattern are looked up, too. */
-  function of(text) {
+  const of = (text) => found(text) ?? (/^[A-Z][a-z]/.test(text) ? found(text[0].toLowerCase() + text.slice(1)) : null) ?? text;
+
+  function found(text) {
     if (Object.hasOwn(words, text)) return words[text];
-    if (text.length > LONGEST) return text; // what a file or a training says, and long to look through
-    for (const { shape, to } of patterns) {
-      const found = shape.exec(text);
-      if (found) return to.replace(/\{(\d)\}/g, (_, at) => of(found[Number(at) + 1] ?? ""));
+    if (text.length > LONGEST) return null; // what a file or a training says, and long to look through
+    for (const [shape, to, named] of patterns) {
+      const parts = shape.exec(text);
+      if (!parts) continue;
+      const said = to.replace(/\{(\d+)\}/g, (_, at) => of(parts[at] ?? ""));
+      return named && parts[1] !== undefined ? `${of(parts[1])}${/^[=（]/.test(said) ? " " : "："}${said}` : said;
     }
-    return text;
+    return null;
   }
 
-  /** {0} in a table's line stands for whatever is there; in a line of few letters for one word or number, or it would
-      take other sentences apart. The longest lines come first, as they say the most. */
-  function compiled(table) {
-    const escaped = (text) => text.replace(/[.*+?^$()|[\]\\]/g, "\\$&");
-    return Object.entries(table).filter(([from]) => /\{\d\}/.test(from) && /[A-Za-z]/.test(from.replace(/\{\d\}/g, "")))
-      .sort(([a], [b]) => b.length - a.length)
-      .map(([from, to]) => {
-        const letters = from.replace(/\{\d\}|[^A-Za-z]/g, "").length;
-        const part = letters < 10 ? "((?:[\\d.,:/ ]|\\b(?:s|h|min|GB|MB)\\b)*?|\\S*?)" : "(.*?)";
-        return { shape: new RegExp(`^${escaped(from).replace(/\{\d\}/g, part)}$`, "s"), to };
-      });
+  /** What an element of one text says in English. */
+  function said(element) {
+    const known = english.get(element.firstChild)?.data;
+    return known && known.shown === element.textContent ? known.from : element.textContent;
   }
 
   function put(node, key, now, write) {
@@ -60,7 +57,10 @@ window.kohyaWords = (() => {
   }
 
   function text(node) {
-    if (node.parentElement && !node.parentElement.closest(SKIPPED)) put(node, "data", node.data, (to) => (node.data = to));
+    const box = node.parentElement;
+    // A choice that is a value stays as it is.
+    if (box?.matches("option") && (box.value === node.data.trim() || !box.hasAttribute("value"))) return;
+    if (box && !box.closest(SKIPPED)) put(node, "data", node.data, (to) => (node.data = to));
   }
 
   function attributes(element) {
@@ -80,10 +80,10 @@ window.kohyaWords = (() => {
   let started = false;
 
   async function use(name) {
-    const table = name === "en" ? {} : (await window.kohyaAsk.ask("words", { language: name })).words;
+    const table = name === "en" ? { words: {}, patterns: [] } : await window.kohyaAsk.ask("words", { language: name });
     language = name;
-    words = table;
-    patterns = compiled(table);
+    words = table.words;
+    patterns = table.patterns.map(([shape, to, named]) => [new RegExp(shape, "s"), to, named]);
     started = true;
     document.documentElement.lang = name;
     translate(document.body);
@@ -112,5 +112,5 @@ window.kohyaWords = (() => {
   // Scripts come onto the page before its body or long after it.
   if (document.body) begin();
   else document.addEventListener("DOMContentLoaded", begin);
-  return { of };
+  return { of, said };
 })();

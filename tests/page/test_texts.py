@@ -1,42 +1,102 @@
 """The page in other languages: every text has its line in every table, and a browser shows them."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from kohya_gui import texts
+from library.config import idle
 from library.config.schema import ConfigError
+from library.config.sections.run import IDLE_EVERYWHERE
+from library.families import RUNS, config_class
+from tests import source
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
 FORMS = ("checking", "comparing", "compiling", "form", "helping", "messages", "presets", "probing", "training",
          "page.js", "desk.js", "search.js")  # fmt: skip
+# What is wrong with a form is said by these.
+RULES = ("library/config/sections/*.py", "library/config/values.py", "library/config/reading.py",
+         "library/config/command.py", "library/families/*/options.py")  # fmt: skip
+# What a translator keeps: options, values that are numbers or code, files.
+CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")
+
+
+def absent(wanted):
+    """The texts that a table lacks, by language; nothing when all is well."""
+    found = {name: [text for text in dict.fromkeys(wanted) if not texts.covered(text, name)] for name in TABLES}
+    return {f"kohya_gui/words/{name}.json": lacking for name, lacking in found.items() if lacking}
 
 
 @pytest.mark.parametrize("language", TABLES)
-def test_a_table_has_the_lines_of_the_others_with_the_same_places(language):
+def test_a_table_has_the_lines_of_the_others_with_the_same_places_and_names(language):
     words = TABLES[language]
     assert set(words) == set(next(iter(TABLES.values())))
     for english, other in words.items():
         places = set(re.findall(r"\{\d\}", english))
         assert set(re.findall(r"\{\d\}", other)) <= places, english
-        assert other.strip(), english
+        assert {f"{{{place}}}" for place in re.findall(r"(?<!\w)\{(\d)\}", english)} <= set(places), english
+        assert other.strip() and not other.startswith("{name}"), english
+        kept = set(CODE.findall(re.sub(r"\{\d\}", " ", english)))
+        assert all(name in other for name in kept), (english, other)
 
 
-def test_every_text_of_the_page_is_in_every_table():
+def test_every_text_of_the_page_is_in_every_table_and_so_is_all_help():
     from kohya_gui.app import build
 
-    page = dict.fromkeys(texts.of_page(build().config))
-    assert len(page) > 300 and {"Base model", "Train", "Torch Compile Settings"} <= set(page)
-    absent = {name: [text for text in page if not texts.covered(text, words)] for name, words in TABLES.items()}
-    assert not any(absent.values()), f"add these to kohya_gui/words/*.json: {absent}"
+    page = list(texts.of_page(build().config))
+    assert len(page) > 600 and {"Base model", "Train", "Torch Compile Settings", "not set"} <= set(page)
+    assert "The rank of the adapter; higher learns more detail and makes a larger file. Empty: 4." in page
+    assert not absent(page), "add these"
 
 
 def test_what_the_form_says_later_is_in_every_table():
     said = [text for text in texts.of_sources(FORMS) if re.search("[A-Za-z]", re.sub(r"\{\d\}", "", text))]
     assert len(said) > 40 and "The form is as it was before." in said
-    absent = {name: [text for text in said if not texts.covered(text, words)] for name, words in TABLES.items()}
-    assert not any(absent.values()), f"add these to kohya_gui/words/*.json: {absent}"
+    assert not absent(said), "add these"
+
+
+def test_why_an_option_has_no_effect_is_in_every_table():
+    rules = (*idle.SHARED, *idle.FLOW, *idle.ADAPTERS, *idle.WHOLE)
+    why = [reason for *_, reason in rules] + list(IDLE_EVERYWHERE.values())
+    why += [reason for script in RUNS for reason in config_class(script).idle.values()]
+    assert len(why) > 80 and not absent(why), "add these"
+    assert not absent(f"No effect: {reason}" for reason in why)
+
+
+def test_what_is_wrong_with_a_form_is_in_every_table():
+    said = [re.sub(r"^\{0\}", "an_option", text) for text in problems() if " " in text]
+    assert len(said) > 70 and "an_option cannot be used with cache_latents: switch one of them off" in said
+    assert not absent(said), "add these, with {name} for the option they begin with"
+
+
+def problems():
+    """The sentences that checks and readers of options yield or raise; what is put into one is {0}, {1} and so on."""
+    for path in (path for rule in RULES for path in source.ROOT.glob(rule)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            made = node.value if isinstance(node, ast.Yield) else None
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                made = node.exc.args[0]
+            if isinstance(made, ast.Constant) and isinstance(made.value, str):
+                yield made.value
+            elif isinstance(made, ast.JoinedStr):
+                parts = [p.value if isinstance(p, ast.Constant) else None for p in made.values]
+                text = "".join(f"{{{parts[:at].count(None)}}}" if p is None else p for at, p in enumerate(parts))
+                yield re.sub(r"(\{\d\})(?::?\{\d\})+", r"\1", text)
+
+
+@pytest.mark.parametrize(("text", "covers"), [
+    ("resolution is not set: 1024 suits SDXL and FLUX.1", True),
+    ("Is not set: 1024 suits SDXL and FLUX.1", True),  # below its field
+    (": must be at least 1, got -5", True),  # behind its name
+    ("in cat.toml: --seed must be a whole number, got -5", True),
+    ("full_fp16 and full_bf16 exclude each other: choose one", True),
+    ("And full_bf16 exclude each other: choose one", True),
+    ("A cat that is asleep", False),
+])  # fmt: skip
+def test_a_sentence_about_an_option_is_found_with_its_name_or_without(text, covers):
+    assert {texts.covered(text, name) for name in TABLES} == {covers}
 
 
 @pytest.mark.parametrize("language", ["en", "xx", "../zh", ""])
