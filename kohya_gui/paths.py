@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError, options, values
+from library.config.values import pasted
 
 LONGEST = 2000
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
@@ -46,7 +47,7 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     """
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{what}: write where it is")
-    text = text.strip()
+    text = pasted(text)
     if len(text) > LONGEST or not text.isprintable() or _is_network(text):
         raise ConfigError(f"{what}: this is not a path on this computer")
     try:

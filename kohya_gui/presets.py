@@ -83,15 +83,20 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
     """A config file -> a config of the family that it fits; the one on screen, `family`, is tried first.
 
     A file of another trainer is imported, and `notes` say what became of its keys; what is broken in it is told there,
-    too, so that it can be mended in the form. Raises ConfigError with the problems of the family it fits best.
+    too, so that it can be mended in the form. One that says what it is for is taken for nothing else, however well it
+    would fit. Raises ConfigError with the problems of the family it fits best.
     """
     try:
         tables = foreign.parse(path)
         if foreign.of_others(tables):
             return _imported(path, configs, notes)
-        found = flat(tables)
+        found, script = flat(tables), foreign.named(path, {script: config_class(script) for script in RUNS})
     except ConfigError as error:
         raise ConfigError(str(error).replace(str(path), path.name)) from None
+    if script:
+        configs = {name: config for name, config in configs.items() if config.script == script}
+        if not configs:
+            raise ConfigError(f"config file: {path.name} is for {config_class(script).title}")
     problems: dict[str, ConfigError] = {}
     for candidate in sorted(configs, key=lambda f: f != family):
         told: list[str] = []

@@ -18,25 +18,48 @@ from kohya_gui.door import SHORTEST, is_loopback, new_token
 from library.config.values import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
+# Options of kohya_ss's page that are not had here, each with what to do instead.
+REFUSED = {
+    "--share": "there is no public link: use ssh -L, or a proxy with TLS (docs/remote.md)",
+    "--password": "others can read the command line: put it into KOHYA_PASSWORD, or leave it out and type it",
+}
+
+
+class _Refusing(argparse.Action):
+    """An option that only says why it is none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        name = self.option_strings[0]
+        parser.error(f"{name}: {REFUSED[name]}")
 
 
 def parser() -> argparse.ArgumentParser:
     """The options of the page's own command."""
     made = argparse.ArgumentParser(prog="kohya gui", description="Show the training page in your browser.")
-    made.add_argument("--host", default="127.0.0.1",
+    made.add_argument("--host", "--listen", default="127.0.0.1",
                       help="address to listen at; any but this computer's own asks visitors for a token")  # fmt: skip
-    made.add_argument("--port", type=int, default=0, help=f"port; the first free one from {FIRST_PORT} on if not given")
+    made.add_argument(
+        "--port",
+        "--server_port",
+        type=int,
+        default=0,
+        help=f"port; the first free one from {FIRST_PORT} on if not given",
+    )
     made.add_argument("--root", action="append", default=[], metavar="FOLDER",
                       help="a further folder for files, besides your home and the current folder")  # fmt: skip
     made.add_argument("--token-file", metavar="FILE",
                       help="file with the token to ask for, made if absent; else KOHYA_TOKEN or a new one")  # fmt: skip
-    made.add_argument("--user", metavar="NAME",
+    made.add_argument("--user", "--username", metavar="NAME",
                       help="ask for this name and a password (KOHYA_PASSWORD, or typed) and no token")  # fmt: skip
     made.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
                       help="a further name of the page, such as a proxy's; *.example means all below")  # fmt: skip
     made.add_argument("--root_path", default="", metavar="PATH",
                       help="path, or whole address, under which a proxy shows the page")  # fmt: skip
-    made.add_argument("--no-browser", action="store_true", help="do not open the browser")
+    made.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
+    for name in ("--inbrowser", "--do_not_share"):  # what kohya_ss's starters say, and what happens anyway
+        made.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+    for name in REFUSED:
+        made.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
     return made
 
 

@@ -15,6 +15,7 @@ from library.config import foreign
 from library.config.command import command, printable
 from library.config.remedies import remedy
 from library.config.schema import ConfigError, changed, flat, read_text, to_toml
+from library.config.values import at_home, pasted
 from library.families import RUNS, config_class
 from library.runs import keys, queue, start
 
@@ -207,7 +208,7 @@ class Training:
         """Show the command and the TOML that Train would use. Nothing is written."""
         given = self.form.hear(sent)
         config, notes = self.form.ready(given)
-        path = Path(where or presets.suggestion(config)).expanduser()
+        path = Path(at_home(pasted(where)) or presets.suggestion(config))
         line = printable(command(path, config.script, **self._how(config, given.launch)))
         return {self.message: messages.command(line, to_toml(config, presets.comment(config)), path.name, notes)}
 

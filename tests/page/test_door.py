@@ -244,6 +244,17 @@ def test_another_address_gets_a_token_that_is_printed_once(started, capsys, host
     assert seen["ticket"] not in said.out and not said.err
 
 
+def test_starters_of_kohya_ss_work_and_what_is_unsafe_in_them_is_refused(started, monkeypatch, capsys):
+    monkeypatch.setenv("KOHYA_PASSWORD", "long enough")
+    seen = started("--listen", "0.0.0.0", "--server_port", "0", "--username", "anna", "--headless", "--inbrowser")
+    assert seen["host"] == "0.0.0.0" and seen["login"] == "anna:long enough"
+    for given, words in (("--share", "no public link"), ("--password=hunter22", "KOHYA_PASSWORD")):
+        with pytest.raises(SystemExit):
+            started(given)
+        said = capsys.readouterr().err
+        assert words in said and "hunter22" not in said
+
+
 def test_tokens_and_passwords_come_from_where_only_the_user_looks(started, tmp_path, monkeypatch, capsys):
     seen = started("--host", "0.0.0.0", "--token-file", str(tmp_path / "new" / "token"))
     assert (tmp_path / "new" / "token").read_text().strip() == seen["token"]

@@ -55,6 +55,16 @@ def test_a_file_finds_its_family_and_else_keeps_the_one_on_screen(tmp_path):
     assert load(tmp_path, "network_dim = 8", "sdxl").family == "sdxl"
 
 
+def test_a_file_that_says_what_it_is_for_is_taken_for_nothing_else(tmp_path):
+    whole = build(CONFIGS[False]["sdxl"], {"learning_rate": 1e-5})  # every key of it would fit a LoRA, too
+    presets.save(tmp_path / "a.toml", whole, "")
+    with pytest.raises(ConfigError, match="a.toml is for SDXL fine-tune"):
+        presets.load(tmp_path / "a.toml", CONFIGS[True], "flux", [])
+    assert presets.load(tmp_path / "a.toml", CONFIGS[False], "flux", []) == whole
+    (tmp_path / "sdxl_train_network-cat.toml").write_text("seed = 1")
+    assert presets.load(tmp_path / "sdxl_train_network-cat.toml", CONFIGS[True], "flux", []).family == "sdxl"
+
+
 def test_a_file_with_mistakes_is_refused_with_all_of_them(tmp_path):
     with pytest.raises(ConfigError, match=r"a\.toml: lerning_rate .*learning_rate\?") as error:
         load(tmp_path, 'lerning_rate = 1\nmax_train_steps = "many"')

@@ -1,7 +1,7 @@
 """Settings of other trainers, read into a config of ours with an account of every key, and written back."""
 
 from library.config.foreign.compare import differences
-from library.config.foreign.files import SUFFIXES, load, of_others, parse, read
+from library.config.foreign.files import SUFFIXES, load, named, of_others, parse, read
 from library.config.foreign.kohya_export import export
 from library.config.foreign.kohya_ss import tab_title
 from library.config.foreign.ledger import Configs, Fate, Imported
@@ -17,6 +17,7 @@ __all__ = [
     "export",
     "is_dataset",
     "load",
+    "named",
     "of_others",
     "parse",
     "read",

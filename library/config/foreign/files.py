@@ -26,7 +26,7 @@ def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
     found = parse(path)
     if musubi.is_dataset(found):
         raise ConfigError(f"{path} describes images only; name it as dataset_config in a file of settings")
-    return read(_with_data(found, path), configs, script or _named(path, configs))
+    return read(_with_data(found, path), configs, script or named(path, configs))
 
 
 def _with_data(found: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Import
     return settle(_ledger(found, configs, script), configs)
 
 
-def _named(path: Path, configs: Configs) -> str:
+def named(path: Path, configs: Configs) -> str:
     """The script that a TOML file names in its own name, or in its first line, where our files do; else ""."""
     if path.suffix.lower() != ".toml":
         return ""
