@@ -5,7 +5,7 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui import acts, panel, samples
+from kohya_gui import acts, charts, panel, samples
 from kohya_gui.training import QUICK
 from library.runs import layout, queue, reader
 
@@ -51,6 +51,7 @@ class Monitor:
         if run is None:
             return [gr.skip()] * len(self.shown) if seen.get("none") == waits else _blank(waits)
         progress = reader.progress(run.folder).update()
+        line = progress.line
         buttons, shown = acts.buttons(run, every), samples.gallery(run, progress)
         fresh = {
             "run": run.id,
@@ -58,7 +59,7 @@ class Monitor:
             "queue": waits,
             "head": [run.id, run.state, run.error, progress.offset, int(time.time()) if run.active else 0],
             "acts": buttons,
-            "chart": [run.id, progress.curve[-1] if progress.curve else None],
+            "chart": [run.id, line.points[-1] if line.points else None, line.resumed],
             "gallery": [run.id, len(progress.told.get("sample", ()))],
             "log": [run.id, run.state, _size(run)],
         }
@@ -69,7 +70,7 @@ class Monitor:
             gr.skip() if same["queue"] else waits,
             gr.skip() if same["head"] else panel.head(run, progress, now),
             gr.skip() if same["acts"] else buttons,
-            gr.skip() if same["chart"] else panel.chart(progress.curve),
+            gr.skip() if same["chart"] else charts.curves(line.points, line.rates, line.resumed),
             gr.skip() if same["head"] else panel.facts(run, progress, now),
             gr.skip() if same["gallery"] else shown,
             gr.skip() if same["run"] else gr.update(visible=True),

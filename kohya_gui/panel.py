@@ -1,9 +1,7 @@
 """The live panel as HTML: functions from what a run's files say to what is seen."""
 
 import html
-import math
 import re
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kohya_gui import history
@@ -26,7 +24,6 @@ EMPTY = (
 )
 SILENT = 300.0  # seconds without news of a run that works, from which on that is said
 FULL = 0.95  # of a memory or a disk, from which on it is marked
-WIDTH, HEIGHT, DRAWN = 600, 150, 300  # units of the chart, and points that it draws at most
 
 
 def head(run: Run, progress: Progress, now: float) -> str:
@@ -226,39 +223,3 @@ def log(lines: str, run: Run | None = None) -> str:
     """The end of the log, and on top of it, where a run has failed, the cause."""
     cause = _failure(run) if run else ""
     return cause + (f"<pre>{html.escape(lines)}</pre>" if lines.strip() else "<p>Nothing has been written yet.</p>")
-
-
-def chart(curve: Sequence[tuple[int, float, float]]) -> str:
-    """The loss, as it came and smoothed, over the steps. SVG, so that nothing has to be loaded to draw it."""
-    if len(curve) < 2:
-        return ""
-    points = curve[:: math.ceil(len(curve) / DRAWN)]
-    points = [*points, curve[-1]] if points[-1] != curve[-1] else points
-    low, high = _limits([p[1] for p in points] + [p[2] for p in points])
-    first, last = points[0][0], points[-1][0]
-
-    def line(values: Iterable[tuple[int, float]]) -> str:
-        across, up = max(1, last - first), (high - low) or 1.0
-        return " ".join(
-            f"{(step - first) / across * WIDTH:.1f},{HEIGHT - (min(max(loss, low), high) - low) / up * HEIGHT:.1f}"
-            for step, loss in values
-        )
-
-    grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
-    return (
-        '<figure class="chart"><figcaption>Loss <small><i class="raw"></i>each step <i class="smooth"></i>smoothed'
-        f'</small></figcaption><div class="y"><span>{high:.3g}</span><span>{low:.3g}</span></div>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img"'
-        f' aria-label="Loss from step {first} to step {last}, now {points[-1][2]:.4g}">{grid}'
-        f'<polyline class="raw" points="{line((p[0], p[1]) for p in points)}"/>'
-        f'<polyline class="smooth" points="{line((p[0], p[2]) for p in points)}"/></svg>'
-        f'<div class="x"><span>step {first}</span><span>{last}</span></div></figure>'
-    )
-
-
-def _limits(values: list[float]) -> tuple[float, float]:
-    """The range to draw: a few wild values at the start must not flatten all the rest."""
-    ordered = sorted(values)
-    low, high = ordered[0], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    return max(0.0, low - margin) if low >= 0 else low - margin, high + margin

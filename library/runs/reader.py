@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from library.runs import explain, layout, process, registry
+from library.runs import explain, layout, lineage, process, registry
+from library.runs.curve import Curve
 
 SILENCE = 60.0  # seconds without a sign of life after which a run on another machine counts as gone
 FRESH = 6.0  # seconds within which a heartbeat says more than the time at which a process seems to have started
 PATIENCE = 30.0  # seconds that a prepared run may take until its launcher is on record
 TOLD = 5000  # events of a kind that are kept
-POINTS = 1500  # points of the loss curve that are kept; a longer one is thinned, which no screen can show
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,18 @@ def events(folder: Path, since: int = 0) -> tuple[list[dict[str, Any]], int]:
 class Progress:
     """All that a run has said so far, folded into what a panel shows. `update` reads only what is new."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, line: Curve | None = None) -> None:
         self.folder, self.offset = folder, 0
+        self.line = line or Curve()
         self.last: dict[str, Any] = {}  # the newest step line
         self.phase: dict[str, Any] | None = None  # what goes on outside the steps
-        self.curve: list[tuple[int, float, float]] = []  # step, loss, smoothed loss
         self.told: dict[str, deque[dict[str, Any]]] = {}  # the newest events of every other kind
-        self._smooth, self._stride, self._seen = 0.0, 1, 0
         self._lock = threading.Lock()
+
+    @property
+    def curve(self) -> list[tuple[int, float, float]]:
+        """Step, loss and smoothed loss, those of the runs that this one goes on with in front."""
+        return self.line.points
 
     def update(self) -> "Progress":
         """Read on. Safe to call from several threads."""
@@ -174,26 +178,21 @@ class Progress:
         if kind == "step":
             self.last, self.phase = event, None
             if isinstance(event.get("loss"), int | float) and isinstance(event.get("step"), int):
-                self._point(event["step"], float(event["loss"]))
+                self.line.add(event["step"], float(event["loss"]), event.get("lr"))
         elif kind == "phase":
             self.phase = event
         else:
             self.told.setdefault(str(kind), deque(maxlen=TOLD)).append(event)
 
-    def _point(self, step: int, loss: float) -> None:
-        # A running mean whose memory grows with the run, up to some hundred steps: short runs are not flattened.
-        self._smooth += (loss - self._smooth) * max(0.02, 8 / (self._seen + 8))
-        if self._seen % self._stride == 0:
-            self.curve.append((step, loss, self._smooth))
-        self._seen += 1
-        if len(self.curve) > POINTS:
-            self.curve, self._stride = self.curve[::2], self._stride * 2
-
 
 @lru_cache(maxsize=16)
 def progress(folder: Path) -> Progress:
     """The one Progress of a folder, so that every reader of this process shares what was already read."""
-    return Progress(folder)
+    before = lineage.earlier(folder)
+    if before is None:
+        return Progress(folder)
+    place, at = before
+    return Progress(folder, Curve(progress(place).update().line, at))
 
 
 def _changed(path: str) -> tuple[int, int]:

@@ -1,14 +1,12 @@
 """Going on with a run: from which state, and with which settings."""
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from library.config.values import ConfigError
 from library.runs import layout, reader
-
-PROGRESS = "train_state.json"  # in a state's folder, written with it
+from library.runs.lineage import step_of
 
 
 def newest_state(run: reader.Run) -> Path | None:
@@ -21,15 +19,6 @@ def newest_state(run: reader.Run) -> Path | None:
         return max(mine, key=lambda path: step_of(path) or 0)
     given = settings(run).get("steps", {}).get("resume")
     return Path(given) if given and step_of(Path(given)) is not None else None
-
-
-def step_of(state: Path) -> int | None:
-    """After which step a state was saved; None for what is no state."""
-    try:
-        step = json.loads((state / PROGRESS).read_text(encoding="utf-8"))["current_step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return step if isinstance(step, int) else None
 
 
 def settings(run: reader.Run) -> dict[str, Any]:

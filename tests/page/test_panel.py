@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kohya_gui import messages, panel
+from kohya_gui import charts, messages, panel
 from library.runs import process
 from library.runs.queue import Entry, Queue
 from library.runs.reader import Progress, Run
@@ -16,7 +16,11 @@ def shown(tmp_path, events=(), **facts):
     for event in events:
         progress._take(event)
     now = time.time()
-    return panel.head(run, progress, now) + panel.facts(run, progress, now) + panel.chart(progress.curve)
+    return (
+        panel.head(run, progress, now)
+        + panel.facts(run, progress, now)
+        + charts.curves(progress.curve, progress.line.rates)
+    )
 
 
 def step(number, **more):
@@ -146,7 +150,16 @@ def test_odd_events_do_not_break_the_panel(tmp_path, events):
 
 def test_a_wild_loss_does_not_flatten_the_curve():
     curve = [(n, 1000.0 if n == 3 else 0.1 + n / 10000, 0.1) for n in range(1, 400)]
-    assert "<span>0.1" in panel.chart(curve) and panel.chart(curve[:1]) == ""
+    assert "<span>0.1" in charts.chart(curve) and charts.chart(curve[:1]) == ""
+
+
+def test_learning_rates_that_differ_are_lines_of_their_own():
+    same = [(n, {"unet": 1e-4 / n, "text": 1e-4 / n}) for n in range(1, 5)]
+    assert charts.rate_chart(same).count("<polyline") == 1
+    other = [(n, {"unet": 1e-4, "<b>": 1e-5}) for n in range(1, 1000)]
+    made = charts.rate_chart(other, [500, 2000])
+    assert made.count("<polyline") == 2 and "<b>" not in made and made.count('class="resumed"') == 1
+    assert charts.rate_chart([(1, {}), (2, {})]) == ""
 
 
 def test_durations_in_words():

@@ -137,6 +137,8 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     wait_for(lambda: any(event["kind"] == "step" for event in reader.events(second.folder)[0]), 10)
     assert second.facts["resumes"] == run_id
     assert next(e for e in reader.events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
+    visitor.until(f"resumed after {stopped}", ".chart .x")
+    assert "step 1" in visitor.page.locator(".chart .x").first.inner_text().splitlines()  # the curve goes on
     visitor.page.get_by_label("Run", exact=True).click()
     visitor.page.get_by_role("option", name=re.compile("stopped$")).click()
     assert visitor.state("stopped") == run_id

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from library.runs import explain, layout, process, reader, registry, stop
+from library.runs import curve, explain, layout, lineage, process, reader, registry, stop
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +56,58 @@ def test_progress_folds_events_into_what_a_panel_shows(tmp_path):
 def test_a_long_curve_is_thinned_but_spans_the_run(tmp_path):
     folder = make(tmp_path)
     write(folder, *({"kind": "step", "step": n, "loss": 0.1} for n in range(1, 20001)))
-    curve = reader.Progress(folder).update().curve
-    assert len(curve) <= reader.POINTS and curve[0][0] == 1 and curve[-1][0] > 19900
+    line = reader.Progress(folder).update().curve
+    assert len(line) <= curve.POINTS and line[0][0] == 1 and line[-1][0] > 19900
+
+
+def steps(first, last, rate=1e-4):
+    return ({"kind": "step", "step": n, "loss": 1 / n, "lr": {"unet": rate}} for n in range(first, last + 1))
+
+
+def state(tmp_path, step):
+    folder = tmp_path / "out" / f"cat-step{step:08d}-state"
+    folder.mkdir(parents=True)
+    (folder / "train_state.json").write_text(json.dumps({"current_step": step}))
+    return str(folder)
+
+
+def test_a_resumed_run_goes_on_with_the_curve_of_the_one_before(tmp_path):
+    """From a state that is older than the end, told by the page or by the state alone, again and again."""
+    out = {"output_dir": str(tmp_path / "out"), "output_name": "cat", "state": "stopped"}
+    first = make(tmp_path, "cat-1", started=1.0, step=60, **out)
+    write(first, *steps(1, 60))
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    at = state(tmp_path, 50)
+    second = make(tmp_path, "cat-2", started=2.0, step=80, resumes="cat-1", config={"steps": {"resume": at}}, **out)
+    loading = reader.progress(second).update()
+    assert [p[0] for p in loading.curve] == list(range(1, 51)) and loading.line.resumed == [50] and not loading.last
+    write(second, *steps(51, 80, 5e-5))
+    progress = reader.progress(second).update()
+    assert [p[0] for p in progress.curve] == list(range(1, 81)) and progress.line.resumed == [50]
+    assert [row[1]["unet"] for row in progress.line.rates] == [1e-4] * 50 + [5e-5] * 30
+    smooth = [p[2] for p in progress.curve]
+    assert all(0 < a - b < 0.2 for a, b in zip(smooth[5:], smooth[6:], strict=False))  # no jump where it goes on
+    third = make(tmp_path, "cat-3", started=3.0, config={"steps": {"resume": state(tmp_path, 70)}}, **out)
+    write(third, *steps(71, 75))  # started in a shell, so that only the state tells whose it is
+    again = reader.progress(third).update()
+    assert [p[0] for p in again.curve] == list(range(1, 76)) and again.line.resumed == [50, 70]
+    anew = make(tmp_path, "cat-4", started=4.0, resumes="cat-3", config={}, **out)
+    write(anew, *steps(1, 3))  # nothing had been saved, so it began at the beginning
+    assert [p[0] for p in reader.progress(anew).update().curve] == [1, 2, 3]
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+
+
+def test_a_long_curve_stays_thin_when_it_is_gone_on_with(tmp_path):
+    first = make(tmp_path, "cat-1", started=1.0, state="stopped")
+    write(first, *steps(1, 4000))
+    second = make(tmp_path, "cat-2", started=2.0, resumes="cat-1", folder=str(tmp_path))
+    (second / "run.toml").write_text('[steps]\nresume = "gone-state"\n')
+    write(second, *steps(3001, 6000))
+    line = reader.progress(second).update().line
+    assert len(line.points) <= curve.POINTS and line.points[-1][0] > 5990 and line.resumed == [3000]
+    assert [p[0] for p in line.points] == sorted({p[0] for p in line.points}) and len(line.rates) == len(line.points)
+    layout.store(first / "run.json", {"id": "cat-1", "state": "stopped", "started": 9.0})  # no older one: no circle
+    assert lineage.earlier(second) is None
 
 
 @pytest.mark.parametrize("run_id", ["../cat-1", "..", "", "a/b", "a\\b", "x\0y", None, 7, ["cat-1"], "C:\\x", "nope"])

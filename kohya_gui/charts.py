@@ -1,0 +1,105 @@
+"""The curves of the live panel as SVG, so that nothing has to be loaded to draw them."""
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+WIDTH, HEIGHT, DRAWN = 600, 150, 300  # units of a chart, and points that it draws at most
+NAMES = 3  # learning rates that are drawn
+
+
+def curves(points: Sequence[tuple[int, float, float]], rates: Sequence[tuple[int, dict[str, float]]] = (),
+           resumed: Sequence[int] = ()) -> str:  # fmt: skip
+    """Loss and learning rates over the steps, with a mark where a run went on with another."""
+    return chart(points, resumed) + rate_chart(rates, resumed)
+
+
+def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()) -> str:
+    """The loss, as it came and smoothed."""
+    if len(curve) < 2:
+        return ""
+    points = _thinned(curve)
+    frame = _Frame(points[0][0], points[-1][0], *_limits([p[1] for p in points] + [p[2] for p in points]))
+    drawn = (
+        f'<polyline class="raw" points="{frame.line((p[0], p[1]) for p in points)}"/>'
+        f'<polyline class="smooth" points="{frame.line((p[0], p[2]) for p in points)}"/>'
+    )
+    marks = frame.seen(resumed)
+    after = f"resumed after {', '.join(map(str, marks[-3:]))}" if marks else ""
+    about = f"Loss from step {frame.first} to step {frame.last}, now {points[-1][2]:.4g}" + (
+        f", {after}" if after else ""
+    )
+    key = '<small><i class="raw"></i>each step <i class="smooth"></i>smoothed</small>'
+    below = f'<span class="resumed">{after}</span>' if after else ""
+    return (
+        f'<figure class="chart"><figcaption>Loss {key}</figcaption>{frame.around(drawn, about, marks, below)}</figure>'
+    )
+
+
+def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[int] = ()) -> str:
+    """The learning rates, of which those that are always equal are one line."""
+    rows = _thinned([row for row in rates if row[1]])
+    if len(rows) < 2:
+        return ""
+    one = all(len(set(known.values())) == 1 for _, known in rows)
+    names = list(dict.fromkeys(name for _, known in rows for name in known))[: 1 if one else NAMES]
+    frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(rate for _, known in rows for rate in known.values()) or 1.0)
+    drawn = "".join(
+        f'<polyline class="r{at}" points="{frame.line((s, known[name]) for s, known in rows if name in known)}"/>'
+        for at, name in enumerate(names)
+    )
+    key = "" if one else "".join(f'<i class="r{at}"></i>{html.escape(name)} ' for at, name in enumerate(names))
+    about = f"Learning rate from step {frame.first} to step {frame.last}"
+    inside = frame.around(drawn, about, frame.seen(resumed))
+    return f'<figure class="chart low"><figcaption>Learning rate <small>{key}</small></figcaption>{inside}</figure>'
+
+
+class _Frame(NamedTuple):
+    """The steps and values that a chart spans."""
+
+    first: int
+    last: int
+    low: float
+    high: float
+
+    def across(self, step: int) -> float:
+        return (step - self.first) / max(1, self.last - self.first) * WIDTH
+
+    def line(self, values: Iterable[tuple[int, float]]) -> str:
+        """Values in the units of the chart."""
+        up = (self.high - self.low) or 1.0
+        return " ".join(
+            f"{self.across(step):.1f},{HEIGHT - (min(max(value, self.low), self.high) - self.low) / up * HEIGHT:.1f}"
+            for step, value in values
+        )
+
+    def seen(self, steps: Sequence[int]) -> list[int]:
+        """Those of these steps that the chart spans."""
+        return [step for step in steps if self.first <= step <= self.last]
+
+    def around(self, drawn: str, about: str, marks: Sequence[int], below: str = "") -> str:
+        """Lines with their axes, and a mark at each of some steps."""
+        grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
+        for x in map(self.across, marks):
+            grid += f'<line class="resumed" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>'
+        return (
+            f'<div class="y"><span>{self.high:.3g}</span><span>{self.low:.3g}</span></div>'
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{about}">'
+            f'{grid}{drawn}</svg><div class="x"><span>step {self.first}</span>{below}<span>{self.last}</span></div>'
+        )
+
+
+def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
+    if not rows:
+        return rows
+    points = rows[:: math.ceil(len(rows) / DRAWN)]
+    return [*points, rows[-1]] if points[-1] != rows[-1] else points
+
+
+def _limits(values: list[float]) -> tuple[float, float]:
+    """The range to draw: a few wild values at the start must not flatten all the rest."""
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    return max(0.0, low - margin) if low >= 0 else low - margin, high + margin

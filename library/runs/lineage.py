@@ -1,0 +1,75 @@
+"""Which run another one goes on with, and from which step."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.runs import layout, registry
+
+PROGRESS = "train_state.json"  # in a state's folder, written with it
+
+
+def step_of(state: Path) -> int | None:
+    """After which step a state was saved; None for what is no state."""
+    try:
+        step = json.loads((state / PROGRESS).read_text(encoding="utf-8"))["current_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def earlier(folder: Path) -> tuple[Path, int | None] | None:
+    """The folder of the run that the one in `folder` goes on with, and after which step, where that is known."""
+    facts = layout.load(folder / layout.RUN)
+    state = _state(folder, facts)
+    found = _named(facts) or (_maker(facts, state) if state else None)
+    if found is None or not _began(found) < _began(facts):  # a run goes on with an older one, so there are no circles
+        return None
+    return Path(found["at"]), step_of(state) if state else None
+
+
+def _state(folder: Path, facts: Mapping[str, Any]) -> Path | None:
+    """The state that a run begins with; what the page has prepared says so in its TOML only."""
+    config = facts.get("config")
+    if not isinstance(config, dict):
+        try:
+            config = tomllib.loads((folder / layout.TOML).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+    steps = config.get("steps")
+    given = (steps if isinstance(steps, dict) else config).get("resume")
+    return Path(str(facts.get("folder") or ".")) / given if isinstance(given, str) and given else None
+
+
+def _named(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The run that the page says is gone on with."""
+    try:
+        place = registry.folder(facts["resumes"])
+    except KeyError:
+        return None
+    return {**layout.load(place / layout.RUN), "at": place}
+
+
+def _maker(facts: Mapping[str, Any], state: Path) -> dict[str, Any] | None:
+    """The newest older run that has written a state of this name there, and got as far."""
+    wanted, step = state.parent.absolute(), step_of(state) or 0
+    every = [{**layout.load(place / layout.RUN), "at": place} for place in registry.folders().values()]
+    found = [
+        one
+        for one in every
+        if one.get("output_dir") == str(wanted)
+        and state.name.startswith(f"{one.get('output_name')}-")
+        and _number(one.get("step")) >= step
+        and _began(one) < _began(facts)
+    ]
+    return max(found, key=_began, default=None)
+
+
+def _began(facts: Mapping[str, Any]) -> float:
+    return _number(facts.get("started"))
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
