@@ -81,7 +81,8 @@ class Helper:
         if chosen.is_profile:  # all that it does not touch stays as it is written, right or wrong
             made = {name: value for name, value in made.items() if value != right[name]}
         fill = json.dumps({"family": family, "values": form.shown(family, made)})
-        return {"fill": fill, "text": chosen.sentence, "profile": chosen.is_profile}
+        title = compiling.name(chosen) if chosen.is_profile else chosen.title
+        return {"fill": fill, "title": title, "text": compiling.about(chosen), "profile": chosen.is_profile}
 
     def choices(self, sent: Sent) -> dict[str, Any]:
         """What can be compared."""

@@ -43,7 +43,9 @@ window.kohyaWords = (() => {
     const from = known[key] && known[key].shown === now ? known[key].from : now;
     const core = from.trim();
     if (!core) return;
-    const shown = from.replace(core, () => of(core.replace(/\s+/g, " ")));
+    const other = of(core.replace(/\s+/g, " "));
+    const behind = key === "data" && other !== core && node.previousSibling?.nodeName === "CODE" && !/^[：（=]/.test(other);
+    const shown = behind ? `：${other}` : from.replace(core, () => other);
     english.set(node, { ...known, [key]: { from, shown } });
     if (shown !== now) write(shown);
   }
