@@ -60,6 +60,25 @@ def test_what_is_told_while_one_types(visit, demo):
     visitor.until("The file is a FLUX.1 transformer.", ".field")
 
 
+# What people type who come from elsewhere, or in a hurry -> the setting that is shown first.
+SOUGHT = {"--network_dim": "network_dim", "Network Rank (Dimension)": "network_dim", "rnak": "network_dim",
+          "learnig rate": "learning_rate", "LR warmup (% of total steps)": "lr_warmup_steps", "LoCon": "network_module",
+          "gradint checkpoiting": "gradient_checkpointing", "CrossAttention": "sdpa", "prodigy": "optimizer_type",
+          "flip augmentation": "flip_aug", "max-train-steps": "max_train_steps"}  # fmt: skip
+
+
+def test_a_setting_is_found_by_its_flag_its_name_in_kohya_ss_and_with_typing_errors(visit):
+    page = visit().page
+    box, rows = page.locator(".search input:visible"), page.locator(".search [role=listbox]:visible li")
+    for words, option in SOUGHT.items():
+        box.fill(words)
+        assert rows.locator("code").all_inner_texts()[:1] == [option], words
+    box.fill("guidance scale")
+    assert rows.first.inner_text() == "Only found for FLUX.1: Guidance scale"
+    box.fill("zzzzqq")
+    assert rows.all_inner_texts() == ["No setting has that in its name or help."]
+
+
 def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     visitor = visit()
     page = visitor.page
@@ -150,3 +169,23 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     visitor.page.locator(".forget:visible").click()
     visitor.page.locator(".forget").wait_for(state="hidden")
     assert keys.kept() == {}
+
+
+@pytest.mark.parametrize("locale", ["en", "ja-JP"])
+def test_on_a_phone_every_tab_is_on_screen_and_the_keyboard_gets_there(visit, locale):
+    page = visit(locale=locale).page
+    page.set_viewport_size({"width": 390, "height": 844})
+    tabs = page.get_by_role("tab").locator("visible=true")
+    page.wait_for_function("document.querySelectorAll('[role=tab]').length >= 7")
+    boxes = [tab.bounding_box() for tab in tabs.all()]
+    assert len(boxes) == 7 and not page.locator(".overflow-menu button").locator("visible=true").count()
+    for box in boxes:
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["width"] >= 24 and box["height"] >= 24
+    tops = sorted({round(box["y"]) for box in boxes})
+    assert all(b - a >= 24 for a, b in zip(tops, tops[1:], strict=False)) and max(tops) - min(tops) < 120
+    tabs.first.focus()
+    for _ in range(6):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.locator(".tools").locator("visible=true").first.wait_for()
+    assert tabs.last.get_attribute("aria-selected") == "true"
