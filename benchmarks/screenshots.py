@@ -137,11 +137,7 @@ def shoot(context: Any, address: str, name: str, demo: Any, to: Path) -> None:
     page.goto(address)
     page.wait_for_selector("form.settings")
     page.wait_for_selector(".run[data-run]")
-    tab = page.get_by_role("tab", name=title, exact=True)
-    if not tab.first.is_visible():  # on a phone some are in a menu
-        page.locator(".overflow-menu > button").click()
-        tab = page.locator(".overflow-dropdown button", has_text=title)
-    tab.first.click()
+    page.get_by_role("tab", name=title, exact=True).click()
     page.wait_for_timeout(500)
     prepare(page, demo)
     page.wait_for_timeout(1500)

@@ -50,7 +50,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
             apply_default_css=False,
         )
         with gr.Row(elem_id="page", equal_height=False):
-            with gr.Column(scale=3, min_width=0, elem_id="work"), gr.Tabs():
+            with gr.Column(scale=3, min_width=0, elem_id="work"), gr.Tabs(overflow_behavior="wrap"):
                 forms = {}
                 for tab in TABS:
                     with gr.Tab(tab.title, id=tab.id):

@@ -7,8 +7,7 @@ window.kohyaMonitor = (() => {
   /** Put settings that the server sent into the form of their tab, and show it. */
   async function open({ tab, fill, launch }) {
     const title = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune" }[tab];
-    // On narrow screens, tabs that find no room are in a menu.
-    const tabs = document.querySelectorAll('button[role="tab"], .overflow-dropdown button');
+    const tabs = document.querySelectorAll('button[role="tab"]');
     [...tabs].find((button) => [title, words(title)].includes(button.textContent.trim()))?.click();
     for (let i = 0; i < 100 && !document.getElementById(`${tab}-form`); i++) await wait(50);
     window.kohya.fill(tab, fill);
