@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DONE, FAILED, MISUSED = 0, 1, 2
+DONE, FAILED, MISUSED, STOPPED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as wrong:
         return complain(str(wrong), FAILED)
     except KeyboardInterrupt:
-        return complain("stopped", 130)
+        print("stopped", file=sys.stderr)
+        return STOPPED
 
 
 def usage() -> str:

@@ -30,12 +30,12 @@ window.kohyaCommands = (() => {
   function card(job, at) {
     const share = job.total ? job.done / job.total : 0;
     const lines = job.log.trim().split("\n").filter((line) => line && !/^\S.* \(\d+\)$/.test(line));
-    const last = job.state === "failed" ? lines.filter((line) => line.startsWith("error:")).map((line) => line.slice(7)) : [];
+    const last = job.error ? job.error.split("\n") : [];
     const kind = { finished: "good", failed: "bad", interrupted: "bad" }[job.state] ?? (busy(job) ? "busy" : "");
     return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
       make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, [job.about, job.when].filter(Boolean).join(" · ")), make("span", { className: "state" }, STATES[job.state] ?? job.state),
         busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End it now" : "Stop")),
-      busy(job) && make("p", { className: "quiet" }, job.total ? `${job.phase} ${job.done} / ${job.total}` : "starting"),
+      busy(job) && make("p", { className: "quiet" }, job.total ? `${job.text} ${job.done} / ${job.total}` : "starting"),
       busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, Object.assign(make("i"), { style: `width:${share * 100}%` })),
       last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
       lines.length > last.length ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "What it said"), make("pre", {}, lines.join("\n"))) : null);

@@ -12,7 +12,6 @@ from library import jobs
 from library.captioning.forms import FORMS as CAPTION
 from library.config.schema import ConfigError
 from library.jobs.forms import Field, Form, Forms
-from library.runs import layout
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION}
@@ -37,31 +36,22 @@ class Commands:
         """Start what a form says."""
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
-        working = [job["id"] for job in self.list(sent)["jobs"] if job["state"] in ("running", "stopping")]
+        working = [job.id for job in jobs.every(forms.command) if job.active]
         if len(working) >= AT_ONCE[forms.command]:
             raise ConfigError(f"{working[0]} is still at work: stop it, or wait until it has ended")
-        return told(jobs.read(jobs.begin(words, f"{forms.command}-{name}")))
+        return told(jobs.start(forms.command, words))
 
     def read(self, sent: Sent) -> dict[str, Any]:
         """How a process stands."""
-        return told(jobs.read(sent.text("id")))
+        return told(jobs.find(sent.text("id")))
 
     def stop(self, sent: Sent) -> dict[str, Any]:
         """Ask a process to stop; asked again, end it."""
-        jobs.stop(sent.text("id"))
-        return told(jobs.read(sent.text("id")))
+        return told(jobs.stop(jobs.find(sent.text("id"))))
 
     def list(self, sent: Sent) -> dict[str, Any]:
         """The last processes of a command, the newest first."""
-        command, found = _forms(sent).command, []
-        try:
-            folders = sorted(jobs.root().iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
-        except OSError:
-            folders = []
-        for folder in folders:
-            if layout.load(folder / jobs.JOB).get("command", [""])[0] == command and len(found) < LISTED:
-                found.append(told(jobs.read(folder.name)))
-        return {"jobs": sorted(found, key=lambda job: -job["started"])}
+        return {"jobs": [told(job) for job in jobs.every(_forms(sent).command)[:LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path:
         """A path of a form, as the page may use it."""
@@ -80,13 +70,13 @@ class Commands:
 
 def told(job: jobs.Job) -> dict[str, Any]:
     """A job as the page shows it."""
-    command, name, *rest = *job.command, "", ""
+    command, name, *rest = *job.facts.get("arguments", ()), "", ""
     titles = COMMANDS[command].titles if command in COMMANDS else {}
     out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
     about = out or next((word for word in rest if word and not word.startswith("--")), "")
     return {
-        "id": job.id, "title": titles.get(name, name), "state": job.state, "phase": job.phase, "done": job.done,
-        "total": job.total, "log": job.log, "started": job.started, "out": out, "about": Path(about).name,
+        "id": job.id, "title": titles.get(name, name), "state": job.state, "error": job.error, "log": job.log,
+        "text": "", "done": 0, "total": 0, **job.doing, "out": out, "about": Path(about).name,
         "when": time.strftime("%d %b %H:%M", time.localtime(job.started)),
     }  # fmt: skip
 

@@ -14,11 +14,13 @@ import gradio as gr
 
 from kohya_gui import paths
 from kohya_gui.form import Form, shown_value
+from kohya_gui.panel import STATES
 from kohya_gui.service import Answer, Sent
-from library.bench import candidates, jobs, picture, report
+from library import jobs
+from library.bench import candidates, picture, report
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
-from library.runs import lanes
+from library.runs import lanes, reader
 
 MODELS = {
     "flux-full": ("FLUX.1, full size, random weights", ["--family", "flux", "--size", "full"]),
@@ -32,12 +34,7 @@ EXTENTS = {
 }
 WAYS = {"usual": ("The usual ways", []), "every": ("Every way", ["--candidate", "all"])}
 KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
-STATES = {
-    "running": ("Running", "busy"),
-    "finished": ("Finished", "good"),
-    "stopped": ("Stopped", "calm"),
-    "failed": ("Failed", "bad"),
-}
+LISTED = 12
 SIZES = re.compile(r"\d{2,4}( *, *\d{2,4}){0,5}")
 
 
@@ -58,7 +55,7 @@ class Lab:
 
     def look(self, sent: Sent) -> dict[str, Any]:
         """The measurements there are, and the one that is looked at: the newest, if none is named."""
-        known = jobs.all_jobs()
+        known = jobs.every(*KINDS)[:LISTED]
         chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
         listed = [{"id": job.id, "title": title(job), "busy": job.active} for job in known]
         tabs = [[tab, name] for tab, name in self.titles.items()]
@@ -68,20 +65,20 @@ class Lab:
         """Begin a measurement."""
         kind = sent.text("kind")
         if kind == "doctor":
-            return {"job": jobs.start(kind, ["doctor"]).id}
+            return {"job": begun(kind, ["doctor"])}
         if kind == "cache":
-            return {"job": jobs.start(kind, ["cache", *(["--clean"] if sent.flag("clean") else [])]).id}
+            return {"job": begun(kind, ["cache", *(["--clean"] if sent.flag("clean") else [])])}
         if kind not in ("bench", "profile"):
             raise ConfigError("There is no such button: load the page again.")
-        return {"job": jobs.start(kind, self._command(kind, sent)).id}
+        return {"job": begun(kind, self._command(kind, sent))}
 
     def stop(self, sent: Sent) -> dict[str, Any]:
         """End a measurement; what it has measured is kept."""
-        return {"job": jobs.stop(_job(sent)).id}
+        return {"job": jobs.stop(jobs.find(sent.text("job")), at_once=True).id}
 
     def apply(self, sent: Sent) -> dict[str, Any]:
         """The options that a measurement found best, as the fields of a tab's form hold them."""
-        tab, job = sent.text("tab"), _job(sent)
+        tab, job = sent.text("tab"), jobs.find(sent.text("job"))
         if tab not in self.forms:
             raise ConfigError("There is no such tab: load the page again.")
         found = advised(job, sent.number("number"))
@@ -113,7 +110,7 @@ class Lab:
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError(f"The form of {self.titles[tab]} names no base model: fill that in first.")
         paths.allow(config, self.roots)
-        path = jobs.home() / "form.toml"
+        path = jobs.root() / "form.toml"
         write_atomic(path, to_toml(config))
         return [str(path), "--script", config.script]
 
@@ -127,12 +124,24 @@ class Lab:
                 .replace("[ways]", _choices({name: text for name, (text, _) in WAYS.items()})))  # fmt: skip
 
 
+def begun(kind: str, arguments: Sequence[str]) -> str:
+    """Start a command; the job's id.
+
+    Raises ConfigError while another measurement or a training is at work, for both would be slower than they are.
+    """
+    if busy := next((job for job in jobs.every(*KINDS) if job.active), None):
+        raise ConfigError(f"{busy.kind} is still running: stop it, or wait until it has ended")
+    if kind != "doctor" and (training := reader.active()):
+        raise ConfigError(f"{training.id} is training, and both would slow each other down: wait until it has ended")
+    return jobs.start(kind, arguments).id
+
+
 # ---- a measurement, ready to be shown
 
 
 def title(job: jobs.Job) -> str:
     """Kind, moment and subject, for the list."""
-    when = time.strftime("%d %b %H:%M", time.localtime(job.facts.get("started", 0)))
+    when = time.strftime("%d %b %H:%M", time.localtime(job.started))
     subject = job.result.get("subject", {}).get("title", "")
     return " · ".join(filter(None, (KINDS.get(job.kind, job.kind), when, subject)))
 
@@ -140,13 +149,11 @@ def title(job: jobs.Job) -> str:
 def view(job: jobs.Job) -> dict[str, Any]:
     """All that is shown of a measurement: words and shares, so that the script only has to draw."""
     word, mood = STATES.get(job.state, (job.state, "calm"))
-    doing = job.facts.get("doing") or {}
     shown = {
         "id": job.id, "kind": job.kind, "title": KINDS.get(job.kind, job.kind), "state": word, "mood": mood,
-        "busy": job.active, "error": job.facts.get("error") or "",
-        "doing": {"text": doing.get("text") or ("Starting" if job.active else ""), "done": doing.get("done") or 0,
-                  "total": doing.get("total") or 0},
-        "took": _took(job), "log": jobs.tail(job, 4000) if job.state == "failed" else "",
+        "busy": job.active, "error": job.error,
+        "doing": {"text": "Starting" if job.active else "", "done": 0, "total": 0, **job.doing},
+        "took": _took(job), "log": job.log if job.state in ("failed", "interrupted") else "",
     }  # fmt: skip
     result = job.result
     body = {"bench": bench, "profile": profile, "doctor": doctor, "cache": cache}.get(str(result.get("kind")))
@@ -238,16 +245,9 @@ def advised(job: jobs.Job, number: int) -> dict[str, Any]:
     return {}
 
 
-def _job(sent: Sent) -> jobs.Job:
-    try:
-        return jobs.find(sent.text("job"))
-    except KeyError:
-        raise ConfigError("This measurement is not there any more: load the page again.") from None
-
-
 def _took(job: jobs.Job) -> str:
     end = job.facts.get("ended") or (time.time() if job.active else 0)
-    seconds = max(0.0, end - job.facts.get("started", end))
+    seconds = max(0.0, end - job.started)
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 

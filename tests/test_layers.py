@@ -17,7 +17,7 @@ BOTTOM = ("library.config", "library.files")
 PROTOCOL = ("library.families.base",)
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/__init__.py"))
 COMPILING = tuple(f"library.compile_{part}" for part in ("cache", "checks", "door", "ledger", "settings"))
-LAB = tuple(f"library.bench.{part}" for part in ("candidates", "jobs", "picture", "report"))  # its light parts
+LAB = tuple(f"library.bench.{part}" for part in ("candidates", "picture", "report"))  # its light parts
 MAY_IMPORT = {
     "library.config": (),
     "library.files": ("library.config",),
@@ -36,7 +36,6 @@ MAY_IMPORT = {
     "library.demo": (*BOTTOM, "library.families", "library.runs"),
     "library.curation": (*BOTTOM, "library.data", "library.runs"),
     "library.jobs": (*BOTTOM, "library.runs"),
-    "library.jobs.run": (*BOTTOM, "library.jobs", "library.runs", "library.tools", "library.captioning"),
     "library.tools": (*BOTTOM, "library.families", "library.jobs"),
     "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.jobs"),
     "library.train": ("library",),

@@ -1,14 +1,14 @@
 """`kohya cache`: how much compiled code is kept between trainings, and making less of it."""
 
 import argparse
-import contextlib
 import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from library.bench import jobs, report
+from library.bench import report
 from library.config.schema import ConfigError
+from library.jobs.work import joined
 
 GB = 1e9
 
@@ -22,11 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     if asked.limit is not None and asked.limit < 0:
         raise ConfigError(f"--limit must be at least 0, got {asked.limit:g}")
-    with jobs.begin("cache") if jobs.asked_by_page() else contextlib.nullcontext() as work:
+    with joined("cache") as work:
         changes = asked.clean or asked.limit is not None
         found = _less(asked.clean, asked.limit) if changes else show()
-        if work:
-            work.store(found)
+        work.store(found)
     print(json.dumps(found, indent=1) if asked.json else text(found))
     return 0
 

@@ -6,7 +6,6 @@ same to a program.
 """
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -20,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from library.bench import advice, jobs, kernels
+from library.bench import advice, kernels
+from library.jobs.work import joined
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", "bitsandbytes", "lycoris-lora", "prodigyopt", "schedulefree", "torchao")
@@ -59,16 +59,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)
     found: list[Finding] = []
-    with jobs.begin("doctor") if jobs.asked_by_page() else contextlib.nullcontext() as work:
+    with joined("doctor") as work:
         for finding in examine(quick=asked.quick):
             found.append(finding)
             if not asked.json:
                 print(line(finding), flush=True)
-            if work:
-                work.phase(finding.topic, len(found))
-                work.store({"kind": "doctor", "finished": False, **report(found)})
-        if work:
-            work.store({"kind": "doctor", "finished": True, **report(found)})
+            work.phase(finding.topic, len(found))
+            work.store({"kind": "doctor", "finished": False, **report(found)})
+        work.store({"kind": "doctor", "finished": True, **report(found)})
     healthy = report(found)["healthy"]
     if asked.json:
         print(json.dumps(report(found), indent=1))

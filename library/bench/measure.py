@@ -10,10 +10,10 @@ import torch
 from library import compile_utils
 from library.bench import machine, report, stage, timing
 from library.bench.candidates import Candidate
-from library.bench.jobs import Work
 from library.bench.shapes import flops
 from library.bench.subjects import Subject
 from library.config.schema import ConfigError
+from library.jobs.work import Work
 from library.memory import precision
 
 ENCODERS, ENCODE, DECODE, BLOCKS, STEP = "encoders", "vae-encode", "vae-decode", "blocks", "step"

@@ -10,10 +10,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from library.bench import machine, stage, timing, verdict
 from library.bench.candidates import Candidate
-from library.bench.jobs import TRACE, Work
 from library.bench.subjects import Subject
 from library.config.schema import ConfigError
+from library.jobs.work import Work
 
+TRACE = "trace.json"
 WARM_UP = timing.Plan(steps=5, warmup=4, seconds=20.0)
 MOST_STEPS = 5  # more only make the trace longer than a browser can show
 

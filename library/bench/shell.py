@@ -10,12 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from library.bench import candidates, jobs, picture, report
+from library.bench import candidates, picture, report
 from library.config.schema import ConfigError
+from library.files import write_atomic
+from library.jobs import RESULT
+from library.jobs.work import Work, begin
+from library.runs import layout
 
 if TYPE_CHECKING:
     from library.bench.subjects import Subject
 
+PICTURE = "picture.svg"
 PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
 EXAMPLES = """
 kohya bench --family flux --size full            FLUX.1 of real size with random weights, on this GPU
@@ -42,12 +47,12 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
     check(asked)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks
     kind = "profile" if asked.profile else "bench"
-    with jobs.begin(kind, asked.out) as work, _cold(asked.fresh):
+    with begin(kind, asked.out) as work, _cold(asked.fresh):
         work.phase("loading PyTorch")
         subject = _subject(asked)
         found = (_profiled if asked.profile else _measured)(asked, subject, work)
         if asked.json:
-            print((work.folder / jobs.RESULT).read_text(encoding="utf-8"))
+            print((work.folder / RESULT).read_text(encoding="utf-8"))
     # A profile that could not be made has raised; a bench of which nothing worked has a row for each failure.
     return 0 if asked.profile or any(row["status"] == "ok" for row in found["results"]) else 1
 
@@ -145,7 +150,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     return foreign.Foreign(str(name), config, given, _shapes(asked.input))
 
 
-def _measured(asked: argparse.Namespace, subject: "Subject", work: jobs.Work) -> Mapping[str, Any]:
+def _measured(asked: argparse.Namespace, subject: "Subject", work: Work) -> Mapping[str, Any]:
     from library.bench import machine, measure, timing
 
     device = machine.device(asked.device)
@@ -165,16 +170,16 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: jobs.Work) ->
 
 def _show(folder: Path, say: Any) -> None:
     """Table and picture of what is in the result file, whole or not."""
-    result = jobs.layout.load(folder / jobs.RESULT)
+    result = layout.load(folder / RESULT)
     if not result:
         return
     text = report.table(result)
-    jobs.write(folder / "table.txt", text + "\n")
-    jobs.write(folder / jobs.PICTURE, picture.svg(result))
+    write_atomic(folder / "table.txt", text + "\n")
+    write_atomic(folder / PICTURE, picture.svg(result))
     say(f"\n{text}\n\n{folder}")
 
 
-def _profiled(asked: argparse.Namespace, subject: "Subject", work: jobs.Work) -> Mapping[str, Any]:
+def _profiled(asked: argparse.Namespace, subject: "Subject", work: Work) -> Mapping[str, Any]:
     from library.bench import machine, profiling, verdict
 
     device = machine.device(asked.device)
@@ -184,9 +189,9 @@ def _profiled(asked: argparse.Namespace, subject: "Subject", work: jobs.Work) ->
     found = profiling.run(subject, way, device, side, min(asked.steps, profiling.MOST_STEPS), work)
     work.store(found)
     text = verdict.text(found)
-    jobs.write(work.folder / "table.txt", text + "\n")
+    write_atomic(work.folder / "table.txt", text + "\n")
     if not asked.json:
-        print(f"{text}\n\n{work.folder / jobs.TRACE} can be opened at ui.perfetto.dev or chrome://tracing")
+        print(f"{text}\n\n{work.folder / profiling.TRACE} can be opened at ui.perfetto.dev or chrome://tracing")
     return found
 
 

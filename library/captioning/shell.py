@@ -1,10 +1,11 @@
 """`kohya caption`: captions for a folder of images, by a model that lies in a local folder."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from library.config.schema import ConfigError
-from library.jobs import report_of
+from library.jobs.work import joined
 
 DONE, MISUSED = 0, 2
 
@@ -16,10 +17,14 @@ def main(argv: list[str]) -> int:
         known.print_help()
         return MISUSED
     asked = known.parse_args(argv)
+    with joined("caption") as work:
+        return _captioned(asked, work.phase if work.folder else _told)
+
+
+def _captioned(asked: argparse.Namespace, report: Callable[[str, int, int], None]) -> int:
     from library.captioning import writing
 
     choices = writing.Choices(asked.extension, asked.existing, asked.prefix, asked.suffix)
-    report = report_of() or _told
     wanted, skipped = writing.to_do(asked.folder, choices)
     if not wanted:
         print(f"{asked.folder}: all {skipped} images have words already (--existing add or replace changes that)")

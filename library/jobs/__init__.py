@@ -1,8 +1,9 @@
-"""Commands that the page runs as processes of their own: tools for LoRA files, and captioning.
+"""Commands that the page runs as processes of their own: measurements, tools, captioning, probes.
 
-Each has a folder `<user data>/jobs/<id>/`: job.json (what was asked), progress.json (how far it is), log.txt (what it
-says), end.json (its exit code), and `stop` when it was asked to stop. The page only reads and writes these files, so a
-job goes on when the page is closed, and is found again. No torch in here; `run.py` is the process itself.
+Each has a folder `<user data>/jobs/<kind>-<time>-<hex>/`: job.json (what it is and how it stands), launcher.json (which
+process it is, until that says so itself), log.txt (what it says), result.json (what came of it so far), `stop` when it
+was asked to stop, and whatever the command adds. The process writes them (work.py), the page and the shell read, so a
+job goes on when the page is closed, and is found again. No torch in here.
 """
 
 import contextlib
@@ -10,8 +11,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +20,68 @@ import psutil
 
 from library.config.schema import ConfigError
 from library.files import write_atomic
-from library.runs import layout, process, registry, start
+from library.runs import layout, process, reader, registry
+from library.runs import start as launching
 
-JOB, PROGRESS, LOG, END, STOP = "job.json", "progress.json", "log.txt", "end.json", "stop"
-FOLDER = "KOHYA_WORK_DIR"  # in the environment: the folder of the job that this process is
-STOPPED = 130  # the exit code
-KEPT = 30
-TAIL = 60_000  # bytes of a log that are read
+JOB, RESULT, STOP = "job.json", "result.json", "stop"
+FOLDER = "KOHYA_JOB_DIR"  # in the environment: the folder of the job that this process is
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = 12  # folders of each kind that are kept; a trace can have a hundred megabytes
+PATIENCE = 20.0  # seconds that a process may take until its launcher is on record
+GONE = "It ended without a word."
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it stands."""
+    """A job as it stands now."""
 
-    id: str
-    command: tuple[str, ...]
-    state: str  # running, stopping, finished, failed, stopped, interrupted
-    started: float
-    phase: str
-    done: int
-    total: int
-    log: str
+    folder: Path
+    facts: Mapping[str, Any] = field(repr=False)
 
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.folder.name
 
-def begin(command: Sequence[str], name: str) -> str:
-    """Start `kohya COMMAND` (its first word is tools or caption) as a process of its own; the job's id."""
-    _forget_old()
-    folder = root() / layout.new_id(name)
-    try:
-        folder.mkdir(parents=True)
-        layout.store(folder / JOB, {"command": list(command), "started": time.time()})
-        environment = {**os.environ, FOLDER: str(folder), "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
-        arguments = [sys.executable, "-m", "library.jobs.run", str(folder)]
-        started = start.detached(arguments, folder / LOG, environment, str(Path(__file__).resolve().parents[2]))
-        with contextlib.suppress(psutil.Error):  # it has ended already, and has written down how
-            layout.store(folder / JOB, {**layout.load(folder / JOB), **process.identity(started.pid)})
-    except OSError as error:
-        raise ConfigError(f"this could not be started: {error}") from error
-    return folder.name
+    @property
+    def kind(self) -> str:
+        """What it is: doctor, bench, profile, cache, tools, caption or probe."""
+        return str(self.facts.get("kind", ""))
+
+    @property
+    def state(self) -> str:
+        """One of running, stopping, finished, failed, stopped, interrupted."""
+        return str(self.facts.get("state", "interrupted"))
+
+    @property
+    def active(self) -> bool:
+        """Whether it still works."""
+        return self.state in layout.ACTIVE
+
+    @property
+    def started(self) -> float:
+        """When it began."""
+        return float(self.facts.get("started", 0.0))
+
+    @property
+    def error(self) -> str:
+        """Why it failed, when it did."""
+        return str(self.facts.get("error") or "")
+
+    @property
+    def doing(self) -> Mapping[str, Any]:
+        """What it does now: text, done and total; empty when it says nothing of that."""
+        return self.facts.get("doing") or {}
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What came of it so far."""
+        return layout.load(self.folder / RESULT)
+
+    @property
+    def log(self) -> str:
+        """The end of what it has said."""
+        return reader.tail(self.folder)
 
 
 def root() -> Path:
@@ -64,74 +89,92 @@ def root() -> Path:
     return registry.home() / "jobs"
 
 
-def read(job_id: str) -> Job:
-    """How a job stands. Raises ConfigError for one that is not known."""
-    folder = _folder(job_id)
-    facts, end, progress = (layout.load(folder / name) for name in (JOB, END, PROGRESS))
-    if "code" in end:
-        state = {0: "finished", STOPPED: "stopped"}.get(end["code"], "failed")
-    elif not process.alive(facts):
-        state = "stopped" if (folder / STOP).exists() else "interrupted"
-    else:
-        state = "stopping" if (folder / STOP).exists() else "running"
-    done, total = int(progress.get("done", 0)), int(progress.get("total", 0))
-    said, phase = _tail(folder / LOG), str(progress.get("phase", ""))
-    return Job(folder.name, tuple(facts.get("command", ())), state, facts.get("started", 0.0), phase, done, total, said)
+def every(*kinds: str) -> list[Job]:
+    """The jobs of these kinds that are kept, the newest first."""
+    found = [at(path.parent) for kind in kinds for path in root().glob(f"{kind}-*/{JOB}")]
+    return sorted(found, key=lambda job: job.started, reverse=True)
 
 
-def stop(job_id: str) -> None:
-    """Ask a job to stop at its next step; asked again, end it. Raises ConfigError for an unknown one."""
-    folder = _folder(job_id)
-    facts = layout.load(folder / JOB)
-    if (folder / STOP).exists() and (found := process.find(facts)) is not None and not (folder / END).exists():
-        process.end([found])
-    write_atomic(folder / STOP, "")
+def find(job_id: Any) -> Job:
+    """One job by its id. Raises ConfigError when there is none."""
+    if layout.is_id(job_id) and (root() / job_id / JOB).is_file():
+        return at(root() / job_id)
+    raise ConfigError("This is not there any more: load the page again.")
 
 
-def _folder(job_id: str) -> Path:
-    folder = root() / job_id if layout.is_id(job_id) else root()
-    if folder == root() or not (folder / JOB).is_file():
-        raise ConfigError("this job is not known here any more")
+def at(folder: Path) -> Job:
+    """The job in this folder. One whose process is gone without a word is told so."""
+    facts, asked = layout.load(folder / JOB), (folder / STOP).exists()
+    if facts.get("state") == "running" and not _lives(folder, facts):
+        facts = layout.load(folder / JOB)  # it may have ended well between the two looks
+        if facts.get("state") == "running":
+            ended = {"state": "stopped", "error": ""} if asked else {"state": "interrupted", "error": GONE}
+            facts |= {**ended, "ended": time.time(), "doing": None}
+            layout.store(folder / JOB, facts)
+    if facts.get("state") == "running" and asked:
+        facts = {**facts, "state": "stopping"}
+    return Job(folder, facts)
+
+
+def _lives(folder: Path, facts: Mapping[str, Any]) -> bool:
+    if known := _identity(folder, facts):
+        return process.alive(known)
+    return time.time() - facts.get("started", 0) < PATIENCE  # it is being started at this moment
+
+
+def _identity(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The process: as it has said itself, and before that as its launcher has."""
+    return dict(facts) if "pid" in facts else layout.load(folder / layout.LAUNCHER)
+
+
+def new(kind: str) -> Path:
+    """A new folder; the oldest ones of this kind go."""
+    for old in every(kind)[KEPT - 1 :]:
+        if not old.active:
+            shutil.rmtree(old.folder, ignore_errors=True)
+    folder = root() / layout.new_id(kind)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror or error}): set KOHYA_HOME to a folder of yours"
+        ) from error
     return folder
 
 
-def _tail(path: Path) -> str:
+def start(
+    kind: str, arguments: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> Job:
+    """Run `kohya <arguments>` as a process of its own, in a folder that `new` has made."""
+    folder = folder or new(kind)
+    facts = {"kind": kind, "state": "running", "started": time.time(), "arguments": list(arguments)}
+    layout.store(folder / JOB, facts)
+    given = {**environment, FOLDER: str(folder), "PYTHONIOENCODING": "utf-8"}
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+        child = launching.detached(command(arguments), folder / layout.LOG, given, str(ROOT))
+    except OSError as error:
+        layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
+        raise ConfigError(f"{kind} could not be started: {error.strerror or error}") from error
+    with contextlib.suppress(psutil.Error):  # it has ended already, and has written down how
+        layout.store(folder / layout.LAUNCHER, process.identity(child.pid))
+    return at(folder)
 
 
-def _forget_old() -> None:
-    """Keep the last jobs only: of those that have ended, the folders that were made first go."""
-    try:
-        folders = sorted(root().iterdir(), key=lambda folder: folder.stat().st_mtime)
-    except OSError:
-        return
-    ended = [folder for folder in folders if (folder / END).exists() or not process.alive(layout.load(folder / JOB))]
-    for folder in ended[: max(0, len(folders) - KEPT)]:
-        shutil.rmtree(folder, ignore_errors=True)
+def command(arguments: Sequence[str]) -> list[str]:
+    """What runs `kohya <arguments>` with this Python."""
+    return [sys.executable, "-m", "kohya_gui.cli", *arguments]
 
 
-def report_of(environment: Any = os.environ) -> Any:
-    """The report of a job's process: writes how far it is, and ends it (KeyboardInterrupt) when it was asked to stop.
-
-    None when this process is no job.
-    """
-    given = environment.get(FOLDER)
-    if not given:
-        return None
-    folder, last = Path(given), [0.0, ""]
-
-    def report(what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - float(last[0]) < 0.2 and what == last[1] and done != total:
-            return
-        last[:] = [now, what]
-        layout.store(folder / PROGRESS, {"phase": what, "done": done, "total": total})
-        if (folder / STOP).exists():
-            raise KeyboardInterrupt
-
-    return report
+def stop(job: Job, at_once: bool = False) -> Job:
+    """Ask a job to stop at its next step; asked again, or `at_once`, end it. What it has done so far is kept."""
+    if not job.active:
+        return job
+    if at_once or job.state == "stopping":
+        if living := process.find(_identity(job.folder, job.facts)):
+            process.end([living])
+        facts = layout.load(job.folder / JOB)
+        if facts.get("state") != "finished":  # whatever being ended has made of it
+            ended = {"state": "stopped", "error": "", "ended": time.time(), "doing": None}
+            layout.store(job.folder / JOB, {**facts, **ended})
+    write_atomic(job.folder / STOP, "")
+    return at(job.folder)

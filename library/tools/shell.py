@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from library import jobs
 from library.config.schema import ConfigError
+from library.jobs.work import joined
 
 DONE, FAILED, MISUSED = 0, 1, 2
 DTYPES = ("float", "fp16", "bf16")
@@ -22,16 +22,15 @@ def main(argv: list[str]) -> int:
         known.print_help()
         return MISUSED
     asked = known.parse_args(argv)
-    return asked.run(asked)
+    with joined("tools") as work:
+        asked.report = work.phase if work.folder else terminal()
+        if code := asked.run(asked):
+            work.fail()
+    return code
 
 
-def progress() -> Callable[[str, int, int], None]:
-    """A report that writes one line to the terminal again and again, and into a file only whole steps.
-
-    In a process that the page started it writes into the job's file instead, and ends the process when asked to.
-    """
-    if of_job := jobs.report_of():
-        return of_job
+def terminal() -> Callable[[str, int, int], None]:
+    """A report that writes one line to the terminal again and again, and into a file only whole steps."""
     last = [""]
 
     def report(what: str, done: int, total: int) -> None:
@@ -55,14 +54,16 @@ def merge(asked: argparse.Namespace) -> int:
     if asked.base:
         if asked.rank or asked.conv_rank:
             raise ConfigError("rank and conv_rank are for merging LoRAs into one: leave them out with --base")
-        done = tool.merge(asked.base, loras, asked.out, dtype=asked.dtype, report=progress())
+        done = tool.merge(asked.base, loras, asked.out, dtype=asked.dtype, report=asked.report)
         print(f"{done.path}: {done.modules} changes were added to the weights")
         if done.left_out:
             print(f"note: {len(done.left_out)} modules of text encoders were left out, {asked.base} holds none")
         return DONE
     if asked.dtype == "fp8":
         raise ConfigError("fp8 is for checkpoints: use float, fp16 or bf16 for a LoRA")
-    done = tool.join(loras, asked.out, rank=asked.rank, conv_rank=asked.conv_rank, dtype=asked.dtype, report=progress())
+    done = tool.join(
+        loras, asked.out, rank=asked.rank, conv_rank=asked.conv_rank, dtype=asked.dtype, report=asked.report
+    )
     print(f"{done.path}: one LoRA of {len(loras)}, with {done.modules} modules")
     return DONE
 
@@ -72,7 +73,7 @@ def extract(asked: argparse.Namespace) -> int:
     from library.tools import extract as tool
 
     choices = tool.Choices(**{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.Choices)})
-    done = tool.extract(asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=progress())
+    done = tool.extract(asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
     print(f"{done.path}: {done.modules} modules; {done.same} do not differ and were left out")
     for part in done.left_out:
         print(f"note: {part} differs by no more than {choices.min_diff:g} and was left out")
@@ -84,7 +85,7 @@ def resize(asked: argparse.Namespace) -> int:
     from library.tools import resize as tool
 
     choices = tool.Choices(asked.rank, asked.conv_rank, asked.method, asked.parameter)
-    done = tool.resize(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=progress())
+    done = tool.resize(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
     for name, (before, after) in done.ranks.items() if asked.verbose else ():
         print(f"  {name}: {before} -> {after}")
     ranks = sorted(after for _, after in done.ranks.values())
@@ -96,7 +97,7 @@ def convert(asked: argparse.Namespace) -> int:
     """A LoRA under other names."""
     from library.tools.convert import convert as tool
 
-    print(f"{tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=progress())}: {asked.to} names")
+    print(f"{tool(asked.lora, asked.out, to=asked.to, dtype=asked.dtype, report=asked.report)}: {asked.to} names")
     return DONE
 
 
@@ -104,7 +105,7 @@ def verify(asked: argparse.Namespace) -> int:
     """Is this LoRA in order?"""
     from library.tools.verify import verify as tool
 
-    found = tool(asked.lora, asked.base, report=progress())
+    found = tool(asked.lora, asked.base, report=asked.report)
     if asked.json:
         print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=1))
         return DONE if found.ok else FAILED
@@ -140,7 +141,7 @@ def metadata(asked: argparse.Namespace) -> int:
     if asked.in_place and not asked.yes:
         raise ConfigError(f"this would change {asked.file} itself: add --yes if that is meant, or give --out")
     written = tool.edit(
-        asked.file, asked.out, values=values, remove=asked.remove, in_place=asked.in_place, report=progress()
+        asked.file, asked.out, values=values, remove=asked.remove, in_place=asked.in_place, report=asked.report
     )
     print(f"{written}: metadata written, tensors unchanged")
     return DONE

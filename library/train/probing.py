@@ -6,15 +6,11 @@ user's is touched and a try that runs out of memory takes nothing with it. What 
 
 import argparse
 import contextlib
-import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +19,7 @@ from typing import Any
 from library.config.command import command
 from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
 from library.files import write_atomic
+from library.jobs.work import Work, joined
 from library.runs import explain, layout, reader
 from library.train import fit as fitting
 from library.train.checking import graphics, largest, smaller
@@ -248,16 +245,16 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     parser = argparse.ArgumentParser("kohya probe", description="Try some steps of a training, and say what fits.")
     parser.add_argument("file", type=Path, help="the TOML of a training")
     parser.add_argument("--script", choices=list(RUNS), help="what it is for; guessed from the file when not given")
-    parser.add_argument("--progress", type=Path, help="a file for another program to follow, as JSON")
     parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
     asked = parser.parse_args(argv)
-    config = build(config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name)
-    found = probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, asked.progress)
+    with joined("probe") as work:
+        config = build(config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name)
+        found = probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
     print(found.sentence())
     return 0 if found.best else 1
 
 
-def probe(config: Any, how: Mapping[str, Any], progress: Path | None = None) -> Probe:
+def probe(config: Any, how: Mapping[str, Any], work: Work) -> Probe:
     """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
     from library import data
     from library.train import preflight
@@ -269,16 +266,14 @@ def probe(config: Any, how: Mapping[str, Any], progress: Path | None = None) -> 
         raise ConfigError(f"{busy.id} is still {busy.state}: what is free now is not what there will be; wait for it")
     size = largest(images.images, config)
     memory = None if how.get("cpu") else graphics()[1]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))  # or the temporary folder would stay
     parent = Path(config.save.output_dir)
     parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
 
     def told(now: Probe) -> None:
-        if now.tries and progress is None and now.doing:
+        work.store(now.as_json())
+        if now.tries and now.doing and not work.folder:
             print(now.tries[-1].sentence(), flush=True)
-        if progress:
-            write_atomic(progress, json.dumps(now.as_json() | {"t": time.time()}))
 
     try:
         return Probe(config, size, memory, lambda made: tried(made, size, place, how), told).run()

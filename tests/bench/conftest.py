@@ -8,7 +8,7 @@ def home(tmp_path, monkeypatch):
     """Where measurements of this test go."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("KOHYA_JOB_DIR", raising=False)
-    return tmp_path / "home" / "lab"
+    return tmp_path / "home" / "jobs"
 
 
 def row(candidate, p50, resolution=1024, peak=10.0, part="step", **more):

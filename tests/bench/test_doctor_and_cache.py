@@ -7,7 +7,8 @@ import time
 import pytest
 
 from kohya_gui import cli, presets
-from library.bench import advice, cleaning, doctor, jobs, kernels
+from library import jobs
+from library.bench import advice, cleaning, doctor, kernels
 from library.bench.advice import Found
 
 

@@ -8,7 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from kohya_gui import cli
-from library.bench import candidates, foreign, jobs, machine, measure, profiling, stage, subjects, timing
+from library import jobs
+from library.bench import candidates, foreign, machine, measure, profiling, stage, subjects, timing
+from library.jobs.work import begin
 
 CPU = torch.device("cpu")
 QUICK = timing.Plan(steps=1, warmup=1, seconds=5.0)
@@ -37,7 +39,7 @@ def flux():
 
 
 def test_every_part_of_a_model_is_measured(flux, home):
-    with jobs.begin("bench") as work:
+    with begin("bench") as work:
         found = bench(flux, ["eager,compiled"], measure.PARTS).run(work)
     rows = {(r["part"], r["candidate"]): r for r in found["results"]}
     assert set(rows) >= {
@@ -48,7 +50,7 @@ def test_every_part_of_a_model_is_measured(flux, home):
     assert all(r["status"] == "ok" and r["flops"] and r["ms"]["p50"] > 0 for r in rows.values())
     assert rows["step", "compiled"]["compile"]["num_graphs"] == 2 and "compile" not in rows["step", "eager"]
     assert found["best"]["candidate"] in ("eager", "compiled") and found["finished"]
-    job = jobs.newest("bench")
+    job = jobs.every("bench")[0]
     assert job.state == "finished" and job.result == json.loads(json.dumps(found))
 
 
@@ -66,7 +68,7 @@ def test_flops_are_those_that_are_really_done(flux):
 
 def test_a_step_of_the_other_family():
     found = subjects.Own("sdxl_train_network", {}, "tiny")
-    with jobs.begin("bench") as work:
+    with begin("bench") as work:
         (row,) = bench(found, ["eager"], ["step"]).run(work)["results"]
     assert row["status"] == "ok" and row["mfu"] > 0
 
@@ -82,7 +84,7 @@ def uncounted(monkeypatch):
 )
 def test_transformers_of_diffusers(name, config):
     subject = foreign.Foreign(name, config, DYNAMO, {"frames": 2})
-    with jobs.begin("bench") as work:
+    with begin("bench") as work:
         rows = bench(subject, ["compiled" if name.startswith("Qwen") else "eager"], ["blocks", "step"]).run(work)[
             "results"
         ]
@@ -96,18 +98,18 @@ def test_what_cannot_be_measured_says_why_and_the_rest_goes_on(flux, monkeypatch
         raise torch.OutOfMemoryError("much too large")
 
     swapping = subjects.Own("flux_train_network", {**DYNAMO, "blocks_to_swap": 2}, "tiny")
-    with jobs.begin("bench") as work:
+    with begin("bench") as work:
         rows = bench(swapping, ["compiled+budget,checkpointing"], ["step"]).run(work)["results"]
     assert [row["status"] for row in rows] == ["skipped", "ok"]
     assert "compile_activation_budget cannot be used" in rows[0]["why"]
     monkeypatch.setattr(stage.Stage, "step", fails)
-    with jobs.begin("bench") as work:
+    with begin("bench") as work:
         (row,) = bench(flux, ["eager"], ["step"]).run(work)["results"]
     assert (row["status"], row["why"]) == ("failed", "out of memory")
 
 
 def test_text_encoders_compiled_if_that_is_asked_for(flux):
-    with jobs.begin("bench") as work:
+    with begin("bench") as work:
         rows = bench(flux, ["eager"], ["encoders"], compile_all=True).run(work)["results"]
     assert [(r["part"], r["candidate"]) for r in rows[2:]] == [
         ("text encoder t5xxl", way) for way in ("eager", "compiled")
@@ -120,7 +122,7 @@ def test_what_was_measured_before_an_interruption_is_kept(flux, monkeypatch, unc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stage.Stage, "step", stopped)
-    with pytest.raises(KeyboardInterrupt), jobs.begin("bench") as work:
+    with pytest.raises(KeyboardInterrupt), begin("bench") as work:
         bench(flux, ["eager"], ["encoders", "step"]).run(work)
     job = jobs.at(work.folder)
     assert job.state == "stopped" and len(job.result["results"]) == 2 and not job.result["finished"]
@@ -128,11 +130,11 @@ def test_what_was_measured_before_an_interruption_is_kept(flux, monkeypatch, unc
 
 def test_a_profile_of_the_processor(flux):
     eager = candidates.NAMED["eager"]
-    with jobs.begin("profile") as work:
+    with begin("profile") as work:
         found = profiling.run(flux, eager, CPU, 64, 1, work)
     assert found["kinds"]["matrix products"] > 0.02 and found["launches"] == 0 and found["idle"] is None
     assert found["verdict"][0]["rule"] == "dominant"
-    assert json.loads((work.folder / jobs.TRACE).read_text(encoding="utf-8"))["traceEvents"]
+    assert json.loads((work.folder / profiling.TRACE).read_text(encoding="utf-8"))["traceEvents"]
 
 
 def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted):

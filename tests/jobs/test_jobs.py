@@ -1,6 +1,7 @@
-"""Jobs as processes: progress and result in files, a stop that leaves nothing unfinished."""
+"""Jobs as processes: begun, watched, stopped with nothing left unfinished, and what is told of one that died."""
 
-import json
+import os
+import sys
 import time
 
 import pytest
@@ -9,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from library import jobs
 from library.config.schema import ConfigError
+from library.jobs.work import Work, begin, joined
+from library.runs import layout
 from library.tools.forms import FORMS
 
 MODULE = "lora_unet_input_blocks_4_1_proj_in"
@@ -35,13 +38,24 @@ def product(path):
     return t["lora_up.weight"] @ t["lora_down.weight"] * t["alpha"] / len(t["lora_down.weight"])
 
 
-def ended(job_id, seconds=60):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if (job := jobs.read(job_id)).state not in ("running", "stopping"):
-            return job
+STAND_IN = (
+    "import time; from library.jobs.work import begin\n"
+    "with begin('bench') as work:\n"
+    "    work.phase('first', 1, 3); work.store({'results': [1]}); print('up', flush=True); time.sleep(60)\n"
+)
+
+
+def until(job, wanted, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if wanted(found := jobs.find(job.id)):
+            return found
         time.sleep(0.1)
-    raise AssertionError(f"still {job.state}: {job.log}")
+    raise AssertionError(f"{jobs.find(job.id).facts}, {job.log}")
+
+
+def ended(job):
+    return until(job, lambda now: not now.active)
 
 
 def guard(text, kind, label):
@@ -51,46 +65,76 @@ def guard(text, kind, label):
 def test_a_form_becomes_a_process_whose_result_is_exact(tmp_path):
     first, second = lora(tmp_path / "a.safetensors"), lora(tmp_path / "b=2.safetensors", 1)
     values = {"loras": f"{first}=0.7\n{second}", "out": str(tmp_path / "sum.safetensors"), "dtype": "float"}
-    job = ended(jobs.begin(FORMS.words("merge", values, guard), "merge"))
+    job = ended(jobs.start("tools", FORMS.words("merge", values, guard)))
     assert job.state == "finished" and "one LoRA of 2" in job.log, job.log
     torch.testing.assert_close(product(tmp_path / "sum.safetensors"), 0.7 * product(first) + product(second))
-    assert (job.done, job.total) == (job.total, job.total) and job.total > 0
-    again = ended(jobs.begin(FORMS.words("merge", values, guard), "merge"))
-    assert again.state == "failed" and "exists already and is not overwritten" in again.log and "Trace" not in again.log
+    again = ended(jobs.start("tools", FORMS.words("merge", values, guard)))
+    assert again.state == "failed" and "exists already and is not overwritten" in again.error
+    assert again.log == f"error: {again.error}\n"
 
 
-def test_a_stop_reaches_the_next_step(tmp_path, monkeypatch):
+def test_a_stop_reaches_the_next_step(tmp_path):
     """The stop is there before the first step, so that nothing depends on how fast a machine is."""
-    first = lora(tmp_path / "a.safetensors")
-    real = jobs.start.detached
-
-    def detached(arguments, log, environment, folder):
-        jobs.write_atomic(log.with_name(jobs.STOP), "")
-        return real(arguments, log, environment, folder)
-
-    monkeypatch.setattr(jobs.start, "detached", detached)
-    words = FORMS.words("resize", {"lora": str(first), "out": str(tmp_path / "o.safetensors"), "rank": "1"}, guard)
-    job = ended(jobs.begin(words, "resize"))
+    words = FORMS.words("resize", {"lora": str(lora(tmp_path / "a.safetensors")), "rank": "1",
+                                   "out": str(tmp_path / "o.safetensors")}, guard)  # fmt: skip
+    folder = jobs.new("tools")
+    (folder / jobs.STOP).touch()
+    job = ended(jobs.start("tools", words, folder))
     assert job.state == "stopped" and sorted(p.name for p in tmp_path.glob("*.safetensors")) == ["a.safetensors"]
 
 
-def test_unknown_jobs_and_dead_ones(tmp_path):
-    for job_id in ("nothing", "../x", "", 7):
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_job_is_watched_and_ended_with_what_it_has(monkeypatch, at_once):
+    monkeypatch.setattr(jobs, "command", lambda arguments: [sys.executable, "-c", STAND_IN])
+    job = until(jobs.start("bench", ["bench"]), lambda now: "up" in now.log)
+    assert job.state == "running" and job.doing == {"text": "first", "done": 1, "total": 3}
+    assert [one.id for one in jobs.every("doctor", "bench")] == [job.id] and not jobs.every("tools")
+    if not at_once:
+        job = jobs.stop(job)
+        assert job.state == "stopping" and job.active
+    stopped = jobs.stop(job, at_once)
+    assert stopped.state == "stopped" and not stopped.error and stopped.result == {"results": [1]}
+    assert jobs.stop(stopped).state == "stopped"
+
+
+def test_unknown_jobs_and_dead_ones():
+    for job_id in ("nothing", "../x", "", 7, "/etc", "a" * 300):
         with pytest.raises(ConfigError):
-            jobs.read(job_id)
-    folder = jobs.root() / "merge-20260101-000000-aaaa"
-    folder.mkdir(parents=True)
-    (folder / jobs.JOB).write_text(json.dumps({"command": ["tools"], "pid": 1, "process_start": 5.0}))
-    assert jobs.read(folder.name).state == "interrupted"
-    jobs.stop(folder.name)
-    assert jobs.read(folder.name).state == "stopped"
+            jobs.find(job_id)
+    dead = {"state": "running", "pid": os.getpid(), "process_start": 1.0}  # the number is another process's by now
+    for stop, state in ((False, "interrupted"), (True, "stopped")):
+        folder = jobs.new("tools")
+        layout.store(folder / jobs.JOB, dead)
+        if stop:
+            (folder / jobs.STOP).touch()
+        job = jobs.find(folder.name)
+        assert job.state == state and job.error == ("" if stop else jobs.GONE)
 
 
-def test_the_last_jobs_are_kept(monkeypatch):
-    monkeypatch.setattr(jobs, "KEPT", 2)
-    for i in range(4):
-        folder = jobs.root() / f"merge-{i}"
-        folder.mkdir(parents=True)
-        (folder / jobs.END).write_text('{"code": 0}')
-    jobs._forget_old()
-    assert len(list(jobs.root().iterdir())) == 2
+def test_the_end_is_written_down(monkeypatch):
+    ends = (ConfigError("there is no such model"), MemoryError(), KeyboardInterrupt(), SystemExit(2), OSError("x"))
+    told = ("there is no such model", "there is not enough memory for this", "", "", "OSError: x")
+    for error, text in zip(ends, told, strict=True):
+        with pytest.raises(type(error)), begin("bench") as work:
+            raise error
+        job = jobs.at(work.folder)
+        assert (job.state, job.error) == ("stopped" if isinstance(error, KeyboardInterrupt) else "failed", text)
+    monkeypatch.setenv(jobs.FOLDER, str(folder := jobs.new("tools")))
+    with joined("tools") as work:
+        assert work.folder == folder and jobs.FOLDER not in os.environ
+        work.fail()
+    assert jobs.at(folder).state == "failed" and not jobs.at(folder).error
+    with joined("tools") as work:  # in a shell: nothing is written
+        work.phase("one", 1, 2)
+        work.store({"x": 1})
+    assert work.folder is None and len(jobs.every("tools")) == 1
+
+
+def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):
+    monkeypatch.setattr(jobs, "KEPT", 3)
+    with begin("bench") as works, begin("doctor"):
+        for _ in range(5):
+            with Work("bench", jobs.new("bench")):
+                pass
+        kept = [job.folder for job in jobs.every("bench")]
+    assert works.folder in kept and len(kept) <= 4 and len(jobs.every("doctor")) == 1

@@ -9,7 +9,8 @@ A bench of 128 stays in the middle until it is stopped; a profile finds somethin
 import sys
 import time
 
-from library.bench import candidates, jobs, report
+from library.bench import candidates, report
+from library.jobs.work import begin
 
 ON = {"name": "Stand-in", "device": "cpu", "threads": 2, "torch": "2.13.0"}
 COMPILED = {"num_graphs": 2, "recompiles": 0, "seconds": 3.0, "cache_hits": 0}
@@ -51,7 +52,7 @@ def doctor():
 
 def main(command, *rest):
     kind = "profile" if "--profile" in rest else command
-    with jobs.begin(kind) as work:
+    with begin(kind) as work:
         work.phase("warming up", 1, 4)
         if kind == "bench":
             work.store(bench(finished=False))

@@ -13,8 +13,13 @@ from library.config.schema import ConfigError
 def page(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     started = []
-    monkeypatch.setattr(jobs, "begin", lambda words, name: started.append(words) or "x")
-    monkeypatch.setattr(jobs, "read", lambda job_id: jobs.Job("x", tuple(started[-1]), "running", 0.0, "", 0, 0, ""))
+    monkeypatch.setattr(
+        jobs,
+        "start",
+        lambda kind, words: (
+            started.append(words) or jobs.Job(tmp_path / "x", {"kind": kind, "arguments": words, "state": "running"})
+        ),
+    )
     (tmp_path / "root").mkdir()
     for name in ("a", "b"):
         (tmp_path / "root" / f"{name}.safetensors").write_text("x")

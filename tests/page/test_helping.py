@@ -9,6 +9,7 @@ from kohya_gui import checking, compiling, helping, messages, probing
 from kohya_gui.form import Form
 from kohya_gui.service import Sent
 from kohya_gui.training import FAMILIES, TABS
+from library import jobs
 from library.config.schema import ConfigError, build
 from library.families import config_class
 from library.runs import keys, layout, registry
@@ -121,12 +122,11 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
 
 
 def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
-    folder = registry.home() / "probes" / "0123456789ab"
-    folder.mkdir(parents=True)
-    (folder / probing.LOG).write_text("loading\nerror: output_dir: no\n", encoding="utf-8")
-    layout.store(folder / probing.PROCESS, {"pid": 2**22 - 1, "process_start": 1.0})
-    found = helper.probing(question(more={"id": "0123456789ab"}))
-    assert found["state"] == "failed" and found["text"] == "output_dir: no" and found["fix"] == {}
+    folder = jobs.new(probing.KIND)
+    (folder / layout.LOG).write_text("loading\nKilled\n", encoding="utf-8")
+    layout.store(folder / jobs.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
+    found = helper.probing(question(more={"id": folder.name}))
+    assert found["state"] == "failed" and found["text"] == "Killed" and found["fix"] == {}
 
 
 def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.form import Form
-from kohya_gui.lab import Lab, advised
+from kohya_gui.lab import KINDS, Lab, advised
 from kohya_gui.service import Sent
 from kohya_gui.training import FAMILIES, TABS
-from library.bench import candidates, jobs
+from library import jobs
+from library.bench import candidates
 from library.config.schema import ConfigError, read_toml
+from library.jobs.work import begin
 
 STAND_IN = Path(__file__).with_name("lab_stand_in.py")
 
@@ -22,8 +24,8 @@ def pretending(monkeypatch, tmp_path):
     monkeypatch.setattr(jobs, "command", lambda arguments: [sys.executable, str(STAND_IN), *arguments])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
     yield
-    for job in jobs.all_jobs():
-        jobs.stop(job)
+    for job in jobs.every(*KINDS):
+        jobs.stop(job, at_once=True)
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def lab(pretending, tmp_path):
 def test_what_the_browser_may_not_ask(lab, sent, words):
     with pytest.raises(ConfigError, match=words):
         lab.start(Sent(sent))
-    assert not jobs.all_jobs()
+    assert not jobs.every(*KINDS)
 
 
 def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
@@ -67,7 +69,7 @@ def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
     of_model = ["bench", "--family", "sdxl", "--size", "tiny", "--resolution", "512,1024", "--batch", "4"]
     assert asked[0] == [*of_model, "--part", "step", "--candidate", "all"]
     assert asked[1] == [*of_model, "--profile"] and asked[2] == ["cache", "--clean"]
-    assert asked[3][1:4] == [str(jobs.home() / "form.toml"), "--script", "flux_train_network"]
+    assert asked[3][1:4] == [str(jobs.root() / "form.toml"), "--script", "flux_train_network"]
     assert read_toml(Path(asked[3][1])) == {"pretrained_model_name_or_path": str(model)}
     form["values"]["pretrained_model_name_or_path"] = "/etc/m.safetensors"
     with pytest.raises(ConfigError, match="outside"):
@@ -75,7 +77,7 @@ def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
 
 
 def test_only_known_ways_go_into_a_form(lab, tmp_path):
-    with jobs.begin("bench") as work:
+    with begin("bench") as work:
         work.store({"kind": "bench", "best": {"candidate": "compiled", "options": {"output_dir": "/etc"}}})
     assert advised(jobs.at(work.folder), 0) == candidates.NAMED["compiled"].chosen()
     found = lab.apply(Sent({"job": work.folder.name, "tab": "lora"}))
