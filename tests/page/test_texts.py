@@ -11,6 +11,7 @@ from library.config import idle
 from library.config.schema import ConfigError
 from library.config.sections.run import IDLE_EVERYWHERE
 from library.families import RUNS, config_class
+from library.runs import causes
 from tests import source
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
@@ -71,6 +72,10 @@ def test_what_is_wrong_with_a_form_is_in_every_table():
     assert not absent(said), "add these, with {name} for the option they begin with"
 
 
+def test_why_a_training_failed_is_in_every_table():
+    assert not absent(advice for _, advice in (*causes.KNOWN, *causes.ENDINGS)), "add these"
+
+
 def problems():
     """The sentences that checks and readers of options yield or raise; what is put into one is {0}, {1} and so on."""
     for path in (path for rule in RULES for path in source.ROOT.glob(rule)):
@@ -93,6 +98,9 @@ def problems():
     ("in cat.toml: --seed must be a whole number, got -5", True),
     ("full_fp16 and full_bf16 exclude each other: choose one", True),
     ("And full_bf16 exclude each other: choose one", True),
+    ("Image folder: /a b/c does not exist", True),
+    ("train_data_dir: /x/1_y is empty; it should hold folders named 10_words, each with images", True),
+    ("1 image very large and slow to read; scale them down: 1.png", True),
     ("A cat that is asleep", False),
 ])  # fmt: skip
 def test_a_sentence_about_an_option_is_found_with_its_name_or_without(text, covers):
@@ -117,19 +125,26 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit):
     assert page.evaluate("document.activeElement.id") == "lora-network_dim"
     page.get_by_role("button", name="开始训练", exact=True).locator("visible=true").click()
     visitor.until("需要先修正 4 项")
+    assert "resolution：未设置" in visitor.said().replace(" ：", "：")
+    visitor.fill(max_train_steps="-5")
+    below = page.locator("#lora-max_train_steps-help", has_text="应为不小于 1 的数，现在是 -5")
+    below.wait_for()
     assert page.evaluate(ENGLISH) == []
     page.locator(".language").select_option("ja")
     page.get_by_role("button", name="学習を開始", exact=True).locator("visible=true").wait_for()
     assert page.evaluate(ENGLISH) == [] and page.evaluate("document.documentElement.lang") == "ja"
+    assert page.locator("#lora-max_train_steps-help").inner_text() == "1 以上を指定してください（指定値：-5）"
     visitor.open()
     page.get_by_role("button", name="学習を開始", exact=True).locator("visible=true").wait_for()
     page.locator(".language").select_option("en")
     page.get_by_role("button", name="Train", exact=True).locator("visible=true").wait_for()
     assert page.get_by_label("Base model", exact=True).locator("visible=true").count() == 1
+    visitor.fill(max_train_steps="5")
+    page.locator("#lora-max_train_steps-help", has_text="Optimizer steps to train.").wait_for()
 
 
-# Labels, headings and buttons on screen that are still sentences or words of English.
-ENGLISH = """() => [...document.querySelectorAll('label, h2, h3, .fold p, #work button, #top p')]
+# Labels, help, headings and buttons on screen that are still sentences or words of English.
+ENGLISH = """() => [...document.querySelectorAll('label, h2, h3, .fold p, .field small, #work button, #top p')]
   .filter((e) => e.checkVisibility({ visibilityProperty: true }) && !e.querySelector('small, code, ul'))
   .map((e) => e.innerText.trim())
   .filter((t) => /^[\\x20-\\x7e]+$/.test(t) && /[a-z]{4}/.test(t))
