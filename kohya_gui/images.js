@@ -293,7 +293,7 @@ window.kohyaImages = (() => {
   function mount(element) {
     root = element.querySelector(".images");
     root.addEventListener("click", ({ target }) => acts[target.closest("[data-do]")?.dataset.do]?.());
-    one("#images-folder").onkeydown = (event) => event.key === "Enter" && open();
+    one("#images-folder").addEventListener("keydown", ({ key }) => key === "Enter" && open());
     one(".how").addEventListener("change", () => now && open(true));
     one(".sieve .show").onchange = ({ target }) => sieve({ show: target.value });
     one(".sieve .place").onchange = ({ target }) => sieve({ place: target.value ? target.value.slice(1) : null });

@@ -104,7 +104,7 @@ window.kohyaImagePanels = (() => {
         const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
         if (step) show(at + step);
       });
-      dialog.onclick = (event) => event.target === dialog && dialog.close();
+      dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
       root.append(dialog);
     }
     dialog.showModal();

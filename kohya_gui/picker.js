@@ -27,11 +27,12 @@ window.kohyaPick = (() => {
     part.up.onclick = () => now.up && open(now.up);
     part.take.onclick = take;
     part.filter.oninput = () => open(now.folder, part.filter.value);
-    part.path.onkeydown = (event) => event.key === "Enter" && (event.preventDefault(), open(part.path.value));
-    part.name.onkeydown = (event) => event.key === "Enter" && (event.preventDefault(), take());
+    // Not as onkeydown: what such a handler returns is taken for an answer, and false keeps every key from being typed.
+    part.path.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), open(part.path.value)));
+    part.name.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), take()));
     part.filter.onkeydown = keys;
     part.list.onclick = ({ target }) => target.closest("li") && enter(Number(target.closest("li").dataset.at));
-    dialog.onclick = (event) => event.target === dialog && dialog.close();
+    dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
     dialog.onclose = () => wanted.input?.focus();
     document.body.append(dialog);
   }

@@ -1,0 +1,68 @@
+"""The page with the keyboard alone: every field takes what is typed, dialogs let go, and focus can be seen."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import kohya_gui
+
+pytestmark = pytest.mark.browser
+FOCUS = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"
+
+
+def test_handlers_answer_nothing():
+    """What `element.onkeydown = (event) => a === b && c()` returns is an answer, and false forbids all else."""
+    answering = re.compile(
+        r"\.on(?:key|click|pointer|mouse|input|paste|drop)\w* = [^{\n]*=> [^{\n]*(?:===|!==|<|>) ?[^{\n]*&&"
+    )
+    for path in Path(kohya_gui.__file__).parent.glob("*.js"):
+        assert not answering.findall(path.read_text(encoding="utf-8")), path.name
+
+
+def test_every_field_of_a_dialog_takes_keys_and_lets_go(visit, served):
+    page = visit().page
+    page.get_by_label("Browse for Image folder").locator("visible=true").focus()
+    page.keyboard.press("Enter")
+    page.locator("dialog.picker li").first.or_(page.locator("dialog.picker .note:has-text('folders')")).wait_for()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate(FOCUS) == "Folder":
+            break
+    page.keyboard.press("Control+a")
+    page.keyboard.type(str(served[1]))
+    page.keyboard.press("Enter")
+    page.wait_for_function("path => document.querySelector('dialog.picker .where').value === path", arg=str(served[1]))
+    seen = []
+    for _ in range(12):  # round and round, and never caught
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(FOCUS))
+    assert {"Filter", "Choose this folder", "Cancel", "Folder"} <= set(seen)
+    page.keyboard.press("Escape")
+    page.locator("dialog.picker:not([open])").wait_for(state="attached")
+    assert page.evaluate(FOCUS) != "Folder" and page.evaluate("document.activeElement.id") == "lora-train_data_dir"
+
+
+def test_the_folder_of_a_data_set_is_typed(visit):
+    visitor = visit()
+    visitor.page.get_by_role("tab", name="Data set", exact=True).click()
+    visitor.page.locator("#images-folder").click()
+    visitor.page.keyboard.type("~/cats")
+    assert visitor.page.locator("#images-folder").input_value() == "~/cats"
+
+
+HIDDEN = """() => {
+  const e = document.activeElement, r = e.getBoundingClientRect();
+  const top = document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2);
+  return e.contains(top) || top?.contains(e) ? '' : e.id || e.textContent;
+}"""
+
+
+def test_what_has_the_focus_is_never_below_the_buttons_at_the_bottom(visit):
+    page = visit().page
+    page.locator("#lora-learning_rate").focus()
+    seen = set()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate(HIDDEN))
+    assert seen == {""}
