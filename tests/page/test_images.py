@@ -73,6 +73,36 @@ def test_wrong_settings_are_told_in_the_trainers_words(images, data):  # noqa: F
             images.open(Sent({"folder": str(data), "settings": settings}))
 
 
+def test_files_that_describe_images_lead_nowhere_else(images, data, tmp_path):  # noqa: F811
+    """Neither a dataset file elsewhere nor one here that names another place; and what is described is not changed."""
+    away, here = tmp_path.parent / f"{tmp_path.name}-away", tmp_path / "sets.toml"
+    away.mkdir()
+    picture(1).save(away / "a.png")
+    (away / "sets.toml").write_text("secret = 1\n")
+
+    def answer(**settings):
+        asked = Sent({"folder": str(data), "settings": {**SMALL, **settings}, "script": "flux_train"})
+        try:
+            return ended(images, images.open(asked))
+        except ConfigError as wrong:
+            return {"error": str(wrong)}
+
+    for name in ("dataset_config", "in_json", "reg_data_dir"):
+        assert "outside of" in answer(**{name: str(away / "sets.toml")})["error"]
+    subset = '[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = "{}"\n'
+    here.write_text(subset.format(away.as_posix()))
+    assert "--root" in answer(dataset_config=str(here))["error"]
+    here.write_text(subset.format((data / "10_cat").as_posix()))
+    found = answer(dataset_config=str(here))
+    assert found["count"]["images"] == 4 and found["places"][0]["path"] == (data / "10_cat").as_posix()
+    asked = {"folder": found["folder"], "album": found["album"]}
+    row = images.page(Sent(asked))["rows"][0]
+    assert "describes" in images.caption(Sent({**asked, "name": row["name"], "text": "x", "expected": None}))["said"]
+    for change in (images.undo, images.remove, images.prepare):
+        with pytest.raises(ConfigError, match="describes"):
+            change(Sent({**asked, "names": [row["name"]], "how": "gather", "words": "x"}))
+
+
 def test_thumbnails_come_from_the_roots_only(images, data, tmp_path):  # noqa: F811
     made = images.thumb({"path": str(data / "10_cat" / "0.png"), "side": "320"})
     assert made.media_type == "image/webp" and made.body[:4] == b"RIFF"
