@@ -64,13 +64,10 @@ class Lab:
     def start(self, sent: Sent) -> dict[str, Any]:
         """Begin a measurement."""
         kind = sent.text("kind")
-        if kind == "doctor":
-            return {"job": begun(kind, ["doctor"])}
-        if kind == "cache":
-            return {"job": begun(kind, ["cache", *(["--clean"] if sent.flag("clean") else [])])}
-        if kind not in ("bench", "profile"):
+        if kind not in KINDS:
             raise ConfigError("There is no such button: load the page again.")
-        return {"job": begun(kind, self._command(kind, sent))}
+        plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * sent.flag("clean")]}
+        return {"job": begun(kind, plain.get(kind) or self._command(kind, sent))}
 
     def stop(self, sent: Sent) -> dict[str, Any]:
         """End a measurement; what it has measured is kept."""

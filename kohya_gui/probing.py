@@ -29,7 +29,7 @@ def state(probe_id: str) -> dict[str, Any]:
     found = {**BEGUN, **job.result}
     if found["state"] == "running" and not job.active:
         last = "".join(job.log.strip().splitlines()[-1:]) if job.state == "interrupted" else ""
-        return {**found, "state": "failed", "text": last or job.error}
+        return {**found, "state": "failed", "text": last or job.error or jobs.GONE}
     return found
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from library.bench import advice, kernels
+from library.bench import advice, installation, kernels
 from library.jobs.work import joined
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
@@ -153,11 +153,8 @@ def locked_versions() -> dict[str, str]:
 
 def foreign_library() -> Finding:
     """Another project's `library` package would be imported in place of ours, or ours in place of its."""
-    others = [d for d in importlib.metadata.packages_distributions().get("library", []) if d != "kohya-trainer"]
-    if others:
-        name = others[0]
-        return bad("packages", f"{name} also brings a package called library; remove it: pip uninstall {name}")
-    return ok("packages", "")
+    found = list(installation.foreign())
+    return bad("packages", "; ".join(found)) if found else ok("packages", "")
 
 
 def torch_build() -> Finding:

@@ -3,7 +3,6 @@
 What such a model is called with is read from the parameters of its `forward`; their usual names say what belongs there.
 """
 
-import difflib
 import functools
 import inspect
 import json
@@ -18,6 +17,7 @@ from library import families
 from library.bench import networks
 from library.bench.subjects import FACTOR, Made, usual
 from library.config.schema import ConfigError, build
+from library.config.values import meant
 from library.families.base import Parts
 from library.learners.adapters import LoraLinear, Spec
 
@@ -173,9 +173,7 @@ def class_of(name: str) -> type[Any]:
     found = getattr(diffusers, name, None) if name.isidentifier() else None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         known = [known for known in dir(diffusers) if "Transformer" in known]
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"diffusers {diffusers.__version__} has no network called {name}{meant}")
+        raise ConfigError(f"diffusers {diffusers.__version__} has no network called {name}{meant(name, known)}")
     return found
 
 

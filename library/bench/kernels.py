@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,13 +10,18 @@ from typing import Any
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cuDNN": "CUDNN_ATTENTION", "math": "MATH"}
 PACKAGES = {"flash_attn": "flash-attn", "xformers": "xformers", "sageattention": "sageattention"}
 SHAPE = {"cuda": (1, 24, 4096, 128), "cpu": (1, 2, 64, 32)}  # batch, heads, tokens, width of a head; FLUX.1 at 1024
-REPEATED = {"cuda": 5, "cpu": 1}
 
 
 def attention(device: str) -> dict[str, float]:
     """The attention kernels that work here, forward and backward, with the milliseconds of both; the quickest first."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from library.bench import timing
+
+    def both() -> None:
+        out = torch.nn.functional.scaled_dot_product_attention(*given)
+        torch.autograd.grad(out.float().sum(), given)
 
     dtype = torch.bfloat16 if device == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     given = [torch.randn(SHAPE[device], device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
@@ -27,35 +31,12 @@ def attention(device: str) -> dict[str, float]:
             continue
         try:
             with warnings.catch_warnings(action="ignore"), sdpa_kernel(getattr(SDPBackend, backend)):
-                found[name] = _milliseconds(given, REPEATED[device])
+                found[name] = timing.measure(both, torch.device(device), timing.Plan(steps=5, warmup=1)).p50
         except (RuntimeError, AttributeError):
             continue
     if device == "cuda":
         found["math"] = float("inf")
     return dict(sorted(found.items(), key=lambda kernel: kernel[1]))
-
-
-def _milliseconds(given: list[Any], times: int) -> float:
-    import torch
-
-    def both() -> None:
-        out = torch.nn.functional.scaled_dot_product_attention(*given)
-        torch.autograd.grad(out.float().sum(), given)
-
-    both()
-    _wait(given[0])
-    began = time.perf_counter()
-    for _ in range(times):
-        both()
-    _wait(given[0])
-    return (time.perf_counter() - began) * 1000 / times
-
-
-def _wait(tensor: Any) -> None:
-    import torch
-
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
 
 
 def packages() -> list[str]:

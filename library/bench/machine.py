@@ -1,7 +1,6 @@
 """The machine that is measured on: what it is, and how fast it multiplies matrices."""
 
 import platform
-import time
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from library.bench import timing
 from library.config.schema import ConfigError
 
-SECONDS = 0.4  # of multiplying, per size
+SECONDS, MOST = 0.4, 2000  # of multiplying, per size
 SIZES = {"cuda": (4096, 8192), "cpu": (512, 1024)}
 
 
@@ -64,19 +63,8 @@ def matmul_rate(on: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     best: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
     for size in SIZES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
-        for _ in range(3):
-            torch.mm(a, b)
-        number, spent = 0, 0.0
-        while spent < SECONDS:
-            calls = max(1, min(50, int(number * (SECONDS - spent) / max(spent, 1e-9)) or 1))
-            timing.wait(on)
-            began = time.perf_counter()
-            for _ in range(calls):
-                torch.mm(a, b)
-            timing.wait(on)
-            spent += time.perf_counter() - began
-            number += calls
-        rate = 2 * size**3 * number / spent / 1e12
+        plan = timing.Plan(steps=MOST, seconds=SECONDS)
+        rate = 2 * size**3 / timing.measure(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
         if rate > best["tflops"]:
             best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}
     return best

@@ -10,14 +10,13 @@ import torch
 from library import compile_utils
 from library.bench import machine, report, stage, timing
 from library.bench.candidates import Candidate
+from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.shapes import flops
 from library.bench.subjects import Subject
 from library.config.schema import ConfigError
 from library.jobs.work import Work
 from library.memory import precision
 
-ENCODERS, ENCODE, DECODE, BLOCKS, STEP = "encoders", "vae-encode", "vae-decode", "blocks", "step"
-PARTS = (ENCODERS, ENCODE, DECODE, BLOCKS, STEP)
 SCHEMA = 1
 
 

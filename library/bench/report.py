@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
-STEP = "step"
+ENCODERS, ENCODE, DECODE, BLOCKS, STEP = PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
 UNEVEN = 1.35  # p90 over p50, from which on times are not steady
 NEAR = 1.03  # times that are closer than this are the same; the smaller memory then decides
 

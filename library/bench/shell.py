@@ -4,9 +4,10 @@ Nothing heavy is imported before the options are known to be in order.
 """
 
 import argparse
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from library.bench.subjects import Subject
 
 PICTURE = "picture.svg"
-PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
 EXAMPLES = """
 kohya bench --family flux --size full            FLUX.1 of real size with random weights, on this GPU
 kohya bench run.toml                             the training of a TOML, as it is and in other ways
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
     made.add_argument("--input", action="append", default=[], metavar="NAME=SIZES",
                       help="the shape of an input whose name is unknown; also frames=N, text_length=N")  # fmt: skip
-    made.add_argument("--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(PARTS)}")
+    made.add_argument("--part", action="append", default=[], metavar="PART", help=f"any of {', '.join(report.PARTS)}")
     made.add_argument("--candidate", action="append", default=[], metavar="NAME",
                       help="ways to run it, the baseline first; --list shows all")  # fmt: skip
     made.add_argument(
@@ -111,7 +111,9 @@ def check(asked: argparse.Namespace) -> None:
         if not path.is_file():
             wrong.append(f"{path} does not exist")
     wrong += [
-        f"--part {part} is no part: choose from {', '.join(PARTS)}" for part in _split(asked.part) if part not in PARTS
+        f"--part {part} is no part: choose from {', '.join(report.PARTS)}"
+        for part in _split(asked.part)
+        if part not in report.PARTS
     ]
     for side in _split(asked.resolution):
         if not side.isdigit() or not 64 <= int(side) <= 8192 or int(side) % 64:
@@ -159,7 +161,7 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: Work) -> Mapp
     plan = timing.Plan(asked.steps, asked.warmup, asked.seconds)
     say = _silent if asked.json else _say
     bench = measure.Bench(
-        subject, device, ways, tuple(_split(asked.part)) or PARTS, sizes, plan, asked.compile_all, say
+        subject, device, ways, tuple(_split(asked.part)) or report.PARTS, sizes, plan, asked.compile_all, say
     )
     try:
         return bench.run(work)
@@ -213,20 +215,16 @@ def _shapes(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-class _cold:
+@contextlib.contextmanager
+def _cold(wanted: bool) -> Iterator[None]:
     """Compile with an empty cache, if asked to."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True) if wanted else None
-
-    def __enter__(self) -> None:
-        if self._folder:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = self._folder.name
-            os.environ["TRITON_CACHE_DIR"] = str(Path(self._folder.name) / "triton")
-
-    def __exit__(self, *_: Any) -> None:
-        if self._folder:
-            self._folder.cleanup()
+    if not wanted:
+        yield
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
+        yield
 
 
 def _split(given: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kohya_gui import cli
 from library import jobs
-from library.bench import candidates, foreign, machine, measure, profiling, stage, subjects, timing
+from library.bench import candidates, foreign, machine, measure, profiling, report, stage, subjects, timing
 from library.jobs.work import begin
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def flux():
 
 def test_every_part_of_a_model_is_measured(flux, home):
     with begin("bench") as work:
-        found = bench(flux, ["eager,compiled"], measure.PARTS).run(work)
+        found = bench(flux, ["eager,compiled"], report.PARTS).run(work)
     rows = {(r["part"], r["candidate"]): r for r in found["results"]}
     assert set(rows) >= {
         ("text encoder clip_l", "eager"), ("text encoder t5xxl", "eager"), ("vae-encode", "eager"),
