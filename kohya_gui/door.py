@@ -135,14 +135,15 @@ class Door:
     async def _ask(self, scope: Scope, send: Any) -> None:
         """Take the token from the address into a cookie, so that it does not stay in the address; else ask for it."""
         asked = [(b"www-authenticate", b'Basic realm="Kohya Trainer", charset="UTF-8"')] if self.login else []
+        missing = "Name or password is missing or wrong: load the page again." if self.login else ""
         if scope["type"] != "http" or scope.get("method") not in ("GET", "HEAD"):
-            await answer(scope, send, 401, "The token is missing.", asked)
+            await answer(scope, send, 401, missing, asked)
             return
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         offered = query.pop("token", [""])[0]
         if not self._opens(offered):
             ask = None if self.login else FORM
-            await answer(scope, send, 401, "Wrong token." if offered else "", asked, ask)
+            await answer(scope, send, 401, "Wrong token." if offered and not self.login else missing, asked, ask)
             return
         left = urlencode(query, doseq=True)
         # Relative, so that it stays on this page, whatever the path is and whatever a proxy put in front of it.

@@ -114,6 +114,7 @@ def test_user_and_password_open_the_door_and_guessing_is_slow(monkeypatch):
         code = base64.b64encode(wrong.encode("utf-8", "surrogatepass")).decode()
         status, headers, body = knock(guarded, authorization=f"Basic {code}", accept="text/html")
         assert status == 401 and headers["www-authenticate"].startswith("Basic") and b"<form" not in body
+        assert b"password" in body and b"oken" not in body
     for broken in ("Basic", "Basic !!!", "Basic " + "A" * 9999, "Bearer", "Bearer ", "Digest x"):
         assert knock(guarded, authorization=broken)[0] == 401
     assert len(waited) == 5 + 2  # nothing but a password that was tried costs time
