@@ -2,7 +2,7 @@
 // The page in the reader's language: English is what the page is made in, and a table from the server is put over it.
 window.kohyaWords = (() => {
   const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
-  const SKIPPED = "code, pre, style, script, textarea, datalist, .log, .differences td, .who b, .preview small";
+  const SKIPPED = "code, pre, style, script, textarea, datalist, .differences td, .who b, .preview small";
   const LONGEST = 400;
   const ATTRIBUTES = ["placeholder", "aria-label", "title"];
   const store = (value) => {
