@@ -1,11 +1,10 @@
-"""Pictures of every tab, light and dark, on a desk and on a phone, with a demo's data and a run that works.
+"""Pictures of every tab, light and dark, on a desk and on a phone, while the demo is trained.
 
 python -m benchmarks.screenshots [--to docs/screenshots] [--only NAME]
 """
 
 import argparse
 import io
-import math
 import os
 import shutil
 import sys
@@ -19,9 +18,13 @@ from typing import Any
 
 from PIL import Image
 
+from kohya_gui import again
+from library.runs import reader
+
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SIZES = {"desk": (1440, 900), "phone": (390, 844)}
+PATIENCE = 900.0  # seconds in which the demo gets to where its pictures are taken
 COLOURS = 96  # of a picture's palette: enough for a page, and a third of the bytes
 
 
@@ -47,42 +50,49 @@ def online(root: Path) -> Iterator[str]:
 
 @contextmanager
 def working(demo: Any, folder: Path) -> Iterator[None]:
-    """A run in the middle of its work, as a real one would have written it down, and trainings that wait."""
-    from library.config.schema import build, changed, read_toml
+    """A real training of the demo's model, which was stopped once and goes on, and trainings that wait for its end."""
+    from library.config.schema import build, read_toml
     from library.families import config_class
-    from library.runs import process, queue, start
-    from library.runs.record import Record
+    from library.runs import process, queue, start, stop
 
-    script = "flux_train_network"
+    script, prompts = "flux_train_network", folder / "prompts.txt"
+    prompts.write_text("a zorb toy --w 192 --h 192 --d 7 --s 12\na plix house --w 192 --h 192 --d 7 --s 12\n")
     values = read_toml(demo.configs[script]) | {"output_dir": str(folder / "results"), "output_name": "zorb"}
-    config = build(config_class(script), values | {"max_train_steps": 1600}, notes=[])
-    pictures = sorted(demo.images.rglob("*.png"))
-    with Record.start(changed(config), script, folder / "results", "zorb", "FLUX.1 LoRA") as run:
-        run.plan(1600)
-        for block, seconds in (("DoubleStreamBlock", 14.2), ("SingleStreamBlock", 6.1)):
-            run.event("compile", block=block, forward=True, seconds=seconds, reason="", failed="", total=seconds,
-                      cache_hits=0)  # fmt: skip
-        for step in range(1, 721):
-            loss = 0.09 + 0.4 * math.exp(-step / 160) + 0.05 * math.sin(step * 1.7) * math.sin(step * 0.37)
-            run.step({"step": step, "epoch": 1 + step // 120, "loss": loss, "lr": {"unet": 1e-4}, "s_it": 0.84,
-                      "grad_norm": 0.31, "eta": (1600 - step) * 0.84, "data_s": 0.004, "transfer_s": 0.002,
-                      "compute_s": 0.83, "memory_gb": 17.6})  # fmt: skip
-        saved = folder / "results" / "zorb-step00000500.safetensors"
-        saved.write_bytes(bytes(38_000_000))
-        run.event("saved", file=str(saved), step=500, bytes=38_000_000, ok=True, text="it loads: all 608 tensors match")
-        for number, picture in enumerate(pictures[:4]):
-            place = folder / "results" / "sample" / f"zorb_{number:06d}.png"
-            place.parent.mkdir(exist_ok=True)
-            shutil.copy(picture, place)
-            run.event("sample", file=str(place), step=250 * (1 + number // 2), prompt="a zorb toy", number=number % 2)
-        queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works them off
-        for name in ("plix-rank-32", "plix-rank-64"):
-            waiting = build(config_class(script), values | {"output_name": name}, notes=[])
-            queue.add(start.job(waiting))
-        with queue.changing() as kept:
-            kept.worker = process.identity()
-        yield
-        run.finish("stopped")
+    real = {"sample_prompts": str(prompts), "sample_every_n_steps": 400, "lr_scheduler": "cosine", "save_state": True,
+            "lr_warmup_steps": 100, "max_train_steps": 8000, "save_every_n_steps": 400}  # fmt: skip
+    first = start.launch(build(config_class(script), values | real, notes=[]))
+    reach(first, 500)
+    stop.request(first, "after_step")
+    second = start.begin(again.continuation(ended(first)))
+    reach(second, 1300)
+    queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
+    for name in ("plix-rank-32", "plix-rank-64"):
+        queue.add(start.job(build(config_class(script), values | {"output_name": name}, notes=[])))
+    with queue.changing() as kept:
+        kept.worker = process.identity()
+    yield
+    stop.request(second, "now")
+
+
+def reach(run_id: str, step: int) -> None:
+    """Wait until a run is at a step."""
+    limit = time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
+        run = reader.run(run_id)
+        if not run.active:
+            raise RuntimeError(f"{run_id} is {run.state}: {run.error}")
+        seen = reader.progress(run.folder).update()
+        if seen.last.get("step", 0) >= step and not seen.phase:
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"{run_id} took more than {PATIENCE:.0f} s to get to step {step}")
+
+
+def ended(run_id: str) -> reader.Run:
+    """Wait for the end of a run."""
+    while (run := reader.run(run_id)).active:
+        time.sleep(0.2)
+    return run
 
 
 # ---- what is done in each tab before its picture is taken
@@ -109,8 +119,10 @@ def told(page: Page, demo: Any) -> None:
 
 
 def images(page: Page, demo: Any) -> None:
-    page.locator("#images-folder").fill(str(demo.images))
-    page.get_by_role("button", name="Look at it").click()
+    page.get_by_role("tab", name="LoRA", exact=True).click()
+    lora(page, demo)
+    page.get_by_role("tab", name="Data set", exact=True).click()
+    page.get_by_role("button", name="Take this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
 
 
