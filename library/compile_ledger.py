@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 
+KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
+
+RESUMED = "torch_dynamo_resume_in_"  # what PyTorch calls a function whose beginning is in a graph of its own
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -100,6 +104,7 @@ class Ledger:
         self._owner: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
         self._listening = False
+        self._resumed: list[str] = []  # graphs that go on where another had to end
 
     @contextlib.contextmanager
     def inside(self, kind: str) -> Iterator[None]:
@@ -138,7 +143,9 @@ class Ledger:
         import torch._dynamo.callback as callback
 
         callback.on_compile_start(self._started)
+        torch._dynamo.utils.set_compilation_metrics_limit(KEPT)
         torch._dynamo.utils.clear_compilation_metrics()
+        torch._dynamo.utils.counters["graph_break"].clear()
         self._listening = True
 
     def drain(self) -> list[Compiled]:
@@ -197,6 +204,12 @@ class Ledger:
         made = {e.block for e in self.events if not e.failed}
         return [kind for kind in self.expected if kind not in made]
 
+    def breaks(self) -> list[str]:
+        """Why blocks did not fit into one graph, if they did not: around such a place they run eagerly, or altogether,
+        and PyTorch says nothing."""
+        told = torch._dynamo.utils.counters["graph_break"] if self._listening else {}
+        return [*(reason.partition("\n")[0].strip() for reason in told), *self._resumed]
+
     def summary(self) -> dict[str, Any]:
         """Totals for the log and the run's record."""
         good = [e for e in self.events if not e.failed]
@@ -220,6 +233,7 @@ class Ledger:
         self._owner.clear()
         self.savings = Savings()
         self.fallback, self._listening = "", False
+        self._resumed.clear()
 
     def _started(self, args: Any) -> None:
         graph, number = str(args.compile_id), len(self._owner)
@@ -229,6 +243,8 @@ class Ledger:
 
     def _read(self, m: Any) -> Compiled:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6
+        if (place := (m.co_name or "").removeprefix(RESUMED)) != (m.co_name or ""):
+            self._resumed.append(f"it ends before line {place.rpartition('_')[2]} of {place.rpartition('_at_')[0]}")
         return Compiled(
             block=self._owner.get(graph) or m.co_name or "?",
             graph=graph,

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -167,12 +168,20 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
     device = next(parts.denoiser.parameters()).device
     network.apply_to(list(encoders.values()), parts.denoiser, bool(encoders), _learns_denoiser(config))
     for adapter in network.loras:  # into its layer, so that it moves with it from now on
-        adapter.org_module[0].add_module("adapter", adapter.to(device, dtype_of(config)))
+        layer = adapter.org_module[0]
+        layer.add_module("adapter", adapter.to(device, dtype_of(config)))
+        if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
+            adapter.org_forward = types.MethodType(_as_it_is, layer)
     learner = Foreign(network, places, config)
     if weights := config.network.network_weights:
         tensors = file_of(weights)
         tell("network_weights", weights, learner.load_state_dict(tensors), len(tensors))
     return learner
+
+
+def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """A layer's own answer as its class gives it by now: the package keeps the one of before the weights got 8 bits."""
+    return type(layer).forward(layer, *args, **kwargs)
 
 
 def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:

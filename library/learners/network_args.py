@@ -199,6 +199,18 @@ def problems(config: Any) -> Iterator[str]:
     both = getattr(args, "ggpo_sigma", None) is not None and getattr(args, "ggpo_beta", None) is not None
     if both and config.precision.mixed_precision == "fp16":
         yield "in network_args: ggpo_sigma and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients"
+    if isinstance(args, LycorisArgs):
+        yield from _drawn_in_python(args, config)
+
+
+def _drawn_in_python(args: LycorisArgs, config: Any) -> Iterator[str]:
+    """What the package decides by chance while a layer computes: a graph has no room for it, and computing the layer
+    again for its gradient would decide anew where Python draws."""
+    if config.compile.compile and args.module_dropout:
+        yield "in network_args: module_dropout of LyCORIS cannot be compiled: leave it out, or switch compile off"
+    if args.algo.lower() == "dylora" and (config.compile.compile or config.memory.checkpointing):
+        what = "compile" if config.compile.compile else "gradient_checkpointing or blocks_to_swap"
+        yield f"in network_args: algo=dylora takes other ranks at every pass, so it cannot be used with {what}"
 
 
 def notes(config: Any) -> Iterator[str]:

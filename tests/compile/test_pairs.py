@@ -12,6 +12,7 @@ import torch
 from library import families
 from library.compile_ledger import LEDGER
 from library.config.schema import ConfigError, build
+from library.memory import scaled
 
 SIZES = ((8, 8), (8, 16))
 
@@ -101,6 +102,15 @@ def test_lycoris_goes_around_weights_in_8_bits(name):
     given = {name: True, "mixed_precision": "bf16", **FEATURES["lycoris"]}
     with pytest.raises(ConfigError, match=f"{name} cannot be used with .*bypass_mode=True"):
         build(families.config_class("sdxl_train_network"), given)
+
+
+@pytest.mark.parametrize("few", [{"int8_base": True}, {"fp8_base": True, "fp8_compute": True}], ids=str)
+def test_lycoris_asks_its_layers_as_they_are_kept(made, monkeypatch, few):
+    pytest.importorskip("lycoris")
+    monkeypatch.setattr(scaled, "able", lambda _: True)
+    how = values("flux_train_network", ("lycoris", "fp8")) | {"fp8_base": False}
+    exact, kept = (made("flux_train_network", **how | more).loss((8, 8)).item() for more in ({}, few))
+    assert kept == pytest.approx(exact, rel=0.01)
 
 
 def test_every_pair_is_tried_or_refused_with_a_sentence():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from library import compile_utils
+from library.compile_ledger import LEDGER
 from library.compile_settings import wanted_settings
 from library.config.schema import ConfigError
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
@@ -93,3 +94,23 @@ def test_switching_between_training_and_evaluation_costs_no_graph(forget):
         gradients(model)
     compile_utils.LEDGER.drain()
     assert compile_utils.LEDGER.summary()["recompiles"] == 0
+
+
+class Branches(nn.Module):
+    """A block that looks at a number while it computes, which no graph can."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.up(x) if x.sum() > 0 else x
+
+
+def test_a_block_that_runs_eagerly_although_a_graph_was_made_is_told(forget):
+    for block, told in ((Drops(), []), (Branches(), ["forward"])):
+        compile_utils.start_over()
+        compile_utils.compile_model(options(compile_fullgraph=False), block, [[block]])
+        block(torch.randn(2, 4, 8, requires_grad=True)).sum().backward()
+        LEDGER.drain()
+        assert [line.split()[-1] for line in LEDGER.breaks()] == told

@@ -49,6 +49,22 @@ def test_the_module_must_fit_the_family(flux_config, sdxl_config):
     assert not wrong(sdxl_config()) and not wrong(flux_config())
 
 
+@pytest.mark.parametrize(
+    ("args", "values", "words"),
+    [
+        (("module_dropout=0.1",), {"compile": True}, "module_dropout of LyCORIS cannot be compiled"),
+        (("algo=dylora",), {"compile": True}, "cannot be used with compile"),
+        (("algo=DyLoRA",), {"blocks_to_swap": 2}, "cannot be used with gradient_checkpointing or blocks_to_swap"),
+        (("algo=dylora", "module_dropout=0.1"), {}, None),
+        (("algo=lokr", "rank_dropout=0.1"), {"compile": True, "gradient_checkpointing": True}, None),
+    ],
+)
+def test_what_lycoris_draws_while_it_computes_cannot_be_compiled_or_computed_again(flux_config, args, values, words):
+    pytest.importorskip("lycoris")
+    said = wrong(flux_config(network_module="lycoris.kohya", network_args=args, **values))
+    assert words in said[0] if words else not said
+
+
 def test_files_that_are_not_there(sdxl_config):
     config = sdxl_config(network_weights="no.safetensors", base_weights=["nor_this.safetensors"])
     assert wrong(config) == [
