@@ -38,7 +38,7 @@ window.kohyaCommands = (() => {
       busy(job) && make("p", { className: "quiet" }, job.total ? `${job.text} ${job.done} / ${job.total}` : "starting"),
       busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, Object.assign(make("i"), { style: `width:${share * 100}%` })),
       last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
-      lines.length > last.length ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "What it said"), make("pre", {}, lines.join("\n"))) : null);
+      lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "What it said"), make("pre", {}, lines.join("\n"))) : null);
   }
 
   /** Show the last processes of a command, and follow those that work. `ended` is called with each that ends. */
