@@ -142,6 +142,9 @@ def prove(run: Any) -> None:
     if broken := LEDGER.breaks():
         run.warn(f"compile: a block does not fit into one graph ({broken[0]}), so it runs eagerly in parts; "
                  "compile_fullgraph stops there and shows the place")  # fmt: skip
+    if broken := LEDGER.breaks():
+        run.warn(f"compile: a block does not fit into one graph ({broken[0]}), so it runs eagerly in parts; "
+                 "compile_fullgraph stops there and shows the place")  # fmt: skip
     total = LEDGER.summary()
     shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
     run.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "

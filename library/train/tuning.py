@@ -223,6 +223,8 @@ def _rehearsed(bench: Bench, result: Result) -> None:
         result.why = f"no graph was made for {', '.join(missing)}"
     elif broken := LEDGER.breaks():
         result.why = f"a block does not fit into one graph ({broken[0]})"
+    elif broken := LEDGER.breaks():
+        result.why = f"a block does not fit into one graph ({broken[0]})"
     if run.device.type == "cuda":
         result.peak = torch.cuda.max_memory_allocated(run.device) / GIB
         room = ROOM * torch.cuda.get_device_properties(run.device).total_memory / GIB
