@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from library.config.command import ROOT
 from library.config.schema import ConfigError
 from library.files import write_atomic
 from library.runs import layout, process, reader, registry
@@ -25,7 +26,6 @@ from library.runs import start as launching
 
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
 FOLDER = "KOHYA_JOB_DIR"  # in the environment: the folder of the job that this process is
-ROOT = Path(__file__).resolve().parents[2]
 KEPT = 12  # folders of each kind that are kept; a trace can have a hundred megabytes
 PATIENCE = 20.0  # seconds that a process may take until its launcher is on record
 GONE = "It ended without a word."
