@@ -23,11 +23,24 @@ def step_of(state: Path) -> int | None:
 def earlier(folder: Path) -> tuple[Path, int | None] | None:
     """The folder of the run that the one in `folder` goes on with, and after which step, where that is known."""
     facts = layout.load(folder / layout.RUN)
-    state = _state(folder, facts)
-    found = _named(facts) or (_maker(facts, state) if state else None)
+    state, at = _state(folder, facts), _before_first(folder)
+    if at is None and state:  # later its folder may hold another state
+        at = step_of(state)
+    found = _named(facts) or (_maker(facts, state, at or 0) if state else None)
     if found is None or not _began(found) < _began(facts):  # a run goes on with an older one, so there are no circles
         return None
-    return Path(found["at"]), step_of(state) if state else None
+    return Path(found["at"]), at
+
+
+def _before_first(folder: Path) -> int | None:
+    """The step before the first that a run has told of."""
+    try:
+        with (folder / layout.PROGRESS).open(encoding="utf-8") as lines:
+            first = next((line for line in lines if '"kind": "step"' in line and line.endswith("\n")), "{}")
+        step = json.loads(first).get("step")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return step - 1 if isinstance(step, int) else None
 
 
 def _state(folder: Path, facts: Mapping[str, Any]) -> Path | None:
@@ -52,16 +65,16 @@ def _named(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**layout.load(place / layout.RUN), "at": place}
 
 
-def _maker(facts: Mapping[str, Any], state: Path) -> dict[str, Any] | None:
-    """The newest older run that has written a state of this name there, and got as far."""
-    wanted, step = state.parent.absolute(), step_of(state) or 0
+def _maker(facts: Mapping[str, Any], state: Path, at: int) -> dict[str, Any] | None:
+    """The newest older run that has written states of this name there, and got as far."""
+    wanted = state.parent.absolute()
     every = [{**layout.load(place / layout.RUN), "at": place} for place in registry.folders().values()]
     found = [
         one
         for one in every
         if one.get("output_dir") == str(wanted)
         and state.name.startswith(f"{one.get('output_name')}-")
-        and _number(one.get("step")) >= step
+        and _number(one.get("step")) >= at
         and _began(one) < _began(facts)
     ]
     return max(found, key=_began, default=None)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from library.config.schema import ConfigError
+from library.runs import reader
 from library.train import save, state, stopping
 from library.train.run import Run
 from tests.training import SCRIPTS, config_of, listing, pictures, train
@@ -82,6 +83,9 @@ def test_twice_interrupted_is_bit_for_bit_the_same(run, stop_after, script):
     assert not [e for e in part.events("warning") if "resume" in e["text"]]
     assert lines == {e["step"]: (e["epoch"], e["loss"], e["avr_loss"], e["lr"]) for e in straight.events("step")}
     assert len(lines) == total
+    whole = reader.progress(part.folder).update()  # and its curve is that of all three
+    assert {step: loss for step, loss, _ in whole.curve} == {step: line[1] for step, line in lines.items()}
+    assert whole.line.resumed == list(STEPS[script][:-1])
 
     whole, again = straight.tensors(), part.tensors()
     assert whole.keys() == again.keys()
