@@ -72,7 +72,7 @@ window.kohyaImageSources = (() => {
 
   function line(place) {
     const [least, most = least] = place.span;
-    const name = [make("span", {}, place.folder || "the folder itself")];
+    const name = [make("span", { className: place.folder ? "own" : "" }, place.folder || "the folder itself")];
     if (place.role) name.push(make("small", {}, "regularisation"));
     if (place.held) name.push(make("small", {}, `${place.held.toLocaleString("en")} held back`));
     if (place.unused) name.push(make("small", {}, `not used: ${place.unused}`));

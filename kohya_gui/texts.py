@@ -41,6 +41,7 @@ ATTRIBUTES = ("placeholder", "aria-label", "title")
 # SDXL, LoRA, bf16, FLUX.1, kohya_ss, ~/kohya/cat.toml: the same everywhere.
 NAME = r"(?:[\w.-]*[A-Z][\w.-]*[A-Z][\w.-]*|[\w.-]*[\d_][\w.-]*|\S*[/=]\S*|\W+)"
 NAMES = re.compile(rf"\s*|{NAME}(?:,?\s+{NAME})*")
+NUMBER = r"(?:[\d.,:/ ×→]|\b(?:s|h|min|GB|MB)\b)"  # a piece of numbers and their units
 PLACE = re.compile(r"\{(\d)\}")
 NAMED = "{name} "
 # What a sentence about an option may begin with: "resolution ", "in cat.toml: --resolution ", "Image folder: ", ": ".
@@ -66,12 +67,15 @@ def pattern(english: str, other: str) -> tuple[str, str, bool]:
     """A line as an expression for Python and browsers, its translation with the groups' numbers, and whether the first
     group is an option's name.
 
-    In a line of few letters a place stands for one word or number, or it would take other sentences apart.
+    In a line of few letters a place stands for one word or number, or it would take other sentences apart; with only a
+    word behind it for a number, or it would take names apart.
     """
     named = english.startswith(NAMED)
     core = english.removeprefix(NAMED)
-    few = not named and len(re.sub(r"[^A-Za-z]", "", core)) < 8
-    part = r"((?:[\d.,:/ ]|\b(?:s|h|min|GB|MB)\b)*?|\S*?)" if few else "(.*?)"
+    few = not named and len(re.sub(r"[^A-Za-z]", "", core)) < 6
+    part = f"({NUMBER}*?|\\S*?)" if few else "(.*?)"
+    if re.fullmatch(r"\{0\} [a-z]+", core):
+        part = f"({NUMBER}+?)"
     order = PLACE.findall(core)
     shape = PLACE.sub(lambda found: part, re.sub(r"\\([{} ])", r"\1", re.escape(core)))
     if named and core[0].isalpha():

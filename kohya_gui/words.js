@@ -2,7 +2,8 @@
 // The page in the reader's language: English is what the page is made in, and a table from the server is put over it.
 window.kohyaWords = (() => {
   const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
-  const SKIPPED = "code, pre, style, script, textarea, datalist, .differences td, .who b, .preview small";
+  // Code, and names of the user's folders, files and trainings, which may well be words of the tables.
+  const SKIPPED = "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, .picker li > span, span.own";
   const LONGEST = 400;
   const ATTRIBUTES = ["placeholder", "aria-label", "title"];
   const store = (value) => {
@@ -61,7 +62,7 @@ window.kohyaWords = (() => {
   function text(node) {
     const box = node.parentElement;
     // A choice that is a value stays as it is.
-    if (box?.matches("option") && (box.value === node.data.trim() || !box.hasAttribute("value"))) return;
+    if (box?.matches("option") && (box.value.endsWith(node.data.trim()) || !box.hasAttribute("value"))) return;
     if (box && !box.closest(SKIPPED)) put(node, "data", node.data, (to) => (node.data = to));
   }
 

@@ -102,7 +102,8 @@ def test_a_tabs_regularisation_and_dataset_file_are_looked_at_and_opened_alone(v
     page.locator("#images-tab").select_option("finetune")
     visitor.click("Take this tab's settings")
     page.locator(".images .also", has_text="describes these images").wait_for()
-    assert page.locator(".images article").count() == 5 and not page.locator(".images .panels").is_visible()
+    page.wait_for_function("document.querySelectorAll('.images article').length === 5")
+    assert not page.locator(".images .panels").is_visible()
 
 
 def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):

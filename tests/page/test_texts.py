@@ -115,7 +115,8 @@ def test_only_tables_that_are_there_can_be_asked_for(language):
 
 
 @pytest.mark.browser
-def test_a_browser_gets_its_language_and_can_choose_another(visit):
+def test_a_browser_gets_its_language_and_can_choose_another(visit, served):
+    (served[1] / "images").mkdir(exist_ok=True)
     visitor = visit(locale="zh-CN")
     page = visitor.page
     page.get_by_role("button", name="开始训练", exact=True).locator("visible=true").wait_for()
@@ -130,6 +131,9 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit):
     below = page.locator("#lora-max_train_steps-help", has_text="应为不小于 1 的数，现在是 -5")
     below.wait_for()
     assert page.evaluate(ENGLISH) == []
+    page.get_by_label("浏览：图像文件夹").locator("visible=true").click()
+    page.locator(".picker li", has_text=re.compile("^images$")).wait_for()  # a name is no word, even where it is one
+    page.keyboard.press("Escape")
     page.locator(".language").select_option("ja")
     page.get_by_role("button", name="学習を開始", exact=True).locator("visible=true").wait_for()
     assert page.evaluate(ENGLISH) == [] and page.evaluate("document.documentElement.lang") == "ja"
