@@ -50,7 +50,8 @@ window.kohya = (() => {
   function fill(tab, sent) {
     if (!sent) return;
     const where = form(tab);
-    const { family: name, values } = JSON.parse(sent);
+    const { family: name, values, base: theirs } = JSON.parse(sent);
+    if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
     remember(where);
     if (name) chooseFamily(where, name);
     put(where, values);
@@ -155,6 +156,9 @@ window.kohya = (() => {
     return null;
   }
 
+  /** The file of kohya_ss that was loaded last, with the keys that have no field here. */
+  const base = (tab) => store(`${tab}-base`) ?? "{}";
+
   /** A form has come onto the page: give it back what it held before a reload. */
   function mount(element) {
     const where = element.querySelector("form.settings");
@@ -232,5 +236,5 @@ window.kohya = (() => {
     if (button) fold(button, true);
   }, true);
 
-  return { read, rest, held, fill, apply, undo, mount, download, jump, form, fields, isFor, family, chooseFamily, settle, remember };
+  return { read, rest, held, base, fill, apply, undo, mount, download, jump, form, fields, isFor, family, chooseFamily, settle, remember };
 })();

@@ -1,5 +1,6 @@
 """A training tab: a form, its buttons, and what they do."""
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +76,9 @@ class Training:
         self.values = gr.Textbox(visible=False)  # values on their way into the form
         self.file = gr.Textbox(visible=False)  # a config on its way to the downloads
         self.opened = gr.State("")  # the file that was loaded or saved here last, which may be written over
-        self.base = gr.State({})  # the JSON of kohya_ss that was loaded last, for an export that loses none of its keys
+        # The JSON of kohya_ss that was loaded last, for an export that loses no key. The browser keeps it with
+        # the form: both outlive the page.
+        self.base = gr.Textbox(visible=False)
         with gr.Column(elem_classes=["training"]):
             self._top()
             gr.HTML(self.form.markup(), js_on_load="window.kohya.mount(element)", apply_default_css=False)
@@ -110,17 +113,17 @@ class Training:
 
     def _wire(self) -> None:
         said = [self.message]
-        filled = [self.message, self.values, self.path, self.opened, self.base]
+        filled = [self.message, self.values, self.path, self.opened]
         self._on(self.train.click, self.on_train, [self.sent], said, "Checking the settings")
         self._on(self.later.click, self.on_queue, [self.sent], said, "Checking the settings")
         self._on(self.check.click, self.on_check, [self.sent], said, "Checking the settings")
         self._on(self.show.click, self.on_print, [self.sent, self.path], said)
         self._on(self.save.click, self.on_save, [self.sent, self.path, self.opened], [*said, self.path, self.opened])
-        for event, handler, inputs in (
-            (self.download.click, self.on_download, [self.sent]),
-            (self.export.click, self.on_export, [self.sent, self.base]),
+        for event, handler, inputs, more in (
+            (self.download.click, self.on_download, [self.sent], ""),
+            (self.export.click, self.on_export, [self.sent, self.base], f"window.kohya.base('{self.tab.id}')"),
         ):
-            made = self._on(event, handler, inputs, [*said, self.file])
+            made = self._on(event, handler, inputs, [*said, self.file], more=more)
             made.success(None, self.file, None, js="(file) => window.kohya.download(file)", **QUICK)
         for event, handler, source in (
             (self.load.click, self.on_load, self.path),
@@ -131,8 +134,10 @@ class Training:
             done.then(None, self.values, None, js=f"(sent) => window.kohya.fill('{self.tab.id}', sent)", **QUICK)
 
     def _on(self, event: Any, handler: Callable[..., Said], inputs: list[Any], outputs: list[Any],
-            busy: str = "") -> Any:  # fmt: skip
-        """Bind a handler. What it raises for the user to fix is said beside the buttons; until it is done, `busy`."""
+            busy: str = "", more: str = "...rest") -> Any:  # fmt: skip
+        """Bind a handler. What it raises for the user to fix is said beside the buttons; until it is done, `busy`.
+
+        `more` is what the browser sends besides the form."""
 
         def handle(sent: str, *rest: Any) -> Said:
             clear = {self.values: ""} if self.values in outputs else {}
@@ -142,7 +147,7 @@ class Training:
                 said = messages.problems(str(error), self._places(sent), lambda line: self._fix(sent, line))
                 return clear | {self.message: said}
 
-        read = f"(sent, ...rest) => [window.kohya.read('{self.tab.id}', '{busy}'), ...rest]"
+        read = f"(sent, ...rest) => [window.kohya.read('{self.tab.id}', '{busy}'), {more}]"
         done = event(handle, inputs=inputs, outputs=outputs, js=read, **QUICK)
         if busy:
             done.then(None, None, None, js=f"() => window.kohya.rest('{self.tab.id}')", **QUICK)
@@ -228,11 +233,11 @@ class Training:
         file = json.dumps({"name": name, "text": to_toml(config, presets.comment(config))})
         return {self.message: messages.good(f"{name} is among your downloads.", notes), self.file: file}
 
-    def on_export(self, sent: str, base: Mapping[str, Any]) -> Said:
+    def on_export(self, sent: str, base: str) -> Said:
         """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
         config, notes = self.form.collect(self.form.hear(sent))
         text = self._prompts(config.sample.sample_prompts)
-        fields, lost = foreign.export(config, {s: config_class(s) for s in RUNS}, base or None, text)
+        fields, lost = foreign.export(config, {s: config_class(s) for s in RUNS}, _theirs(base), text)
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
         file = json.dumps({"name": name, "text": json.dumps(fields, indent=2, ensure_ascii=False) + "\n"})
         said = f"{name} is among your downloads: load it in the {foreign.tab_title(fields)} tab of kohya_ss."
@@ -268,7 +273,8 @@ class Training:
         count = len(flat(changed(config)))
         said = f"Loaded {path.name} for {FAMILIES[config.family]} ({differing(count)})."
         shown = messages.good(said, notes, undo=True)
-        return {self.message: shown, self.values: self.form.fill(config), self.base: presets.base(path)}
+        base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
+        return {self.message: shown, self.values: json.dumps({**json.loads(self.form.fill(config)), "base": base})}
 
     def _other_tab(self, path: Path, family: str) -> str:
         """A hint when a file that does not fit here would fit in another tab."""
@@ -283,6 +289,15 @@ class Training:
 
     def _how(self, config: Any, launch: Mapping[str, Any]) -> dict[str, Any]:
         return {**launch, "mixed_precision": config.precision.mixed_precision}
+
+
+def _theirs(sent: Any) -> dict[str, Any] | None:
+    """The JSON of kohya_ss that a browser has kept, if it is one."""
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        found = json.loads(sent)
+        if isinstance(found, dict) and foreign.of_others(found):
+            return found
+    return None
 
 
 def differing(count: int) -> str:
