@@ -1,6 +1,7 @@
 """What a training will see beyond its image folder: the numbers are the trainer's, whatever describes the images."""
 
 import json
+import tomllib
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,7 @@ image_dir = "{(root / "train/3_cat").as_posix()}"
 image_dir = "{(root / "train/1_dog").as_posix()}"
 num_repeats = 2
 """)
+    (root / "sets.json").write_text(json.dumps(tomllib.loads((root / "sets.toml").read_text())))
     return root
 
 
@@ -68,6 +70,7 @@ KINDS = {
     "held back": {"validation_split": 0.3, "seed": 7, "reg_data_dir": "reg"},
     "metadata": {"in_json": "meta.json", "dataset_repeats": 4, "max_train_epochs": 3},
     "dataset file": {"dataset_config": "sets.toml", "gradient_accumulation_steps": 2},
+    "dataset file, JSON": {"dataset_config": "sets.json", "max_train_epochs": 5},
 }
 
 
