@@ -88,7 +88,9 @@ window.kohyaImageSources = (() => {
       make("tbody", {}, places.map(line))] : []));
     const also = [];
     if (told.regularisation) also.push(`${count(told.regularisation, "image")} for regularisation, seen as often as the others.`);
+    const both = told.validation - found.kinds.held;
     if (told.validation) also.push(`${count(told.validation, "image")} held back for validation.`);
+    if (both) also.push(`${both.toLocaleString("en")} of them ${both === 1 ? "is" : "are"} learned from as well, as the share does not come out even.`);
     if (told.world > 1) also.push(`${told.world} processes share the batches.`);
     if (found.fixed) also.push(`${found.fixed} to change them.`);
     one(".also").replaceChildren(...also.map((text) => make("span", {}, text, " ")));

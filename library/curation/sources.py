@@ -133,7 +133,7 @@ def _add(album: Album, found: Survey, report: Report | None) -> None:
     learned = {(image.path, image.dataset) for image in found.images.items}
     for image in found.images.validation.items if found.images.validation else ():
         if (image.path, image.dataset) in learned:
-            continue  # shares that do not come out even leave one image on both sides
+            continue  # it is on both sides, which counts as learned
         if image.path in own:
             own[image.path].role, own[image.path].repeats = "held", 1
         else:

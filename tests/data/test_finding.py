@@ -115,6 +115,14 @@ def test_validation_images_are_chosen_by_the_seed():
     assert split(images, 0.0, 7, 0) == (images, [])
 
 
+def test_an_image_on_both_sides_is_learned_as_if_it_were_on_one(tmp_path):
+    """ceil(3 x 0.7) images are kept and round(3 x 0.3) held back, as in sd-scripts: one is both."""
+    make.folder(tmp_path / "train", "4_cat", ((64, 64),) * 3)
+    images = data.scan(make.holding_back(make.config(tmp_path / "train", flip_aug=True), 0.3))
+    assert [(image.repeats, image.subset.flip_aug) for image in images.items] == [(4, True)] * 3
+    assert [(image.repeats, image.subset.flip_aug) for image in images.validation.items] == [(1, False)]
+
+
 def test_held_back_images_are_seen_once_and_never_regularise(tmp_path):
     make.folder(tmp_path / "train", "3_cat")
     make.folder(tmp_path / "reg", "1_animal")
