@@ -140,7 +140,7 @@ def _images_of(result: Survey, position: int, dataset: Any, seed: int) -> tuple[
         learned += kept
         validation += held_back
     as_it_is = {id(subset): _plain(subset) for subset in dataset.subsets}
-    # Where the shares do not come out even, an image is on both sides, as in sd-scripts; what is learned stays as it is.
+    # Where shares do not come out even, an image is on both sides, as in sd-scripts; what is learned stays as it is.
     validation = [replace(image, repeats=1, subset=as_it_is[id(image.subset)]) for image in validation]
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
