@@ -14,24 +14,44 @@ from pathlib import Path
 
 import platformdirs
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from library.config.schema import ConfigError
 from library.files import write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
 SETTINGS = "limit.json"
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def use(given: str | None, device: torch.device) -> Path:
-    """Tell PyTorch where to keep compiled code; returns the folder. What the environment says wins."""
+    """Tell PyTorch where to keep compiled code; returns the folder. What the environment says wins.
+
+    ConfigError where that cannot be written. The user's own cache is done without then, as nobody asked for it.
+    """
     folder = Path(given) if given else default_root() / key(device)
-    for name, inner in (("TORCHINDUCTOR_CACHE_DIR", folder), ("TRITON_CACHE_DIR", folder / "triton")):
+    if os.environ.get(INDUCTOR) == default_cache_dir():  # PyTorch says so itself as soon as it is imported
+        del os.environ[INDUCTOR]
+    by_user = bool(given) or INDUCTOR in os.environ
+    if why := _cannot_be_written(Path(os.environ.get(INDUCTOR) or folder)):
+        if by_user:
+            what = INDUCTOR if INDUCTOR in os.environ else "compile_cache_dir"
+            raise ConfigError(f"{what}: {os.environ.get(INDUCTOR, folder)} cannot be written ({why}); choose another")
+        return Path(default_cache_dir())
+    for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
         os.environ.setdefault(name, str(inner))
-    used = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    used.mkdir(parents=True, exist_ok=True)
+    used = Path(os.environ[INDUCTOR])
     if not given and used == folder:
         prune(default_root(), keep=folder)
     return used
+
+
+def _cannot_be_written(folder: Path) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return "" if os.access(folder, os.W_OK) else "no permission"
 
 
 def default_root() -> Path:
