@@ -99,7 +99,7 @@ CASES = {
     "one encoder for the other": (FLUX, ["--t5xxl", "CLIP_L"], ["t5xxl"]),
     "an encoder for the autoencoder": (FLUX, ["--ae", "CLIP_L"], ["ae"]),
     "no clip_l": (FLUX, ["--clip_l", "WRONG/none"], ["clip_l", "none"]),
-    "no ae set": (FLUX, ["--ae", ""], ["ae: give the FLUX.1 autoencoder"]),
+    "no ae set": (FLUX, ["--ae", ""], ["ae is not set: choose the FLUX.1 autoencoder"]),
     "no tokenizer": (SDXL, [MODEL, "WRONG/sdxl/tiny_sdxl.safetensors"], ["tokenizer"]),
     "no VAE": (SDXL, ["--vae", "WRONG/none"], ["vae", "none"]),
     # data

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -34,6 +35,12 @@ IDLE = {
     "sample_sampler": "FLUX.1 samples are always drawn with Euler steps",
 }
 
+OTHERS = {
+    "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
+    "t5xxl": "the T5-XXL text encoder (t5xxl_fp16.safetensors)",
+    "ae": "the FLUX.1 autoencoder (ae.safetensors)",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxModel(sections.Model):
@@ -57,6 +64,15 @@ class FluxModel(sections.Model):
         3.5, "The guidance the model is told during training. Most people train FLUX.1 dev with 1.", min=0.0
     )
     model_type: Literal["flux", "chroma"] = opt("flux", "The kind of transformer.", advanced=True)
+
+    def missing(self, run: Any) -> Iterator[str]:
+        """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
+        yield from sections.Model.missing(self, run)
+        base = self.pretrained_model_name_or_path or ".safetensors"
+        if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
+            for name, what in OTHERS.items():
+                if not getattr(self, name):
+                    yield f"{name} is not set: choose {what}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

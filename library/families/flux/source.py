@@ -11,6 +11,7 @@ from typing import Any
 from library.config.schema import ConfigError
 from library.families import hub, weights
 from library.families.flux import keys
+from library.families.flux.options import OTHERS
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +38,19 @@ PARTS = {
     ),
     "clip_l": Part(
         "clip_l",
-        "the CLIP-L text encoder (clip_l.safetensors)",
+        OTHERS["clip_l"],
         ("text_encoder", "clip_l.safetensors"),
         ("embeddings.token_embedding.weight",),
     ),
     "t5xxl": Part(
         "t5xxl",
-        "the T5-XXL text encoder (t5xxl_fp16.safetensors)",
+        OTHERS["t5xxl"],
         ("text_encoder_2", "t5xxl_fp16.safetensors", "t5xxl*.safetensors"),
         ("encoder.block.0.layer.0.SelfAttention.q.weight",),
     ),
     "ae": Part(
         "ae",
-        "the FLUX.1 autoencoder (ae.safetensors)",
+        OTHERS["ae"],
         ("vae", "ae.safetensors"),
         ("decoder.conv_in.weight",),
     ),
