@@ -27,16 +27,16 @@ INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 def use(given: str | None, device: torch.device) -> Path:
     """Tell PyTorch where to keep compiled code; returns the folder. What the environment says wins.
 
-    ConfigError where that cannot be written. The user's own cache is done without then, as nobody asked for it.
+    ConfigError where that cannot be used. The user's own cache is done without then, as nobody asked for it.
     """
     folder = Path(given) if given else default_root() / key(device)
     if os.environ.get(INDUCTOR) == default_cache_dir():  # PyTorch says so itself as soon as it is imported
         del os.environ[INDUCTOR]
     by_user = bool(given) or INDUCTOR in os.environ
-    if why := _cannot_be_written(Path(os.environ.get(INDUCTOR) or folder)):
+    if why := _cannot_be_used(Path(os.environ.get(INDUCTOR) or folder), device):
         if by_user:
             what = INDUCTOR if INDUCTOR in os.environ else "compile_cache_dir"
-            raise ConfigError(f"{what}: {os.environ.get(INDUCTOR, folder)} cannot be written ({why}); choose another")
+            raise ConfigError(f"{what}: {os.environ.get(INDUCTOR, folder)} cannot be used ({why}); choose another")
         return Path(default_cache_dir())
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
         os.environ.setdefault(name, str(inner))
@@ -46,7 +46,9 @@ def use(given: str | None, device: torch.device) -> Path:
     return used
 
 
-def _cannot_be_written(folder: Path) -> str:
+def _cannot_be_used(folder: Path, device: torch.device) -> str:
+    if " " in str(folder) and device.type == "cpu":
+        return "PyTorch cannot compile for the processor in a folder with a blank in its name"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -18,7 +18,7 @@ def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, mon
     assert compile_cache.use(str(tmp_path / "given"), cpu) == tmp_path / "given"
     # PyTorch writes its own default into the environment when it is imported, which is nobody's wish.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", compile_cache.default_cache_dir())
-    strange = tmp_path / "c é 中" / "x y"
+    strange = tmp_path / "cé中" / "xy"
     assert compile_cache.use(str(strange), cpu) == strange and strange.is_dir()
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setattr(compile_cache, "default_root", lambda: tmp_path / "user")
@@ -27,14 +27,16 @@ def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, mon
     assert torch.__version__.split("+")[0] in used.name
 
 
-def test_a_folder_that_cannot_be_written_is_named_unless_nobody_chose_it(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_used_is_named_unless_nobody_chose_it(tmp_path, monkeypatch):
     cpu, file = torch.device("cpu"), tmp_path / "file"
     file.write_text("in the way")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(compile_cache, "default_root", lambda: file)
     assert str(compile_cache.use(None, cpu)) == compile_cache.default_cache_dir()
-    with pytest.raises(ConfigError, match=r"compile_cache_dir: .*file.in cannot be written \(.+\); choose another"):
+    with pytest.raises(ConfigError, match=r"compile_cache_dir: .*file.in cannot be used \(.+\); choose another"):
         compile_cache.use(str(file / "in"), cpu)
+    with pytest.raises(ConfigError, match="with a blank in its name"):
+        compile_cache.use(str(tmp_path / "x y"), cpu)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file / "in"))
     with pytest.raises(ConfigError, match="TORCHINDUCTOR_CACHE_DIR: "):
         compile_cache.use(None, cpu)
