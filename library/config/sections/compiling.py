@@ -219,6 +219,9 @@ class Compile:
             if equals and not backend:
                 raise ConfigError(f"compile_blocks: {part} names no backend; write {where}=aot_eager, or {where}")
             found.append((self.kinds[kind], None if text.strip() == "all" else _range(kind, text), backend))
+        if self.compile_blocks and not found:
+            such = f"{next(iter(self.kinds), 'blocks')}:all"
+            raise ConfigError(f"compile_blocks: {self.compile_blocks!r} names no blocks; write {such}, or nothing")
         return found
 
     def ranges(self) -> dict[str, Chosen]:
