@@ -4,6 +4,7 @@
 (() => {
   const kohya = window.kohya;
   const MOST = 12, ENOUGH = 0.6; // of the letters that were typed
+  const ROOM = 160; // pixels that some of what was found needs above the buttons at the bottom
   // What people who come from other pages look for.
   const KNOWN_AS = {
     network_dim: "dimension", network_args: "lycoris extra arguments", network_module: "lycoris locon loha lokr dora adapter type",
@@ -73,9 +74,9 @@
     const form = input.form, name = kohya.family(form);
     const words = tokens(input.value);
     const every = words.length ? kohya.fields(form).map(textOf) : [];
-    const mine = every.filter((entry) => kohya.isFor(entry.field, name));
+    const mine = every.filter((entry) => isShown(entry.field, name));
     hits = best(mine, (entry) => rank(entry, words));
-    const others = hits.length ? [] : best(every, (entry) => (mine.includes(entry) ? 0 : rank(entry, words)));
+    const others = hits.length ? [] : best(every, (entry) => (mine.includes(entry) || !titles(form, entry.field) ? 0 : rank(entry, words)));
     if (!hits.length) hits = best(mine, (entry) => nearness(entry, words));
     draw(input, words.length > 0, others[0]);
   }
@@ -86,8 +87,12 @@
     return found.sort((a, b) => b.rank - a.rank || onTop(b) - onTop(a) || a.label.length - b.label.length).slice(0, MOST);
   }
 
+  /** Whether a family has this setting and it means something there; else it is on the page, but hidden. */
+  const isShown = (field, name) => kohya.isFor(field, name) && [field.closest(".field"), field.closest(".section")]
+    .flatMap((box) => [...(box?.classList ?? [])]).every((one) => !one.startsWith("only-") || one === `only-${name}`);
+
   /** For which families a setting is, by their titles. */
-  const titles = (form, field) => field.dataset.families.split(" ")
+  const titles = (form, field) => field.dataset.families.split(" ").filter((name) => isShown(field, name))
     .map((name) => form.querySelector(`[name=family][value="${name}"] + span`).textContent).join(", ");
 
   function draw(input, asked, elsewhere) {
@@ -102,6 +107,8 @@
     if (elsewhere) list.prepend(make("li", { role: "presentation" }, `Only found for ${titles(input.form, elsewhere.field)}: ${elsewhere.label}`));
     if (asked && !hits.length && !elsewhere) list.append(make("li", { role: "presentation" }, "No setting has that in its name or help."));
     input.setAttribute("aria-activedescendant", at >= 0 ? `${list.id}-${at}` : "");
+    const bar = input.closest(".training").querySelector(".bar").getBoundingClientRect();
+    if (asked && list.getBoundingClientRect().top + ROOM > bar.top) input.scrollIntoView({ block: "start" });
   }
 
   function mark(input, to) {
