@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from library.compile_settings import version
-from library.config.schema import ConfigError
 
 MINIMUM_TORCH = (2, 11)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -40,15 +39,6 @@ def _unknown_backends(args: Any) -> Iterator[str]:
         for name in dict.fromkeys(names):
             if name not in every:
                 yield f"{option}: PyTorch has no backend called {name!r}; choose one of {known}"
-
-
-def check_recording(args: Any, device: torch.device, num_shapes: int) -> None:
-    """CUDA graphs are recorded for one size each: raises ConfigError where `reduce-overhead` meets several."""
-    if args.compile_mode == "reduce-overhead" and device.type == "cuda" and num_shapes > 1:
-        raise ConfigError(
-            f"compile_mode: reduce-overhead needs images of one size, and this data set has {num_shapes}; "
-            "switch enable_bucket off, or use default"
-        )
 
 
 def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[str]:

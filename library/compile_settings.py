@@ -8,6 +8,8 @@ import torch
 
 TAG = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
 OWN_LIMIT = 8  # of PyTorch: graphs of one function
+# Modes that record CUDA graphs, and what blocks are compiled with then: the whole model is recorded, not each block.
+RECORDED = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 def version() -> tuple[int, int]:
@@ -80,8 +82,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[tup
         wanted.append((torch._dynamo.config, "recompile_limit", limit))
     if device.type == "cuda":
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
-        safe = "align_random_eager" if hasattr(inductor, "align_random_eager") else "fallback_random"
-        wanted.append((inductor, safe, True))
-        # A recording for every size of image would fill the memory; graphs for varying sizes run without.
-        wanted.append((inductor.triton, "cudagraph_skip_dynamic_graphs", True))
+        aligned = hasattr(inductor, "align_random_eager") and args.compile_mode not in RECORDED
+        # A recording knows PyTorch's own random kernels, which draw anew each time it is played.
+        wanted.append((inductor, "align_random_eager" if aligned else "fallback_random", True))
     return wanted

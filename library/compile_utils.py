@@ -8,20 +8,21 @@ device and `requires_grad` are final.
 import argparse
 import functools
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from library import compile_cache
-from library.compile_checks import check_recording, hooked, problems
+from library import compile_cache, compile_recording
+from library.compile_checks import hooked, problems
 from library.compile_door import Inputs, shape_of, with_door
 from library.compile_ledger import LEDGER
-from library.compile_settings import SETTINGS, limit_of, version, wanted_settings
+from library.compile_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
 from library.config.schema import ConfigError
 
-__all__ = ["check_recording", "problems"]  # with what is defined below
+__all__ = ["problems"]  # with what is defined below
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,26 @@ def torch_compile_options(args: Any, sizes: int = 1) -> dict[str, Any]:
     return chosen
 
 
+def get_ready(args: Any, device: torch.device) -> None:
+    """Start what inductor has to have running, while a model is loaded: its processes on a GPU take seconds to come up.
+
+    Does nothing where nothing will be compiled by it.
+    """
+    if not args.compile or args.compile_backend != "inductor" or any(problems(args, device)):
+        return
+    compile_cache.use(getattr(args, "compile_cache_dir", None), device)
+    if device.type == "cuda":
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.warm_pool()
+        AsyncCompile.use_process_pool()  # its first task lets it make its processes
+    elif device.type == "cpu":
+        from torch._inductor import cpu_vec_isa
+
+        # Which instructions there are is found by compiling for them, half a dozen times.
+        threading.Thread(target=cpu_vec_isa.valid_vec_isa_list, daemon=True).start()
+
+
 def compile_model(  # noqa: PLR0913 - the signature is a published one
     args: Any,
     model: M,
@@ -97,9 +118,6 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     SETTINGS.want(wanted_settings(args, device, sizes))
     LEDGER.listen()
     backends = backends or {}
-    if device.type == "cuda" and args.compile_mode in ("reduce-overhead", "max-autotune") and model not in blocks:
-        # What the step before has left in the memory of recorded graphs may be written over from here on.
-        model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     options = torch_compile_options(args, sizes)
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
     for block in blocks:
@@ -111,6 +129,9 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
         block.__class__ = with_door(type(block), shape, streams, dynamic, kind in learning)
         LEDGER.expect(kind, shape, given.sizes if given else 1)
+    if device.type == "cuda" and args.compile_mode in RECORDED:
+        options["mode"] = RECORDED[args.compile_mode]
+        compile_recording.attach(model)
     if waiting := getattr(args, "compile_compare_steps", 0):
         LEDGER.savings.held, LEDGER.savings.begin = waiting, functools.partial(_begin, blocks, options, backends)
     else:

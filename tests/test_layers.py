@@ -16,7 +16,7 @@ from tests import source
 BOTTOM = ("library.config", "library.files")
 PROTOCOL = ("library.families.base",)
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/__init__.py"))
-COMPILING = tuple(f"library.compile_{part}" for part in ("cache", "checks", "door", "ledger", "settings"))
+COMPILING = tuple(f"library.compile_{part}" for part in ("cache", "checks", "door", "ledger", "recording", "settings"))
 LAB = tuple(f"library.bench.{part}" for part in ("candidates", "picture", "report"))  # its light parts
 MAY_IMPORT = {
     "library.config": (),
@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "library.data": (*BOTTOM, *PROTOCOL),
     "library.compile_utils": (*BOTTOM, *COMPILING, "library.memory.blocks"),
     "library.compile_door": (*BOTTOM, *COMPILING, "library.memory.blocks"),
+    "library.compile_recording": (*BOTTOM, "library.compile_ledger", "library.memory.blocks"),
     **dict.fromkeys(("library.compile_ledger", "library.compile_cache", "library.compile_settings"), BOTTOM),
     "library.compile_checks": (*BOTTOM, "library.compile_settings"),
     "library.memory": (*BOTTOM, *PROTOCOL, "library.compile_utils", "library.compile_ledger"),

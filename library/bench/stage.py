@@ -124,8 +124,6 @@ class Stage:
         given, block = shapes.made_real(call, self.device), self.made.parts.denoiser.get_submodule(path)
 
         def run() -> None:
-            if self.config.compile.records_graphs:  # what the last call has left may be written over
-                torch.compiler.cudagraph_mark_step_begin()
             with self.autocast():
                 shapes.forward_backward(block, given)
 

@@ -85,8 +85,10 @@ class Own:
 
     def make(self, config: Any, device: torch.device) -> Made:
         """A fresh denoiser on the device, with what learns in it."""
+        from library import compile_utils
         from library.memory import precision
 
+        compile_utils.get_ready(config.compile, device)
         family = families.of(config)
         dtype = precision.storage_type(config)
         if self.random:

@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import torch
 
+from library import compile_recording
+
 GIB = 2**30
 FEWEST = 3  # measured repetitions, however long each takes
 SETTLED = 1.15  # warm-up goes on while a repetition takes less than the one before, divided by this
@@ -102,7 +104,7 @@ def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
         mark.record()
     torch.cuda.synchronize(device)
     each = [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
-    return each, torch.cuda.max_memory_allocated(device) / GIB
+    return each, compile_recording.peak(device) / GIB
 
 
 def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:

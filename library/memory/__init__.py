@@ -99,7 +99,6 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     for block in (block for group in blocks for block in group):
         norms.keep_channels_last(block)
     try:
-        compile_utils.check_recording(options, device, len(sizes))
         compile_utils.compile_model(options, denoiser, blocks, False, family.name, inputs, backends)
     except ConfigError as e:
         if not options.compile_fallback:

@@ -15,7 +15,11 @@ from library.config.schema import ConfigError
 from library.train import chance, loss
 
 Kind = tuple[int, int, int]  # of a batch: images, and the height and width of their latents
-RECORDINGS = 3  # passes after which CUDA graphs play back: one as usual, one that records, one that proves it
+
+
+def get_ready(run: Any) -> None:
+    """Let the compiler get up while the model is loaded."""
+    compile_utils.get_ready(run.config.compile, run.device)
 
 
 def ahead(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
@@ -46,7 +50,9 @@ def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> N
     with run.accelerator.local_main_process_first():
         before = chance.state(run.device)
         try:
-            for kind in needed(batches.kinds(), every=run.config.compile.dynamic is False):
+            options = run.config.compile
+            every = options.dynamic is False or (options.records_graphs and run.device.type == "cuda")
+            for kind in needed(batches.kinds(), every):
                 _once(batches.example(kind), family, parts, learner, run)
         except Exception as error:
             if not compile_utils.is_compile_error(error):
@@ -73,8 +79,8 @@ def sizes_told(options: Any, number: int) -> str:
 def needed(kinds: Counter[Kind], every: bool) -> Iterator[Kind]:
     """The kinds of batches to compile for, the most frequent first, as its size is the one that kernels are tuned for.
 
-    One graph serves all sizes of image, unless they are compiled one by one (`every`). The largest size comes second:
-    it shows whether the memory will do. The others follow only as long as each of them still needed a graph.
+    One graph serves all sizes of image, unless they are compiled, or recorded, one by one (`every`). The largest size
+    comes second: it shows whether the memory will do. The others follow only as long as each still needed a graph.
     """
     order = [kind for kind, _ in kinds.most_common()]
     first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(n for n, _, _ in order)]
@@ -88,9 +94,7 @@ def needed(kinds: Counter[Kind], every: bool) -> Iterator[Kind]:
 
 
 def _once(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
-    recorded = run.config.compile.records_graphs and run.device.type == "cuda"
-    for _ in range(RECORDINGS if recorded else 1):
-        rehearse(batch, family, parts, learner, run)
+    rehearse(batch, family, parts, learner, run)
     note(run)
 
 

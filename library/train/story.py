@@ -27,6 +27,7 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
         run.phase("reading the data set")
         images = data.scan(config)
         run.phase("loading the model")
+        compiling.get_ready(run)
         parts = family.load(run.storage, run.compute)
         precision.store_encoders(parts.encoders, config)
         previews = Previews(family, parts, config, run)

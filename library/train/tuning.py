@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from library import compile_utils, memory
+from library import compile_recording, compile_utils, memory
 from library.compile_ledger import LEDGER
 from library.config import schema
 from library.config.schema import ConfigError
@@ -152,7 +152,7 @@ def rounds(bench: Bench) -> Iterator[list[Way]]:
     if bench.kernels and config.memory.attention_kernel == "auto":
         yield [_best(bench) | {"attention_kernel": name} for name in bench.kernels.others()]
     if options.compile_mode == "default" and options.compile_backend == "inductor" and cuda:
-        modes = ["max-autotune-no-cudagraphs", *(["reduce-overhead"] if sizes == 1 else [])]
+        modes = ("max-autotune-no-cudagraphs", "reduce-overhead")
         yield [_best(bench) | {"compile_mode": mode} for mode in modes if _best(bench)["compile"]]
     if options.dynamic is None and 1 < sizes <= FEW and _best(bench)["compile"]:
         yield [_best(bench) | {"compile_dynamic": "false"}]
@@ -213,9 +213,9 @@ def _rehearsed(bench: Bench, result: Result) -> None:
         batch = batches.example(kind)
         if not run.config.compile.compile:
             _watched(bench, batch)
-        times = [seconds_of(bench, batch) for _ in range(TIMED + _preludes(run))]
-        usual = statistics.median(times[-TIMED:])
-        first += sum(times[:-TIMED]) - _preludes(run) * usual
+        times = [seconds_of(bench, batch) for _ in range(1 + TIMED)]
+        usual = statistics.median(times[1:])
+        first += times[0] - usual
         steady += usual * number / kinds.total()
     result.seconds, result.compiling = steady, max(first, 0.0) if run.config.compile.compile else 0.0
     LEDGER.drain()
@@ -224,7 +224,7 @@ def _rehearsed(bench: Bench, result: Result) -> None:
     elif broken := LEDGER.breaks():
         result.why = f"a block does not fit into one graph ({broken[0]})"
     if run.device.type == "cuda":
-        result.peak = torch.cuda.max_memory_allocated(run.device) / GIB
+        result.peak = compile_recording.peak(run.device) / GIB
         room = ROOM * torch.cuda.get_device_properties(run.device).total_memory / GIB
         room -= 12 * sum(p.numel() for p in bench.learner.parameters()) / GIB  # gradients and the optimizer's memory
         if result.peak > room:
@@ -236,11 +236,6 @@ def _watched(bench: Bench, batch: Any) -> None:
     bench.kernels = bench.kernels or attention.Watch(bench.run.device)
     with bench.kernels:
         compiling.rehearse(batch, bench.family, bench.parts, bench.learner, bench.run)
-
-
-def _preludes(run: Any) -> int:
-    """Passes before the ones that count: one that compiles, and those that record CUDA graphs."""
-    return compiling.RECORDINGS if run.config.compile.records_graphs and run.device.type == "cuda" else 1
 
 
 def seconds_of(bench: Bench, batch: Any) -> float:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from library import compile_cache, compile_utils, families
+from library import compile_cache, compile_recording, compile_utils, families
 from library.compile_settings import SETTINGS, wanted_settings
 from library.config.schema import ConfigError, build
 from library.memory import attention
@@ -67,33 +67,35 @@ def test_recorded_graphs_and_moving_memory_exclude_each_other(script, mode, movi
     config(script, compile=True, compile_mode="max-autotune-no-cudagraphs", **moving)
 
 
-def test_recorded_graphs_need_one_size_of_image():
-    args = config(compile=True, compile_mode="reduce-overhead").compile
-    with pytest.raises(ConfigError, match="this data set has 5"):
-        compile_utils.check_recording(args, CUDA, 5)
-    compile_utils.check_recording(args, CUDA, 1)
-    compile_utils.check_recording(args, torch.device("cpu"), 5)
-    compile_utils.check_recording(config(compile=True).compile, CUDA, 5)
+@pytest.mark.parametrize("outside", [{"compile_scope": "inner"}, {"compile_blocks": "double:all"}])
+def test_recorded_graphs_have_no_checkpoints_outside_of_compiled_blocks(outside):
+    values = {"compile": True, "compile_mode": "reduce-overhead", **outside}
+    with pytest.raises(ConfigError, match=f"compile_mode = reduce-overhead .*{next(iter(outside))}"):
+        config(gradient_checkpointing=True, **values)
+    config(**values)
 
 
-@pytest.mark.parametrize(("mode", "marks"), [("reduce-overhead", 2), ("max-autotune", 2), ("default", 0)])
-def test_every_forward_begins_a_new_step_for_recorded_graphs(monkeypatch, mode, marks):
-    called = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: called.append(1))
+@pytest.mark.parametrize(
+    ("mode", "inner"),
+    [("reduce-overhead", "default"), ("max-autotune", "max-autotune-no-cudagraphs"), ("default", None)],
+)
+def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner):
+    recorded, asked, random = [], [], torch._inductor.config.fallback_random
     monkeypatch.setattr(compile_utils, "problems", lambda *_: iter(()))
     monkeypatch.setattr(compile_utils, "_device_of", lambda _: CUDA)
     monkeypatch.setattr(compile_cache, "use", lambda *_: None)
-    model = nn.Identity()
+    monkeypatch.setattr(compile_recording, "attach", recorded.append)
+    model = nn.Sequential(nn.Identity())
+    monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))
     try:
-        compile_utils.compile_model(config(compile=True, compile_mode=mode).compile, model, [])
-        assert torch._inductor.config.triton.cudagraph_skip_dynamic_graphs
+        compile_utils.compile_model(config(compile=True, compile_mode=mode).compile, model, [[model[0]]])
+        assert bool(recorded) is bool(inner) and asked == [inner]
+        assert torch._inductor.config.fallback_random or not inner
     finally:
-        cpu = torch.device("cpu")
-        SETTINGS.want(wanted_settings(config().compile, cpu))
-        torch._inductor.config.triton.cudagraph_skip_dynamic_graphs = False
+        SETTINGS.want(wanted_settings(config().compile, torch.device("cpu")))
         torch._inductor.config.align_random_eager = False
-    model(1), model(2)
-    assert len(called) == marks
+        torch._inductor.config.fallback_random = random
+        compile_utils.start_over()
 
 
 @pytest.fixture

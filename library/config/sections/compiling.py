@@ -27,7 +27,7 @@ class Compile:
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = opt(
         "default",
-        "How much is tried. The max-autotune modes compile for minutes; reduce-overhead needs fixed sizes.",
+        "How much is tried. max-autotune compiles for minutes; reduce-overhead plays steps back, for small batches.",
         label="Mode",
     )
     compile_dynamic: Literal["auto", "true", "false"] = opt(
@@ -161,6 +161,13 @@ class Compile:
             yield (
                 f"{what} needs inputs that stay where they are, and "
                 f"cpu_offload_checkpointing moves them: use {instead}, or gradient_checkpointing"
+            )
+        outside = self.compile_scope == "inner" or self.compile_blocks
+        if what.startswith("compile_mode") and outside and run.memory.gradient_checkpointing:
+            which = "compile_scope = inner" if self.compile_scope == "inner" else "compile_blocks"
+            yield (
+                f"{what} cannot be used with gradient_checkpointing outside of compiled blocks, which {which} asks "
+                f"for: use {instead}, or drop one of them"
             )
 
     def _against_the_scope(self, run: Any) -> Iterator[str]:

@@ -343,6 +343,8 @@ class Flux(nn.Module):
         A caller that passes the very same id tensors again gets the very same table; comparing their values instead
         would make the host wait for the device.
         """
+        if img_ids.is_cuda and torch.cuda.is_current_stream_capturing():
+            return rope(torch.cat((txt_ids, img_ids)), self.axes)  # a table that is kept may go, a recording stays
         for index, (txt_known, img_known, table) in enumerate(self._tables):
             if txt_known is txt_ids and img_known is img_ids:
                 self._tables.append(self._tables.pop(index))

@@ -1,0 +1,140 @@
+"""CUDA graphs of a whole denoiser. What needs a GPU runs where there is one."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from library import compile_recording
+from library.compile_ledger import LEDGER
+from library.compile_recording import Call
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Small(nn.Module):
+    """A weight that learns, one that is frozen, one that is never used; an answer in a tuple, arguments in a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.learns, self.frozen, self.unused = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+        self.calls = 0
+
+    def forward(self, x, more, scale=1.0):
+        self.calls += 1
+        return (self.frozen(self.learns(x).relu() + more["text"]) * scale,)
+
+
+def given(rows, device="cpu", learns=False):
+    torch.manual_seed(rows)
+    return torch.randn(rows, 8, device=device), {"text": torch.randn(rows, 8, device=device, requires_grad=learns)}
+
+
+def test_a_call_is_taken_apart_and_put_together_again():
+    x, more = given(3)
+    asked = Call.of((x,), {"more": more, "scale": 2.0})
+    args, kwargs = asked.arguments([torch.zeros(1), torch.ones(1)])
+    assert args[0].item() == 0 and kwargs["more"]["text"].item() == 1 and kwargs["scale"] == 2.0
+
+
+def test_calls_that_differ_in_anything_but_their_numbers_have_recordings_of_their_own():
+    x, more = given(3)
+    same = Call.of((x + 1,), {"more": {"text": more["text"] * 2}, "scale": 2.0}).key
+    assert Call.of((x,), {"more": more, "scale": 2.0}).key == same
+    others = [
+        Call.of((x[:2],), {"more": more, "scale": 2.0}),
+        Call.of((x.double(),), {"more": more, "scale": 2.0}),
+        Call.of((x,), {"more": more, "scale": 3.0}),
+        Call.of((x,), {"more": {"words": more["text"]}, "scale": 2.0}),
+        Call.of((x.clone().requires_grad_(),), {"more": more, "scale": 2.0}),
+    ]
+    assert len({same, *(call.key for call in others)}) == 6
+
+
+def test_what_cannot_be_recorded_runs_as_ever(monkeypatch):
+    model = Small()
+    plain = model(*given(3))[0]
+    compile_recording.attach(model)
+    assert type(model).__name__ == "Small" and "_recorder" not in model.state_dict()
+    assert torch.equal(model(*given(3))[0], plain)  # not on a GPU
+    with torch.no_grad():
+        assert torch.equal(model(*given(3))[0], plain)
+    monkeypatch.setattr(LEDGER, "fallback", "the compiler broke")
+    assert torch.equal(model(*given(3))[0], plain)
+    assert not model._recorder.made
+
+
+def gradients(model, device, steps):
+    """Answers and gradients of a few batches that are added up, of two sizes that take turns."""
+    found = []
+    for rows in steps:
+        x, more = given(rows, device, learns=True)
+        answer = model(x, more)[0]
+        answer.square().sum().backward()
+        found += [answer.detach(), more["text"].grad]
+    return [*found, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@cuda
+@pytest.mark.parametrize("steps", [(3,), (3, 3, 3), (3, 5, 3, 5, 5, 3)])
+def test_what_is_played_back_is_what_would_have_been_computed(steps):
+    torch.manual_seed(0)
+    model = Small().cuda()
+    recorded = copy.deepcopy(model)
+    compile_recording.attach(recorded)
+    for _ in range(3):
+        expected, found = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
+        assert len(expected) == len(found)
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(one, other)
+        for network in (model, recorded):
+            torch.optim.SGD(network.parameters(), 0.1).step()
+            network.zero_grad(set_to_none=True)
+    assert len(recorded._recorder.made) == len(set(steps))
+    assert recorded.calls == (compile_recording.REHEARSALS + 1) * len(set(steps))
+
+
+@cuda
+def test_a_second_forward_pass_leaves_the_first_ones_memory_alone():
+    model = Small().cuda()
+    recorded = copy.deepcopy(model)
+    compile_recording.attach(recorded)
+    for _ in range(2):
+        for network in (model, recorded):
+            network.zero_grad(set_to_none=True)
+            first, other = network(*given(3, "cuda"))[0], network(*given(3, "cuda"))[0].detach()
+            (first - 2 * other).square().sum().backward()
+        torch.testing.assert_close(model.learns.weight.grad, recorded.learns.weight.grad)
+    network(*given(3, "cuda"))  # thrown away: the next one is played back again
+    calls = recorded.calls
+    network(*given(3, "cuda"))[0].sum().backward()
+    assert recorded.calls == calls
+
+
+@cuda
+def test_random_numbers_are_drawn_anew_each_time():
+    class Noisy(Small):
+        def forward(self, x):
+            return torch.nn.functional.dropout(self.learns(x), 0.5)
+
+    model = Noisy().cuda()
+    compile_recording.attach(model)
+    x = given(16, "cuda")[0]
+    found = []
+    for _ in range(4):
+        answer = model(x)
+        answer.sum().backward()
+        found.append(answer.detach())
+    assert all(not torch.equal(found[0], other) for other in found[1:])
+
+
+@cuda
+def test_weights_that_moved_are_noticed():
+    model = Small().cuda()
+    compile_recording.attach(model)
+    gradients(model, "cuda", (3,))
+    model.learns.weight.data = model.learns.weight.data.clone()
+    with pytest.raises(RuntimeError, match="weights have moved"):
+        gradients(model, "cuda", (3,))
