@@ -48,7 +48,7 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{what}: write where it is")
     text = pasted(text)
-    if len(text) > LONGEST or not text.isprintable() or _is_network(text):
+    if len(text) > LONGEST or not text.isprintable() or _is_network(text) or _is_of_windows(text):
         raise ConfigError(f"{what}: this is not a path on this computer")
     try:
         path = Path(text).expanduser().resolve()
@@ -128,6 +128,11 @@ def allow(config: Any, allowed: Sequence[Path]) -> None:
 
 def _depth(path: Path) -> int:
     return len(path.parts)
+
+
+def _is_of_windows(text: str) -> bool:
+    """Whether this was pasted on a computer with Windows, and the page runs on another."""
+    return os.name != "nt" and re.match(r"[A-Za-z]:[\\/]", text) is not None
 
 
 def _is_network(text: str) -> bool:

@@ -25,6 +25,13 @@ def test_what_is_meant_well_passes(root):
     assert paths.config_file(str(root / "cat.toml"), [root]) == root / "cat.toml"
     assert paths.config_file(f"  {root}/configs/../new Name.TOML ", [root]) == root / "new Name.TOML"
     assert paths.readable(str(root / "cat.toml"), [root]) == root / "cat.toml"
+    assert paths.readable(f' "{root}/cat.toml"', [root]) == root / "cat.toml"  # as Windows copies a path
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there it is a path")
+def test_a_path_of_windows_is_not_taken_for_a_name(root):
+    with pytest.raises(ConfigError, match="not a path on this computer"):
+        paths.config_file('"C:\\cats\\a.toml"', [root])
 
 
 @pytest.mark.parametrize("text", ["", "  ", None, 7, ["a.toml"], "a\0b.toml", "a\nb.toml", "x" * 5000 + ".toml"])
