@@ -5,11 +5,13 @@ system's temporary folder. Each combination of PyTorch, Python and device has a 
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import platform
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import platformdirs
@@ -63,9 +65,20 @@ def default_root() -> Path:
 
 def key(device: torch.device) -> str:
     """What compiled code depends on besides the code itself."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() or "cpu"
+    name = platform.machine() or "cpu"
+    if device.type == "cuda":
+        name = f"{torch.cuda.get_device_name(device)}-driver{_driver()}"
     python = "".join(map(str, platform.python_version_tuple()[:2]))
     return re.sub(r"[^\w.]+", "-", f"{torch.__version__}-py{python}-{name}").lower()
+
+
+def _driver() -> int:
+    """The newest CUDA that the driver knows, which it says without a GPU's being touched; 0 where it is not NVIDIA's."""
+    number = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver.cuDriverGetVersion(ctypes.byref(number))
+    return number.value
 
 
 def folders(root: Path | None = None) -> dict[str, int]:

@@ -42,6 +42,13 @@ def test_a_folder_that_cannot_be_used_is_named_unless_nobody_chose_it(tmp_path, 
         compile_cache.use(None, cpu)
 
 
+def test_the_key_has_the_gpu_and_its_driver(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200 (x)")
+    assert isinstance(compile_cache._driver(), int)
+    monkeypatch.setattr(compile_cache, "_driver", lambda: 13000)
+    assert compile_cache.key(torch.device("cuda")).endswith("-nvidia-h200-x-driver13000")
+
+
 def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
     for age, name in enumerate(("old", "newer", "used")):
         folder = tmp_path / name
