@@ -9,7 +9,7 @@ from typing import Any
 from library.config import foreign
 from library.config.schema import ConfigError, missing, read_text, to_toml
 from library.families import RUNS, config_class
-from library.files import write_atomic
+from library.files import clear_errors, write_atomic
 
 DONE, FAILED, MISUSED = 0, 1, 2
 SUFFIX = {"sample_prompts": ".prompts.txt", "dataset_config": ".dataset.toml"}
@@ -101,7 +101,8 @@ def _dataset(found: dict[str, Any], path: Path | None) -> int:
 def _write_new(path: Path, text: str) -> None:
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another name")
-    write_atomic(path, text)
+    with clear_errors(path):
+        write_atomic(path, text)
 
 
 def _export(made: foreign.Imported, base: Path | None, path: Path | None) -> int:
@@ -132,8 +133,9 @@ def _write(made: foreign.Imported, path: Path, source: Path) -> foreign.Imported
     for each in (path, *beside.values()):
         if each.exists():
             raise ConfigError(f"{each} exists already; choose another name")
-    for name, file in beside.items():
-        write_atomic(file, made.texts[name])
     made = made.with_files({name: str(file) for name, file in beside.items()})
-    write_atomic(path, _toml(made, source))
+    with clear_errors(path):
+        for name, file in beside.items():
+            write_atomic(file, made.texts[name])
+        write_atomic(path, _toml(made, source))
     return made

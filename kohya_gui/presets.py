@@ -9,7 +9,7 @@ from typing import Any
 from library.config import foreign
 from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml
 from library.families import RUNS, config_class
-from library.files import write_atomic
+from library.files import clear_errors, write_atomic
 
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
 
@@ -135,7 +135,8 @@ def save(path: Path, config: Any, known: str) -> int:
     """Write a config; the number of options in it. Only the file that was opened here before is written over."""
     if path.exists() and str(path) != known:
         raise ConfigError(f"config file: {path} exists already; load it first to write over it, or choose another name")
-    write_atomic(path, to_toml(config, comment(config)))
+    with clear_errors(path):
+        write_atomic(path, to_toml(config, comment(config)))
     return len(flat(changed(config)))
 
 
