@@ -73,7 +73,7 @@ def key(device: torch.device) -> str:
 
 
 def _driver() -> int:
-    """The newest CUDA that the driver knows, which it says without a GPU's being touched; 0 where it is not NVIDIA's."""
+    """The newest CUDA that the driver knows, asked without touching a GPU; 0 where it is not NVIDIA's."""
     number = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
