@@ -1,5 +1,6 @@
 """Configs as files: the presets that come along, and the user's own."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -131,10 +132,18 @@ def base(path: Path) -> dict[str, Any]:
     return found if made.trainer.startswith("kohya_ss") else {}
 
 
+def seen(path: Path) -> str:
+    """A file as it is now, to be told from what another visitor or program makes of it."""
+    return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
 def save(path: Path, config: Any, known: str) -> int:
-    """Write a config; the number of options in it. Only the file that was opened here before is written over."""
-    if path.exists() and str(path) != known:
+    """Write a config; the number of options in it. Only the file that was opened here before is written over, and only
+    as long as it is what was `seen` then."""
+    if path.exists() and known.partition("\n")[0] != str(path):
         raise ConfigError(f"config file: {path} exists already; load it first to write over it, or choose another name")
+    if path.exists() and known != seen(path):
+        raise ConfigError(f"config file: {path} was changed elsewhere meanwhile; load it again, or choose another name")
     with clear_errors(path):
         write_atomic(path, to_toml(config, comment(config)))
     return len(flat(changed(config)))

@@ -224,7 +224,7 @@ class Training:
         path = paths.config_file(where or presets.suggestion(config), self.roots)
         count = presets.save(path, config, known)
         said = messages.good(f"Saved {path} ({differing(count)}).", notes)
-        return {self.message: said, self.path: str(path), self.opened: str(path)}
+        return {self.message: said, self.path: str(path), self.opened: presets.seen(path)}
 
     def on_download(self, sent: str) -> Said:
         """Hand the form to the browser as a file."""
@@ -257,7 +257,7 @@ class Training:
         # A file of another trainer stays as it is: Save writes a TOML of its own.
         is_ours = path.suffix.lower() == ".toml" and not foreign.of_others(foreign.parse(path))
         ours = str(path) if is_ours else ""
-        return filled | {self.path: ours, self.opened: ours}
+        return filled | {self.path: ours, self.opened: presets.seen(path) if is_ours else ""}
 
     def on_upload(self, sent: str, uploaded: str) -> Said:
         """Read a config file that the browser sent into the form; where it was saved last is forgotten."""

@@ -77,7 +77,10 @@ def test_saving_writes_over_nothing_but_the_file_that_was_opened(tmp_path):
     assert presets.save(path, config, "") == 1
     with pytest.raises(ConfigError, match="exists already"):
         presets.save(path, config, "")
-    assert presets.save(path, build(CONFIGS[True]["flux"], {"network_dim": 9}), str(path)) == 1
+    opened = presets.seen(path)
+    assert presets.save(path, build(CONFIGS[True]["flux"], {"network_dim": 9}), opened) == 1
+    with pytest.raises(ConfigError, match="changed elsewhere"):  # as by a second browser
+        presets.save(path, config, opened)
     assert read_toml(path) == {"network_dim": 9}
 
 
