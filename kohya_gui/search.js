@@ -136,7 +136,7 @@
 
   const isSearch = (target) => target.matches?.(".search input");
   document.addEventListener("input", ({ target }) => isSearch(target) && look(target));
-  document.addEventListener("focusout", ({ target }) => isSearch(target) && setTimeout(() => close(target), 150));
+  document.addEventListener("focusout", ({ target }) => isSearch(target) && setTimeout(() => document.activeElement !== target && close(target), 150));
   document.addEventListener("keydown", (event) => {
     const { target, key } = event;
     if (isSearch(target)) {
