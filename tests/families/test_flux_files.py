@@ -41,7 +41,10 @@ def test_every_layout_of_the_transformer_loads_alike(files, tmp_path):
     ):
         of = family(files, pretrained_model_name_or_path=path)
         assert list(of.problems()) == []
-        same(of.load(torch.float32).denoiser.state_dict(), expected)
+        loaded = of.load(torch.float32)
+        wanting = family(files, pretrained_model_name_or_path=path, compile=True, compile_blocks="double:all,single:9")
+        assert [problem.split("; ")[1] for problem in wanting.problems()] == [f"the last is single:{of.depth[1] - 1}"]
+        same(loaded.denoiser.state_dict(), expected)
 
 
 def test_parts_are_taken_from_a_whole_diffusers_folder(files, tmp_path, dev, parts):

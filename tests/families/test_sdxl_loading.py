@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError, build
 from library.families import of, tokenizers
-from library.families.sdxl import model, tiny
+from library.families.sdxl import keys, model, tiny
+from library.families.sdxl.family import Sdxl
 from library.families.sdxl.options import SdxlLora
 
 
@@ -54,6 +56,18 @@ def test_agrees_with_diffusers_single_file_loading(tiny_sdxl, tiny_sdxl_folder):
         text = family(tiny_sdxl).text(parts, ["a photo of a cat"])
     assert torch.allclose(torch.cat([text["hidden_state1"], text["hidden_state2"]], -1), embeddings, atol=1e-6)
     assert torch.allclose(text["pool2"], pooled, atol=1e-6)
+
+
+def test_blocks_are_counted_from_names_as_they_are_in_the_model(tiny_sdxl, tiny_sdxl_folder):
+    denoiser = family(tiny_sdxl).load(torch.float32).denoiser
+    expected = Counter(type(module).__name__ for module in denoiser.modules() if type(module).__name__ in Sdxl.regions)
+    single = {name.removeprefix("model.diffusion_model.") for name in load_file(tiny_sdxl) if "diffusion" in name}
+    assert keys.blocks(single) == keys.blocks(denoiser.state_dict()) == expected
+    last = expected["ResnetBlock2D"] - 1
+    for path in (tiny_sdxl, tiny_sdxl_folder):
+        assert not problems(path, compile=True, compile_blocks=f"resnet:0-{last}")
+        (told,) = problems(path, compile=True, compile_blocks=f"resnet:{last + 1}")
+        assert f"the last is resnet:{last}" in told
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -86,7 +86,7 @@ DATA, MODEL = "train_data_dir", "pretrained_model_name_or_path"
 LEAF = "2_zorb toy"
 # What people did -> the script, what is set, and words of the one sentence that stops the training.
 REFUSED = {
-    # Data sets and captions (users.md P4)
+    # Data sets and captions
     "the folder of images itself": (
         FLUX,
         {DATA: f"WRONG/txt/{LEAF}"},
@@ -101,7 +101,7 @@ REFUSED = {
     "an image that is cut off": (SDXL, {DATA: "WRONG/torn"}, ["0.png", "truncated"]),
     "a web page called .png": (SDXL, {DATA: "WRONG/fake"}, ["0.png", "cannot be read"]),
     "sides that no bucket has": (FLUX, {"enable_bucket": False, "resolution": "100"}, ["100", "multiple of 64"]),
-    # Settings (P5)
+    # Settings
     "a name that would climb": (FLUX, {"output_name": ".."}, ["output_name", "plain name"]),
     "a name that Windows refuses": (FLUX, {"output_name": "cat "}, ["output_name", "every system"]),
     "a name without room for a step": (FLUX, {"output_name": "x" * 230}, ["output_name", "shorter"]),
@@ -117,13 +117,19 @@ REFUSED = {
     "words for a number": (FLUX, {"learning_rate": "fast"}, ["learning_rate must be a number", "'fast'"]),
     "warm-up for a constant rate": (FLUX, {"lr_scheduler": "constant", "lr_warmup_steps": 9}, ["constant_with_warmup"]),
     "Adafactor's schedule alone": (FLUX, {"lr_scheduler": "adafactor"}, ["goes with optimizer_type Adafactor"]),
-    # Caches (P20): two files that would overwrite each other's
+    "more blocks than FLUX.1 has": (
+        FLUX,
+        {"compile": True, "compile_blocks": "double:all,single:0-99"},
+        ["this model has", "single:99"],
+    ),
+    "more blocks than SDXL has": (SDXL, {"compile": True, "compile_blocks": "resnet:99"}, ["the last is resnet:"]),
+    # Caches: two files that would overwrite each other's
     "photo.png beside photo.bmp": (
         FLUX,
         {DATA: "WRONG/twins", "cache_latents_to_disk": True},
         ["share one cache file"],
     ),
-    # The wrong model (P22)
+    # The wrong model
     "SD 1.5 for SDXL": (SDXL, {MODEL: "WRONG/sd15.safetensors"}, ["SD 1.5", "SDXL"]),
     "SDXL for FLUX.1": (FLUX, {MODEL: "SDXL"}, ["SDXL checkpoint", "sdxl_train_network"]),
     "FLUX.1 for SDXL": (SDXL, {MODEL: "FLUX"}, ["FLUX.1 transformer", "flux_train_network"]),
@@ -149,10 +155,10 @@ TOLD = {
     "a trigger that no caption has": (FLUX, {"metadata_trigger_phrase": "xyzzy"}, ["'xyzzy'", "none of the captions"]),
     "a key of the old page": (FLUX, {"lowvram": True}, ["lowvram is ignored"]),
     "an option of SDXL": (FLUX, {"noise_offset": 0.1}, ["noise_offset has no effect"]),
-    # NaN (P12)
+    # NaN
     "Prodigy's rate for AdamW": (FLUX, {"learning_rate": 1.0}, ["learning_rate 1.0", "NaN"]),
     "the VAE of SDXL in fp16": (SDXL, {"mixed_precision": "fp16"}, ["overflows in fp16", "no_half_vae"]),
-    # Caches (P20)
+    # Caches
     "trusting what may be old": (FLUX, {"skip_cache_check": True, "cache_latents_to_disk": True}, ["skip_cache_check"]),
 }
 

@@ -231,6 +231,17 @@ class Compile:
             raise ConfigError(f"compile_blocks: {self.compile_blocks!r} names no blocks; write {such}, or nothing")
         return found
 
+    def beyond(self, numbers: Mapping[str, int]) -> Iterator[str]:
+        """What `compile_blocks` asks for and a model does not have; `numbers` are its blocks by class."""
+        names = {cls: name for name, cls in self.kinds.items()}
+        for cls, chosen, _ in self.choices() if self.compile else ():
+            name, number = names[cls], numbers.get(cls, 0)
+            if chosen and number and chosen[1] >= number:
+                yield (
+                    f"compile_blocks: this model has {number} {name} blocks, so there is no {name}:{chosen[1]}; "
+                    f"the last is {name}:{number - 1}"
+                )
+
     def ranges(self) -> dict[str, Chosen]:
         """Classes of blocks -> which of them to compile, counted from 0. Empty where all are. Raises ConfigError."""
         found: dict[str, Chosen] = {}

@@ -71,6 +71,14 @@ def is_diffusers(names: Iterable[str]) -> bool:
     return {"transformer_blocks.0.attn.add_k_proj.weight", "single_transformer_blocks.0.proj_mlp.weight"} <= set(names)
 
 
+def blocks(names: Iterable[str]) -> dict[str, int]:
+    """How many blocks of each class a transformer has, from its plain keys in either layout."""
+    names = list(names)
+    double, single = ("transformer_blocks", "single_transformer_blocks") if is_diffusers(names) else (
+        "double_blocks", "single_blocks")  # fmt: skip
+    return {"DoubleStreamBlock": _count(names, double), "SingleStreamBlock": _count(names, single)}
+
+
 def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Diffusers keys -> {BFL key: the diffusers keys it is made of, in the order of their rows}.
 

@@ -129,6 +129,8 @@ def problems(config: Any) -> Iterator[str]:
                 yield f"{about.option}: {problem}"
             else:
                 found[part] = plain_shapes(entries)
+                if part == "denoiser":
+                    yield from config.compile.beyond(keys.blocks(found[part]))
         except ConfigError as e:
             text = str(e)
             yield text if text.startswith(about.option) else f"{about.option}: {text}"

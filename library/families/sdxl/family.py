@@ -66,6 +66,8 @@ class Sdxl:
             yield from _problems_of_vae(vae)
         if wrong:
             return  # tokenizers lie beside the right model
+        if Path(name).exists():
+            yield from self.config.compile.beyond(_blocks(Path(name)))
         try:
             for encoder in conditions.TOKENIZERS:
                 self._tokenizer_folder(encoder)
@@ -219,6 +221,13 @@ def _problems_of(path: Path, vae: str | None) -> Iterator[str]:
             yield f"--{OPTION}: {problem}"
     except ConfigError as e:
         yield f"--{OPTION}: {e}"
+
+
+def _blocks(path: Path) -> dict[str, int]:
+    """How many blocks of each class the U-Net of a sound model has; nothing where that is in no header."""
+    files = weights.files(path / "unet" if path.is_dir() else path)
+    names = [name for file in files if file.suffix == ".safetensors" for name in weights.header(file)]
+    return keys.blocks(names if path.is_dir() else keys.split(names)[0]["denoiser"])
 
 
 def _whole(path: Path, vae: str | None) -> str | None:

@@ -5,6 +5,7 @@ The U-Net's paths in the single file are also the adapters' names (`lora_unet_in
 
 import functools
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,14 @@ class Layout:
         layers, levels = (halvings[0] - 1 if halvings else 0), len(halvings) + 1
         firsts = [f"input_blocks.{1 + i * (layers + 1)}.1.norm.weight" for i in range(levels)]
         return cls(layers, tuple(first in names for first in firsts))
+
+
+def blocks(names: Iterable[str]) -> dict[str, int]:
+    """How many blocks of each class a U-Net has, from tensor names without prefix in either tree."""
+    names = list(names)
+    transformers = {found[0] for name in names if (found := re.match(r".+\.transformer_blocks\.\d+\.", name))}
+    residual = sum(name.endswith((".in_layers.2.weight", ".conv1.weight")) for name in names)
+    return {"BasicTransformerBlock": len(transformers), "ResnetBlock2D": residual}
 
 
 @functools.cache
