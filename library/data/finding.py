@@ -209,19 +209,20 @@ def _warn_of_other_captions(result: Survey, subset: Any, here: Listing, files: l
     missing = files.count("")
     if not missing:
         return
-    fallback = f"are trained with '{subset.class_tokens}'" if subset.class_tokens else "are trained without caption"
+    fallback = f"trained with '{subset.class_tokens}'" if subset.class_tokens else "trained without a caption"
     stems = {os.path.splitext(name)[0] for name in here.images}
     others = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
     other = next((e for e in (".txt", ".caption", ".TXT") if e != subset.caption_extension and others[e]), None)
     if other and missing == len(files):
         result.warnings.append(
-            f"{here.folder}: {number(others[other], f'{other} file')} are not used, since caption_extension is "
-            f"'{subset.caption_extension}'; set caption_extension = \"{other}\" to use them; now the images {fallback}"
+            f"{here.folder}: {number(others[other], f'{other} file')} not used, since caption_extension is "
+            f"'{subset.caption_extension}'; set caption_extension = \"{other}\" to use them; "
+            f"now every image is {fallback}"
         )
     elif missing < len(files) or not subset.class_tokens:
         bare = some([name for name, file in zip(here.images, files, strict=True) if not file])
         result.warnings.append(
-            f"{here.folder}: {number(missing, 'image')} without {subset.caption_extension} file {fallback}: {bare}"
+            f"{here.folder}: {number(missing, 'image')} without a {subset.caption_extension} file, {fallback}: {bare}"
         )
 
 

@@ -142,7 +142,7 @@ def warnings_of_parent(option: str, parent: Path) -> Iterator[str]:
             f"rename them like '1_{skipped[0]}' to use them"
         )
     if here.images:
-        yield f"{option}: {number(len(here.images), 'image')} directly in {parent} are not used; move them one deeper"
+        yield f"{option}: images directly in {parent} are not used ({len(here.images)}); move them one folder deeper"
     for found in map(concept, (parent / name for name in here.folders)):
         if found and found.repeats == 0:
             yield f"{found.folder} has 0 repeats and is not used"

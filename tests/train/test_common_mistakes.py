@@ -146,9 +146,9 @@ TOLD = {
     "captions with another ending": (
         FLUX,
         {"caption_extension": ".caption"},
-        [".txt files are not used", "caption_ext"],
+        [".txt files not used", "caption_ext"],
     ),
-    "images without captions": (FLUX, {DATA: "WRONG/mute"}, ["1 image without .txt", "0.png"]),
+    "images without captions": (FLUX, {DATA: "WRONG/mute"}, ["1 image without a .txt file, trained with", "0.png"]),
     "an empty caption": (FLUX, {DATA: "WRONG/few"}, ["without words", "0.txt"]),
     "images in folders of folders": (FLUX, {DATA: "WRONG/deep"}, ["more", "sub-folders are not read"]),
     "batches larger than buckets": (FLUX, {"train_batch_size": 8}, ["fewer images than the batch size"]),
