@@ -4,14 +4,13 @@ A file has [general], [[datasets]] and [[datasets.subsets]]. What a subset does 
 [general], then the run's options, then the default here. The answer is the same shape for both ways of describing data.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from library.config.reading import extension, positive_pair, range_of_sizes
-from library.config.schema import ConfigError, Layer, Option, load_toml, opt, read_section, section_options
+from library.config.schema import ConfigError, Layer, Option, load_json, load_toml, opt, read_section, section_options
 from library.config.sections.inputs import resolution_rules
 from library.config.values import shown
 
@@ -198,14 +197,7 @@ def _tables(table: Mapping[str, Any], key: str, source: str, problems: list[str]
 def _open(path: Path) -> dict[str, Any]:
     if path.suffix.lower() != ".json":
         return load_toml(path)
-    try:
-        tables = json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
-    except OSError as e:
-        raise ConfigError(f"{path} cannot be read: {e.strerror or e}") from None
-    except ValueError as e:
-        raise ConfigError(f"{path} is not valid JSON: {e}") from None
+    tables = load_json(path)
     if not isinstance(tables, dict):
         raise ConfigError(f"{path} must hold one JSON object with general and datasets")
     return tables

@@ -10,6 +10,7 @@ be filled in before a training can start (an untouched form is a valid config th
 
 import dataclasses
 import functools
+import json
 import logging
 import re
 import tomllib
@@ -272,6 +273,26 @@ def load_toml(path: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is no TOML; make one of it: kohya import {path} -o run.toml") from None
         hint = "; in double quotes write \\\\ for \\, or use single quotes" if "escape" in str(e) else ""
         raise ConfigError(f"{path} is not valid TOML: {e}{hint}") from None
+
+
+def load_json(path: str | Path) -> Any:
+    """A JSON file as it is. Raises ConfigError when it is absent, not text, not JSON, or has a key twice."""
+    try:
+        return json.loads(read_text(path), object_pairs_hook=lambda pairs: once(pairs, path))
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path} is not valid JSON: {e}") from None
+
+
+def once(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> dict[Any, Any]:
+    """A table in which each key was written once, as TOML has it. Raises ConfigError naming one that was not."""
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(f"{path} has {key} twice in one table; delete one of them")
+        found[key] = value
+    return found
 
 
 def read_text(path: str | Path) -> str:

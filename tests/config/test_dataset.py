@@ -179,6 +179,7 @@ def test_masks_belong_to_masked_loss(tmp_path):
     [
         ("a.json", "{", "is not valid JSON"),
         ("a.json", "[]", "must hold one JSON object"),
+        ("a.json", '{"datasets": [{"resolution": 64, "resolution": 96}]}', "has resolution twice in one table"),
         ("a.toml", "a =", "is not valid TOML"),
     ],
 )

@@ -62,6 +62,8 @@ def test_what_does_not_go_together_is_written_and_has_to_be_fixed(tmp_path, caps
         ("a.toml", "lerning_rate = 1", "learning_rate?"),
         ("a.txt", "", "must end in"),
         ("a.yaml", "a: [", "not valid YAML"),
+        ("a.json", '{"seed": 1, "more": {"seed": 2}, "seed": 2}', "has seed twice in one table"),
+        ("a.yaml", "config:\n  name: a\n  name: b\n", "has name twice in one table"),
     ],
 )
 def test_what_is_no_file_of_settings_is_said_in_a_sentence(tmp_path, capsys, name, text, words):

@@ -1,7 +1,6 @@
 """A file of any trainer -> a config of ours: which trainer wrote it, and who reads it."""
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from library.config.foreign import aitoolkit, flat, kohya_ss, musubi, onetrainer
 from library.config.foreign.ledger import Configs, Imported, Ledger, settle
-from library.config.schema import ConfigError, load_toml, read_text
+from library.config.schema import ConfigError, load_json, load_toml, once, read_text
 from library.config.values import meant
 
 READERS = (aitoolkit, onetrainer, musubi, kohya_ss)
@@ -40,8 +39,8 @@ def _with_data(found: dict[str, Any], path: Path) -> dict[str, Any]:
     name = str(found.get(key) or "")
     for place in (Path(name), path.parent / name, path.parent.parent / name) if name else ():
         if place.suffix.lower() == suffix and place.is_file():
-            with contextlib.suppress(ConfigError, ValueError):
-                data = json.loads(read_text(place)) if suffix == ".json" else load_toml(place)
+            with contextlib.suppress(ConfigError):
+                data = load_json(place) if suffix == ".json" else load_toml(place)
                 is_known = musubi.is_dataset(data) if suffix == ".toml" else isinstance(data, list)
                 return {**found, target: data} if is_known else found
     return found
@@ -81,15 +80,9 @@ def parse(path: Path) -> dict[str, Any]:
         return load_toml(path)
     if suffix not in SUFFIXES:
         raise ConfigError(f"{path} must end in one of {', '.join(SUFFIXES)}")
-    text = read_text(path)
-    if not text.strip():
+    if not (text := read_text(path)).strip():
         raise ConfigError(f"{path} is empty")
-    try:
-        found = json.loads(text) if suffix == ".json" else _yaml(text, path)
-    except ConfigError:
-        raise
-    except (ValueError, RecursionError) as e:
-        raise ConfigError(f"{path} is not valid {suffix[1:].upper()}: {e}") from None
+    found = load_json(path) if suffix == ".json" else _yaml(text, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ConfigError(f"{path} holds no settings: it must be one table of names and values")
     return found
@@ -98,7 +91,17 @@ def parse(path: Path) -> dict[str, Any]:
 def _yaml(text: str, path: Path) -> Any:
     import yaml  # only for files of ai-toolkit
 
+    class Once(yaml.SafeLoader):
+        """Refuses keys that come twice."""
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            once(((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)), path)
+            return node
+
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as e:
+        return yaml.load(text, Once)
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
