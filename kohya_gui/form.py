@@ -22,6 +22,7 @@ from library.config.pending import PENDING
 from library.config.schema import ConfigError, Option, build, draft, missing, options, section_options, values
 
 NOT_SET = "not set"
+STANDS = "dataset_config"  # describes the data in place of fields that must be filled in otherwise
 LAUNCH = {name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"}
 
 
@@ -58,7 +59,8 @@ class Form:
         the sixths of a row that each takes; `ahead` is HTML that comes first in a section."""
         self.tab, self.families, self.configs, self.basics, self.ahead = tab, families, configs, basics, ahead or {}
         self.fields = fields(configs)
-        self.required = {line.split()[0] for config in configs.values() for line in missing(build(config, {}))}
+        self.required = _wanted(configs)
+        self.replaced = self.required - _wanted(configs, {STANDS: "a file"})
 
     # ---- what comes back from the browser
 
@@ -214,6 +216,8 @@ class Form:
         }
         if required:
             facts["aria-required"] = "true"
+        if option.name in self.replaced:
+            facts["data-unless"] = STANDS
         if field.pending:
             facts["disabled"] = ""
         text = f"Not usable yet: {field.pending}." if field.pending else sentence(option.help, option.choices)
@@ -225,6 +229,11 @@ class Form:
             f'<div class="{classes}"><label for="{element}">{escape(option.label)}</label>'
             f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}</div>"
         )
+
+
+def _wanted(configs: Mapping[str, type], given: Mapping[str, Any] = {}) -> set[str]:
+    """The options that must be filled in besides those that are given, for one family or another."""
+    return _named(line for config in configs.values() for line in missing(build(config, given)))
 
 
 def _named(problems: Iterable[str]) -> set[str]:

@@ -7,6 +7,9 @@ window.kohya = (() => {
   const value = (field) => (field.type === "checkbox" ? field.checked : field.value);
   const isFor = (field, name) => field.dataset.families.split(" ").includes(name);
 
+  /** Whether two texts are one value: 1600.0 is 1600, and 0.0001 is 1e-4. */
+  const same = (one, other) => one === other || (one.trim() !== "" && other !== "" && Number(one) === Number(other));
+
   function set(field, to) {
     if (field.type === "checkbox") field.checked = to === true || to === "true";
     else field.value = to;
@@ -121,13 +124,14 @@ window.kohya = (() => {
       section.querySelector("i").textContent = count ? `${count} changed` : "";
     }
     for (const field of fields(where.querySelector(".basics"))) mark(field);
+    for (const field of where.querySelectorAll("[data-unless]")) demand(field, name);
     store(where.id, JSON.stringify(kept(where)));
     document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));
   }
 
   /** Whether a field differs from its default; where it does it is marked, and has a button that puts it back. */
   function mark(field) {
-    const differs = String(value(field)) !== field.dataset.default;
+    const differs = !same(String(value(field)), field.dataset.default);
     const box = field.closest(".field");
     if (box.classList.toggle("changed", differs) === Boolean(box.querySelector(".reset"))) return differs;
     if (!differs) box.querySelector(".reset").remove();
@@ -139,6 +143,15 @@ window.kohya = (() => {
       box.querySelector("label").after(back);
     }
     return differs;
+  }
+
+  /** Ask for a field only as long as the one that may stand in its place is empty. */
+  function demand(field, name) {
+    const stands = ({ dataset }) => dataset.option === field.dataset.unless;
+    const other = fields(field.form).find((one) => stands(one) && isFor(one, name));
+    const wanted = !other?.value.trim();
+    field.closest(".field").classList.toggle("required", wanted);
+    field.setAttribute("aria-required", wanted);
   }
 
   function reset(button) {

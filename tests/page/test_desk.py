@@ -33,7 +33,13 @@ def test_what_is_told_while_one_types(visit, demo):
     page.locator(".field:has(#lora-max_train_steps) .reset").click()
     page.locator("#lora-max_train_steps:not([aria-invalid])").wait_for()
     assert page.locator("#lora-max_train_steps").input_value() == "1600"
+    visitor.fill(max_train_steps="1600.0", learning_rate="2e-6")  # the default's value, in other words
     assert not page.locator(".reset:visible").count()
+    # What describes the data in detail stands for the folder and the size.
+    for given, required in (("set.toml", 0), ("", 2)):
+        page.evaluate("given => kohya.apply('lora', { dataset_config: given })", given)
+        asked = page.locator(".required > :is(#lora-train_data_dir, #lora-resolution)[aria-required=true]")
+        assert asked.count() == required
     # Search leads to a field that is folded away and rare, and marks it.
     page.keyboard.press("Escape")
     page.locator("h1").click()
