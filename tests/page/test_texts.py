@@ -20,6 +20,12 @@ FORMS = ("checking", "comparing", "compiling", "form", "helping", "messages", "p
 # What is wrong with a form is said by these.
 RULES = ("library/config/sections/*.py", "library/config/values.py", "library/config/reading.py",
          "library/config/command.py", "library/families/*/options.py")  # fmt: skip
+# What is wrong with a training whose form is well filled in: files, names, packages, this machine.
+PREFLIGHT = ("library/train/save.py", "library/train/optim.py", "library/train/schedule.py", "library/train/hub.py",
+             "library/train/preflight.py", "library/train/trackers.py", "library/data/preflight.py",
+             "library/data/folders.py", "library/learners/__init__.py", "library/learners/network_args.py",
+             "library/families/*/family.py", "library/families/*/source.py", "library/families/hub.py",
+             "library/families/weights.py", "library/compile_checks.py")  # fmt: skip
 # What a translator keeps: options, values that are numbers or code, files.
 CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")
 
@@ -67,28 +73,45 @@ def test_why_an_option_has_no_effect_is_in_every_table():
 
 
 def test_what_is_wrong_with_a_form_is_in_every_table():
-    said = [re.sub(r"^\{0\}", "an_option", text) for text in problems() if " " in text]
+    said = [re.sub(r"^\{0\}", "an_option", text) for text in problems(RULES) if " " in text]
     assert len(said) > 70 and "an_option cannot be used with cache_latents: switch one of them off" in said
     assert not absent(said), "add these, with {name} for the option they begin with"
+
+
+def test_what_is_wrong_with_a_training_is_in_every_table():
+    own = {text: re.sub(r"\{\d\}|\w+_\w+", "", text) for text in problems(PREFLIGHT)}
+    said = [text for text, words in own.items() if re.search(r"[a-z]{2} [a-z]{2}", words)]
+    assert len(said) > 100 and "output_dir is not set: choose a folder for the results" in said
+    for text in (re.sub(r"'\{\d\}$", "'", text) for text in said):  # whatever may be added at the end is left off
+        # What stands first may be a number or an option.
+        named = re.sub(r"^(--|in \w+: )?\{0\}", r"\1an_option", text)
+        assert not absent([text]) or not absent([named]), f"add this: {text}"
 
 
 def test_why_a_training_failed_is_in_every_table():
     assert not absent(advice for _, advice in (*causes.KNOWN, *causes.ENDINGS)), "add these"
 
 
-def problems():
+def problems(rules):
     """The sentences that checks and readers of options yield or raise; what is put into one is {0}, {1} and so on."""
-    for path in (path for rule in RULES for path in source.ROOT.glob(rule)):
+    for path in (path for rule in rules for path in source.ROOT.glob(rule)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             made = node.value if isinstance(node, ast.Yield) else None
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                made = node.exc.args[0]
+                made = node.exc.args[0] if ast.unparse(node.exc.func) == "ConfigError" else None
             if isinstance(made, ast.Constant) and isinstance(made.value, str):
                 yield made.value
             elif isinstance(made, ast.JoinedStr):
-                parts = [p.value if isinstance(p, ast.Constant) else None for p in made.values]
+                parts = [p.value if isinstance(p, ast.Constant) else counted(p) for p in made.values]
                 text = "".join(f"{{{parts[:at].count(None)}}}" if p is None else p for at, p in enumerate(parts))
-                yield re.sub(r"(\{\d\})(?::?\{\d\})+", r"\1", text)
+                yield re.sub(r"(?:1_)?(\{\d\})(?::?\{\d\})*", r"\1", text)
+
+
+def counted(part):
+    """What `number` says of things, as far as a source tells that."""
+    call = part.value
+    is_number = isinstance(call, ast.Call) and ast.unparse(call.func) == "number"
+    return f"1 {call.args[1].value}" if is_number and isinstance(call.args[1], ast.Constant) else None
 
 
 @pytest.mark.parametrize(("text", "covers"), [
