@@ -98,8 +98,7 @@ def markup() -> str:
 
 def setting(option: Option, value: Any) -> str:
     """One of the settings as a field; its label and its help are those of the training tabs."""
-    about = f"{escape(option.help)}"
-    element = f"images-{option.name}"
+    about, element = escape(option.help), f"images-{option.name}"
     if option.type is bool:
         box = f'<input type="checkbox" id="{element}" data-setting="{option.name}"{" checked" if value else ""}>'
         return f'<div class="field check" title="{about}"><label>{box}<span>{escape(option.label)}</span></label></div>'

@@ -234,13 +234,14 @@ def meant(name: str, known: Any) -> str:
 
 
 def _pointed(value: Any) -> str:
-    """The ending " (did you mean 0.5?)" for a number that was written with a comma, else nothing."""
-    grouped = isinstance(value, str) and re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
-    for sign in ("",) if grouped else (".",):
-        with contextlib.suppress(ValueError, AttributeError):
-            meant = value.strip().replace(",", sign)
-            number(meant)
-            return f" (did you mean {meant}?)" if "," in value else ""
+    """The ending " (did you mean 0.5?)" for a number that was written with commas, else nothing."""
+    if not isinstance(value, str) or "," not in value:
+        return ""
+    grouped = re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
+    other = value.strip().replace(",", "" if grouped else ".")
+    with contextlib.suppress(ValueError):
+        number(other)
+        return f" (did you mean {other}?)"
     return ""
 
 

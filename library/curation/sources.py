@@ -1,5 +1,6 @@
 """All that a training will see, as the trainer finds it: regularisation images, metadata files, dataset files."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -168,7 +169,10 @@ def _bare(found: Survey, place: Place, path: str, subset: Any) -> Picture:
     """A picture of which only its file is known."""
     folder, name = os.path.split(path)
     file = found.files(folder).images.get(name)
-    inner = os.path.relpath(path, subset.image_dir) if subset.metadata_file and subset.image_dir else name
+    inner = name
+    if subset.metadata_file and subset.image_dir:
+        with contextlib.suppress(ValueError):  # on Windows it may lie on another drive
+            inner = os.path.relpath(path, subset.image_dir)
     shown = f"{place.folder}/{inner.replace(os.sep, '/')}"
     words = "" if subset.metadata_file else os.path.splitext(path)[0] + subset.caption_extension
     made = Picture(path, shown, place.folder, file.num_bytes if file else 0, file.modified if file else 0, words)
