@@ -9,7 +9,8 @@ from library.train import remembered, tuning
 from library.train.tuning import Result, choose
 from tests.training import config_of, demo, shapes, train  # noqa: F401
 
-ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1}
+ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1,
+         "compile_blocks": "single:all"}  # fmt: skip
 SPEEDS = {
     "compile": 0.5,
     "attention_kernel": 0.8,
