@@ -194,8 +194,8 @@ def test_files_that_are_something_else_are_named(tiny_sdxl, tmp_path):
             "is an SD 1.5 checkpoint, not an SDXL",
         ),
         "unet": (without(stored, "conditioner."), "has no text encoders"),
-        "no_vae": (without(stored, "first_stage_model."), "has no VAE: give a VAE with --vae"),
-        "no_clip_l": (without(stored, "conditioner.embedders.0."), "has no first text encoder (CLIP-L)"),
+        "no_vae": (without(stored, "first_stage_model."), "holds no VAE: give a VAE with --vae"),
+        "no_clip_l": (without(stored, "conditioner.embedders.0."), "holds no first text encoder (CLIP-L)"),
         "what": ({"x": some}, "is a checkpoint of an unknown kind"),
         "inpaint": (
             stored | {"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(32, 9, 3, 3)},

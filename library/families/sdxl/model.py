@@ -100,7 +100,7 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
     for part, names in parts.items():
         if not names and not (part == "vae" and vae):
             fix = "give a VAE with --vae" if part == "vae" else "choose a complete SDXL checkpoint"
-            return f"{path} has no {BLAME[part]}: {fix}"
+            return f"{path} holds no {BLAME[part]}: {fix}"
     return odd(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
 
 
