@@ -205,7 +205,7 @@ class _Played(torch.autograd.Function):
     def forward(ctx: Any, ticket: _Ticket, given: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
         ctx.ticket, recording = ticket, ticket.recording
         if [p.data_ptr() for p in ticket.recorder.learn] != recording.addresses:
-            raise RuntimeError("weights have moved since the CUDA graph was recorded, which it cannot know")
+            raise ConfigError("compile_mode: weights have moved since the CUDA graph was recorded; use default")
         torch._foreach_copy_(recording.inputs, [t.detach() for t in given])
         recording.forward.replay()
         answers = tuple(answer.clone() for answer in recording.answers)

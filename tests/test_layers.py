@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "library.compile_recording": (*BOTTOM, "library.compile_ledger", "library.memory.blocks"),
     **dict.fromkeys(("library.compile_ledger", "library.compile_cache", "library.compile_settings"), BOTTOM),
     "library.compile_checks": (*BOTTOM, "library.compile_settings"),
-    "library.memory": (*BOTTOM, *PROTOCOL, "library.compile_utils", "library.compile_ledger"),
+    "library.memory": (*BOTTOM, *PROTOCOL, *(f"library.compile_{part}" for part in ("utils", "ledger", "settings"))),
     "library.demo": (*BOTTOM, "library.families", "library.runs"),
     "library.curation": (*BOTTOM, "library.data", "library.runs"),
     "library.jobs": (*BOTTOM, "library.runs"),

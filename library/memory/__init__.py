@@ -39,7 +39,8 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
         memory = config.memory
         around = config.compile.compile and config.compile.compile_scope == "inner"
-        checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, memory.checkpoint_keep_attention, around)
+        keep, own = memory.checkpoint_keep_attention, getattr(config.precision, "fp8_compute", False)
+        checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, keep, around, own)
     why = _compile(denoiser, blocks, family, config, device, sizes)  # 4. in place: names in state_dict stay
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     return why
@@ -123,15 +124,11 @@ def _chosen(
     """
     if not options.compile_blocks:
         return blocks, {}
-    ranges, names = options.ranges(), {cls: name for name, cls in options.kinds.items()}
-    chosen, backends = [], {}
+    if wrong := [*options.beyond({cls: len(group) for cls, group in zip(regions, blocks, strict=True)})]:
+        raise ConfigError("\n".join(wrong))
+    ranges, chosen, backends = options.ranges(), [], {}
     for cls, group in zip(regions, blocks, strict=True):
-        for _, last in (wanted := ranges.get(cls, ())) or ():
-            if last >= len(group):
-                raise ConfigError(
-                    f"compile_blocks: this model has {len(group)} {names[cls]} blocks, "
-                    f"so there is no {names[cls]}:{last}; the last is {names[cls]}:{len(group) - 1}"
-                )
+        wanted = ranges.get(cls, ())
         numbers = range(len(group)) if wanted is None else {n for first, last in wanted for n in range(first, last + 1)}
         chosen.append([group[n] for n in sorted(numbers)])
         backends |= {group[n]: options.backend_of(cls, n) for n in numbers}

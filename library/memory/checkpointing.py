@@ -8,37 +8,57 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from library.compile_settings import version
 from library.memory.blocks import under_its_name
 
 
 def wrap(
-    blocks: Iterable[Sequence[nn.Module]], offload: bool = False, keep_attention: bool = False, around: bool = False
+    blocks: Iterable[Sequence[nn.Module]],
+    offload: bool = False,
+    keep_attention: bool = False,
+    around: bool = False,
+    own_gradients: bool = False,
 ) -> None:
     """Make every block recompute in backward, except for the outputs of attention if those are to be kept.
 
     Checkpointing sits inside the block's forward, so that a compiled block holds one graph for forward and recompute.
     `around` puts it around the block's call instead, so that the graph is of the block's own computation alone. With
     `offload` it is there as well, since the kept inputs wait in host memory, and copies stay out of compiled graphs.
+    `own_gradients` says that layers in the blocks bring a gradient of their own.
     """
     for group in blocks:
         for block in group:
             if offload or around:
                 block.__class__ = _offloaded(type(block)) if offload else _surrounded(type(block))
             else:
-                block.__class__ = _checkpointed(type(block), keep_attention)
+                block.__class__ = _checkpointed(type(block), keep_attention, own_gradients)
 
 
-def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _keep_attention(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Attention costs the most time for the least memory: its output is as small as the block's input."""
     keep = "_scaled_dot_product" in str(op)
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def _keep_nothing(*_: Any, **__: Any) -> CheckpointPolicy:
+    """What a plain checkpoint does, asked of every operation by itself."""
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _overlooks_functions() -> bool:
+    """Whether compiled checkpoints keep what functions with a gradient of their own answer, such as products in 8 bits.
+
+    PyTorch 2.11 does, which took 15 GB of FLUX.1 per image; 2.13 asks every operation anyway.
+    """
+    return version() < (2, 13)
+
+
 @functools.cache
-def _checkpointed(cls: type[nn.Module], keep_attention: bool = False) -> type[nn.Module]:
+def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradients: bool = False) -> type[nn.Module]:
     how: dict[str, Any] = {"use_reentrant": False}
-    if keep_attention:
-        how["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    if keep_attention or (own_gradients and _overlooks_functions()):
+        policy = _keep_attention if keep_attention else _keep_nothing
+        how["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
 
     class Checkpointed(cls):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

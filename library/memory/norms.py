@@ -1,4 +1,6 @@
-"""A GroupNorm that leaves images in the order that convolutions like best."""
+"""Layers that leave images in the order that convolutions like best."""
+
+import functools
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +30,24 @@ class GroupNorm(nn.GroupNorm):
         return x.permute(0, 3, 1, 2).to(kept)
 
 
+@functools.cache
+def _in_order(cls: type[nn.Module]) -> type[nn.Module]:
+    """A convolution that orders its input itself: diffusers hands a shortcut's over channels first while training."""
+
+    class InOrder(cls):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input.contiguous(memory_format=torch.channels_last))
+
+    return under_its_name(InOrder, cls)
+
+
 def keep_channels_last(block: nn.Module) -> None:
-    """Give the GroupNorms within a block that is about to be compiled this behaviour."""
-    for module in block.modules():
+    """Give the GroupNorms and shortcuts within a block that is about to be compiled this behaviour."""
+    for name, module in block.named_modules():
         if type(module) is nn.GroupNorm:
             module.__class__ = GroupNorm
+        elif name.endswith("conv_shortcut"):
+            module.__class__ = _in_order(type(module))
 
 
 under_its_name(GroupNorm, nn.GroupNorm)

@@ -9,6 +9,7 @@ from torch import nn
 from library import compile_recording
 from library.compile_ledger import LEDGER
 from library.compile_recording import Call
+from library.config.schema import ConfigError
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -136,5 +137,5 @@ def test_weights_that_moved_are_noticed():
     compile_recording.attach(model)
     gradients(model, "cuda", (3,))
     model.learns.weight.data = model.learns.weight.data.clone()
-    with pytest.raises(RuntimeError, match="weights have moved"):
+    with pytest.raises(ConfigError, match="weights have moved"):
         gradients(model, "cuda", (3,))

@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from diffusers.models.resnet import ResnetBlock2D
 from torch import nn
 
 from library.memory import norms
@@ -48,3 +49,24 @@ def test_rows_of_other_shapes_go_the_usual_way():
     own, ours = both()
     x = torch.randn(3, 16, 7)
     assert torch.equal(ours(x), own(x))
+
+
+def test_a_residual_block_that_learns_keeps_only_images_with_channels_last():
+    """Inductor takes the strides of others, of the first size of image, for those of all sizes."""
+    block = ResnetBlock2D(in_channels=64, out_channels=32, temb_channels=8).to(memory_format=torch.channels_last)
+    given = torch.randn(2, 64, 6, 4).to(memory_format=torch.channels_last).requires_grad_()
+    time = torch.randn(2, 8)
+
+    def run():
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            answer = block.train()(given, time)
+        images = [x for x in kept if x.dim() == 4 and x.shape[-2:] == (6, 4)]
+        return answer, [x.is_contiguous(memory_format=torch.channels_last) for x in images]
+
+    plain, before = run()
+    norms.keep_channels_last(block)
+    answer, after = run()
+    assert after and all(after) and not all(before)
+    torch.testing.assert_close(answer, plain)
+    assert type(block.conv_shortcut).__name__ == "Conv2d"
