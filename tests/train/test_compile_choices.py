@@ -69,7 +69,7 @@ def test_a_block_that_the_model_does_not_have_is_named(run, tmp_path):
     with pytest.raises(ConfigError, match=r"double:99; the last is double:\d") as refused:
         run("flux_train_network", compile_blocks="double:0-99", **COMPILED)
     assert len(str(refused.value).splitlines()) == 1
-    assert not list(runs_in(tmp_path / "run0").pop().parent.parent.glob("*.safetensors"))
+    assert not runs_in(tmp_path / "run0")  # found in the file's header: nothing has begun
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

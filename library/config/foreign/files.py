@@ -100,7 +100,7 @@ def _yaml(text: str, path: Path) -> Any:
             return node
 
     try:
-        return yaml.load(text, Once)
+        return Once(text).get_single_data()
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as e:
