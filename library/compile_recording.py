@@ -46,10 +46,13 @@ def attach(denoiser: nn.Module) -> None:
 
 
 def peak(device: torch.device) -> int:
-    """The most bytes that tensors held on a GPU, with what recordings keep for themselves between two steps."""
+    """The most bytes that tensors held on a GPU, or hold now with what recordings keep to themselves between two steps.
+
+    Not both added up: what was held at most is that of the passes before a recording, whose memory it then takes over.
+    """
     whole = (s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
     kept = sum(s["total_size"] - s["allocated_size"] for s in whole if s["device"] == (device.index or 0))
-    return torch.cuda.max_memory_allocated(device) + kept
+    return max(torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device) + kept)
 
 
 def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
@@ -179,7 +182,8 @@ class Recording:
                 found = self._gradients(ends, self.incoming)
                 of_weights = found[len(found) - len(recorder.learn) :]
                 there = [(to, new) for to, new in zip(recorder.gradients, of_weights, strict=True) if new is not None]
-                torch._foreach_copy_([to for to, _ in there], [new for _, new in there])
+                if there:  # where only text encoders learn, nothing of the denoiser does
+                    torch._foreach_copy_([to for to, _ in there], [new for _, new in there])
         self.learns = [new is not None for new in of_weights]
         self.of_inputs = found[: len(found) - len(recorder.learn)]
         self.with_gradient = [answer.requires_grad for answer in answers]

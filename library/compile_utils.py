@@ -81,7 +81,12 @@ def get_ready(args: Any, device: torch.device) -> None:
     """
     if not args.compile or args.compile_backend != "inductor" or any(problems(args, device)):
         return
-    compile_cache.use(getattr(args, "compile_cache_dir", None), device)
+    try:
+        compile_cache.use(getattr(args, "compile_cache_dir", None), device)
+    except ConfigError:
+        if not getattr(args, "compile_fallback", False):
+            raise
+        return  # what compiles will see that too, and the training goes on without
     if device.type == "cuda":
         from torch._inductor.async_compile import AsyncCompile
 

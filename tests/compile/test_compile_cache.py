@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
-from library import compile_cache
-from library.config.schema import ConfigError
+from library import compile_cache, compile_utils
+from library.config.schema import ConfigError, build
+from library.families import config_class
 
 
 def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, monkeypatch):
@@ -40,6 +41,16 @@ def test_a_folder_that_cannot_be_used_is_named_unless_nobody_chose_it(tmp_path, 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file / "in"))
     with pytest.raises(ConfigError, match="TORCHINDUCTOR_CACHE_DIR: "):
         compile_cache.use(None, cpu)
+
+
+def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_path, monkeypatch):
+    monkeypatch.delenv(compile_cache.INDUCTOR, raising=False)
+    (tmp_path / "file").touch()
+    asked = {"compile": True, "compile_cache_dir": str(tmp_path / "file" / "in")}
+    kind, cpu = config_class("flux_train_network"), torch.device("cpu")
+    with pytest.raises(ConfigError, match="compile_cache_dir"):
+        compile_utils.get_ready(build(kind, asked, notes=[]).compile, cpu)
+    compile_utils.get_ready(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu)
 
 
 def test_the_key_has_the_gpu_and_its_driver(monkeypatch):
