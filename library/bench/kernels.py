@@ -23,7 +23,8 @@ def attention(device: str) -> dict[str, float]:
         out = torch.nn.functional.scaled_dot_product_attention(*given)
         torch.autograd.grad(out.float().sum(), given)
 
-    dtype = torch.bfloat16 if device == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    dtype = half if device == "cuda" else torch.float32
     given = [torch.randn(SHAPE[device], device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
     found = {}
     for name, backend in KERNELS.items():

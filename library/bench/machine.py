@@ -15,16 +15,26 @@ SIZES = {"cuda": (4096, 8192), "cpu": (512, 1024)}
 def device(asked: str) -> torch.device:
     """The device to measure on; `auto` is the GPU where there is one. Raises ConfigError for one that is not there."""
     if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         made = torch.device(asked)
         if made.type == "cuda":
             torch.cuda.get_device_properties(made)
+            # Marks of time, streams and what Triton compiles are of the current GPU, whatever tensors say.
+            torch.cuda.set_device(torch.cuda.current_device() if made.index is None else made.index)
+            return torch.device("cuda", torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {asked} cannot be used here ({_first(error)}); use auto or cpu") from error
     if made.type not in SIZES:
         raise ConfigError(f"--device {asked}: only cuda and cpu can be measured")
     return made
+
+
+def half_type(on: torch.device) -> str:
+    """The `mixed_precision` that this device is quick in; `no` for a processor."""
+    if on.type != "cuda":
+        return "no"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
 def facts(on: torch.device) -> dict[str, Any]:

@@ -43,9 +43,9 @@ class Bench:
         work.phase("the rate of matrix products", 0, total)
         self.rate = machine.matmul_rate(self.device, precision.compute_type(plain))
         try:
-            for number, (title, act) in enumerate(todo):
-                work.phase(title, number, total)
-                for row in self._careful(title, act):
+            for number, (first, act) in enumerate(todo):
+                work.phase(titled(first), number, total)
+                for row in self._careful(first, act):
                     self.rows.append(row)
                     self.say(report.line(row))
                 work.store(self.result(began, finished=False))
@@ -69,27 +69,29 @@ class Bench:
 
     # ---- what there is to do
 
-    def _todo(self) -> Iterator[tuple[str, Callable[[], Iterator[dict[str, Any]]]]]:
+    def _todo(self) -> Iterator[tuple[dict[str, Any], Callable[[], Iterator[dict[str, Any]]]]]:
+        """What is measured together, as the beginning of its row, and what measures it."""
         if ENCODERS in self.parts:
             for name in self.subject.encoders():
-                yield f"text encoder {name}", lambda name=name: self._encoder(name)
+                yield {"part": f"text encoder {name}", "candidate": "eager"}, lambda name=name: self._encoder(name)
         for part in (ENCODE, DECODE):
-            for resolution in self.resolutions if part in self.parts else ():
-                yield f"{part} at {resolution}", lambda part=part, at=resolution: self._vae(part, at)
+            for at in self.resolutions if part in self.parts else ():
+                row = {"part": part, "resolution": at, "candidate": "eager"}
+                yield row, lambda part=part, at=at: self._vae(part, at)
         if BLOCKS in self.parts or STEP in self.parts:
             for resolution in self.resolutions:
                 counted: list[stage.Counted] = []  # by the first candidate, for all of this size
                 for candidate in self.candidates:
-                    title = f"{candidate.name} at {resolution}"
-                    yield title, lambda c=candidate, at=resolution, known=counted: self._training(c, at, known)
+                    row = {"part": STEP, "resolution": resolution, "candidate": candidate.name}
+                    yield row, lambda c=candidate, at=resolution, known=counted: self._training(c, at, known)
 
-    def _careful(self, title: str, act: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    def _careful(self, row: dict[str, Any], act: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
         """What goes wrong in one measurement is its result, and the others go on."""
         try:
             yield from act()
         except Exception as error:
             status = "skipped" if isinstance(error, ConfigError) else "failed"
-            yield {"part": title, "status": status, "why": reason(error)}
+            yield {**row, "status": status, "why": reason(error)}
         finally:
             timing.clean(self.device)
 
@@ -126,11 +128,7 @@ class Bench:
     def _training(self, candidate: Candidate, at: int, known: list[stage.Counted]) -> Iterator[dict[str, Any]]:
         """Blocks, and then the whole step, in one way of training."""
         where = {"resolution": at, "candidate": candidate.name}
-        try:
-            config = self.subject.config(candidate.chosen())
-        except ConfigError as error:
-            yield {"part": STEP, **where, "status": "skipped", "why": reason(error)}
-            return
+        config = self.subject.config(candidate.chosen())
         made = self.subject.make(config, self.device)
         if not known:
             known.append(stage.counted(self.subject, made, config, at))
@@ -159,6 +157,12 @@ class Bench:
             if "compile" in row:
                 row["compile"]["seconds_here"] = round(row["compile"]["seconds"] - before, 2)
         return row
+
+
+def titled(row: Mapping[str, Any]) -> str:
+    """What is measured, for who waits."""
+    what = row["candidate"] if row["part"] == STEP else row["part"]
+    return f"{what} at {row['resolution']}" if "resolution" in row else str(what)
 
 
 def reason(error: Exception) -> str:

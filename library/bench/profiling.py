@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,7 +43,17 @@ def run(
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
     facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
     facts |= {"set": verdict.settings(config), "kind": "profile", "schema": 1, "started": began, "finished": True}
-    return facts | {"verdict": [vars(finding) for finding in verdict.judge(facts)]}
+    told = [finding for finding in verdict.judge(facts) if _possible(subject, way, finding.options)]
+    return facts | {"verdict": [vars(finding) for finding in told]}
+
+
+def _possible(subject: Subject, way: Candidate, options: Mapping[str, Any]) -> bool:
+    """Whether this training could have these options: some exclude each other, which rules need not know."""
+    try:
+        subject.config({**way.chosen(), **options})
+    except ConfigError:
+        return False
+    return True
 
 
 def _profiled(ready: stage.Stage, device: torch.device, steps: int) -> profile:

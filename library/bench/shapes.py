@@ -96,14 +96,14 @@ def made_real(call: Call, device: torch.device) -> Call:
     return pytree.tree_map(real, call)
 
 
-def forward_backward(block: nn.Module, call: Call) -> None:
+def forward_backward(block: nn.Module, call: Call, autocast: Callable[[], Any] = contextlib.nullcontext) -> None:
     """Run a block both ways, as training does; gradients are thrown away."""
     args, kwargs = call
-    outputs = [x for x in pytree.tree_leaves(block(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
+    with autocast():
+        outputs = [x for x in pytree.tree_leaves(block(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
     if outputs:
         torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
-    for value in pytree.tree_leaves(call):
+    ready = [getattr(layer, "ready", None) for layer in block.modules()]
+    for value in (*pytree.tree_leaves((call, ready)), *block.parameters()):
         if isinstance(value, Tensor):
             value.grad = None
-    for p in block.parameters():
-        p.grad = None

@@ -137,7 +137,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     device = machine.device(asked.device)
     given: dict[str, Any] = dict(text.split("=", 1) for text in asked.set)
     if device.type == "cuda" and not asked.run:
-        given = {"mixed_precision": "bf16", **given}
+        given = {"mixed_precision": machine.half_type(device), **given}
     if asked.batch:
         given["train_batch_size"] = asked.batch
     if asked.run:

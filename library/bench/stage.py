@@ -43,8 +43,7 @@ def counted(subject: Subject, made: Made, config: Any, resolution: int) -> Count
             wrong.backward()
 
         def run(block: nn.Module, given: shapes.Call) -> None:
-            with autocast(config, device):
-                shapes.forward_backward(block, given)
+            shapes.forward_backward(block, given, lambda: autocast(config, device))
 
         caught = shapes.of_blocks(empty, made.family.regions, lambda: total.append(shapes.flops(step)))
         for kind, (path, call) in caught.items():
@@ -122,12 +121,17 @@ class Stage:
     def block(self, path: str, call: shapes.Call) -> Callable[[], None]:
         """One block, forward and backward, as it is called within the model."""
         given, block = shapes.made_real(call, self.device), self.made.parts.denoiser.get_submodule(path)
+        self._begin_pass(block)
+        return lambda: shapes.forward_backward(block, given, self.autocast)
 
-        def run() -> None:
-            with self.autocast():
-                shapes.forward_backward(block, given)
-
-        return run
+    def _begin_pass(self, block: nn.Module) -> None:
+        """What a pass of the whole model does before its blocks: adapters get the factors that they multiply with."""
+        with self.autocast():
+            for prepared in getattr(self.made.learner, "ready", ()):
+                prepared.prepare()
+        for layer in block.modules():
+            if factors := getattr(layer, "ready", None):
+                layer.ready = tuple(x.detach().requires_grad_(x.requires_grad) for x in factors)
 
     def compiling(self) -> dict[str, Any]:
         """What the compiler did since the stage was made."""

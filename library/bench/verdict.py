@@ -17,19 +17,27 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("bookkeeping", r"^autograd::|AccumulateGrad|Backward\d+$"),
     ("matrix products", r"triton_(tem|mm)"),
     ("compiled kernels", r"triton_|compiled|inductor|cpp_fused|graph_\d"),
-    ("copies", r"memcpy|memset|aten::copy_|aten::_to_copy|direct_copy|aten::clone|aten::contiguous|aten::pin_memory"),
-    ("attention", r"scaled_dot_product|flash|fmha|attention|attn"),
-    ("convolution", r"conv|winograd|implicit_gemm|xmma_(fprop|dgrad|wgrad)"),
+    (
+        "copies",
+        r"memcpy|memset|aten::(copy_|_to_copy|clone|contiguous|pin_memory)|copy_kernel|nchwtonhwc|nhwctonchw",
+    ),
+    ("attention", r"scaled_dot_product|sdpa|flash|fmha|attention|attn"),
+    ("convolution", r"conv(?!ert)|winograd|implicit_gemm|fprop|dgrad|wgrad"),
     ("optimizer", r"optimizer|multi_tensor|_fused_adam|_foreach|fused_adam"),
     (
         "matrix products",
-        r"gemm|aten::(add|b|badd)?b?mm\b|aten::(linear|matmul)|cutlass|cublas|nvjet|scaled_mm|splitk",
+        r"gemm|gemv|aten::(add|b|badd)?b?mm\b|aten::(linear|matmul|dot|mv|addmv)\b|mkl\w*::_?\w*linear|cutlass|cublas|"
+        r"nvjet|scaled_mm|splitk",
     ),
-    ("norms and reductions", r"norm|reduce|softmax|aten::(sum|mean|var|amax)"),
+    (
+        "norms and reductions",
+        r"norm|reduce|softmax|rowwisemoments|gammabeta|fusedparams|internalgradients|aten::(sum|mean|var|std|amax|max\b)",
+    ),
     (
         "elementwise",
-        r"elementwise|catarray|aten::(add|mul|sub|div|silu|gelu|neg|exp|sigmoid|cat|stack|where|fill_|zero_|sqrt|pow|"
-        r"cos|sin|rsqrt|square|clamp|lerp)",
+        r"elementwise|catarray|upsample|aten::(add|mul|sub|rsub|div|silu|gelu|neg|exp|erf|sigmoid|tanh|relu|leaky_relu|"
+        r"threshold|cat|stack|where|fill_|zero_|sqrt|pow|cos|sin|abs|sign|log|reciprocal|round|floor|maximum|minimum|(eq|ne|lt|le|gt|ge)\b|"
+        r"rsqrt|square|clamp|lerp|index|gather|scatter|roll|flip|normal_|randn?|upsample)",
     ),
     ("bookkeeping", r"aten::"),
 )
@@ -43,7 +51,8 @@ IDLE = 0.15  # of a step: less is what any step has at its edges
 SETTINGS = (
     "compile", "compile_mode", "gradient_checkpointing", "checkpoint_keep_attention", "cpu_offload_checkpointing",
     "blocks_to_swap", "cuda_cudnn_benchmark", "cuda_allow_tf32", "fp8_base", "fp8_compute", "mixed_precision",
-    "train_batch_size", "optimizer_type", "compile_activation_budget",
+    "train_batch_size", "optimizer_type", "compile_activation_budget", "compile_scope", "compile_blocks",
+    "network_module", "int8_base",
 )  # fmt: skip
 
 
@@ -79,7 +88,8 @@ def summary(rows: Iterable[Row], steps: int, step_ms: float, device: str) -> dic
     rest of the step is idle; on a CPU they are of the host's time.
     """
     all_rows = [row for row in rows if not re.search(NOT_WORK, row.name)]
-    working = [row for row in all_rows if row.on_device == (device == "cuda")]
+    seen = device == "cuda" and any(row.on_device for row in all_rows)
+    working = [row for row in all_rows if row.on_device == seen]
     total = sum(row.us for row in working) or 1.0
     kinds: dict[str, float] = defaultdict(float)
     for row in working:
@@ -94,7 +104,8 @@ def summary(rows: Iterable[Row], steps: int, step_ms: float, device: str) -> dic
         "steps": steps,
         "step_ms": round(step_ms, 3),
         "busy_ms": round(busy, 3),
-        "idle": round(max(0.0, 1 - busy / step_ms), 4) if device == "cuda" and step_ms else None,
+        "idle": round(max(0.0, 1 - busy / step_ms), 4) if seen and step_ms else None,
+        "blind": device == "cuda" and not seen,  # the profiler was not allowed to look at the GPU
         "kinds": {name: round(us / total, 4) for name, us in sorted(kinds.items(), key=lambda k: -k[1])},
         "operations": operations,
         "launches": _count(all_rows, LAUNCHES) // steps,
@@ -103,7 +114,7 @@ def summary(rows: Iterable[Row], steps: int, step_ms: float, device: str) -> dic
         "reads": _count(all_rows, READS) // steps,
         "casts": _count(all_rows, CASTS) // steps,
         "copies": {way: _copies(working, pattern, steps, total) for way, pattern in
-                   (("to device", "HtoD"), ("to host", "DtoH"), ("within", "DtoD|aten::copy_|direct_copy"))},
+                   (("to device", "HtoD"), ("to host", "DtoH"), ("within", "DtoD|aten::copy_|copy_kernel"))},
     }  # fmt: skip
 
 
@@ -126,13 +137,28 @@ def judge(facts: Mapping[str, Any]) -> list[Finding]:
 Facts = Mapping[str, Any]
 
 
+def _waits(facts: Facts) -> int:
+    """How often the host waits for the GPU in a step."""
+    return max(facts["syncs"], facts["reads"]) if facts.get("idle") is not None else 0
+
+
+def _starved(facts: Facts) -> bool:
+    """Whether the GPU runs dry because the host waits for it, rather than because the host is slow."""
+    return (facts.get("idle") or 0.0) >= IDLE and _waits(facts) >= 10 and _waits(facts) * 50 >= facts["launches"]
+
+
 def _dominant(facts: Facts) -> Finding:
     kinds, idle = facts["kinds"], facts.get("idle")
     if idle is not None and idle > 0.4:
-        return Finding("dominant", idle, f"Waiting dominates: the GPU has nothing to do in {idle:.0%} of a step.")
+        cause = f", as the host waits for it {_waits(facts):,} times" if _starved(facts) else ""
+        return Finding(
+            "dominant", idle, f"Waiting dominates: the GPU has nothing to do in {idle:.0%} of a step{cause}."
+        )
     first, share = next(iter(kinds.items()), ("nothing", 0.0))
     others = ", ".join(f"{name} {part:.0%}" for name, part in list(kinds.items())[1:4])
     what = "Of the GPU's work" if idle is not None else "Of the time"
+    if facts.get("blind"):
+        what = "PyTorch's profiler may not look at this GPU, so this is the host's time: of it"
     return Finding("dominant", share, f"{what} {share:.0%} goes into {first}; then {others or 'nothing'}.")
 
 
@@ -152,10 +178,14 @@ def _waiting(facts: Facts, now: Facts) -> Iterator[Finding]:
 
 
 def _reading(facts: Facts, now: Facts) -> Iterator[Finding]:
-    waits = max(facts["syncs"], facts["reads"]) if facts.get("idle") is not None else 0
-    if waits >= 2:
-        cause = f"The host waits for the GPU {waits} times in a step, to read numbers from it, and the GPU runs dry. "
-        yield Finding("syncs", min(0.5, 0.02 * waits), f"{cause}Look for item and nonzero in the trace.")
+    if (waits := _waits(facts)) < 2:
+        return
+    share = facts["idle"] if _starved(facts) else min(0.5, 0.02 * waits)
+    cause = f"The host waits for the GPU {waits:,} times in a step, to read numbers from it, and the GPU runs dry. "
+    name = str(now.get("optimizer_type") or "AdamW").rpartition(".")[2]
+    other = "" if name.lower().startswith("adamw") else f"{name} may be what reads them: try AdamW. Else "
+    look = "look for item and nonzero in the trace."
+    yield Finding("syncs", share, cause + other + (look if other else look.capitalize()))
 
 
 def _swapping(facts: Facts, now: Facts) -> Iterator[Finding]:
@@ -174,21 +204,49 @@ def _swapping(facts: Facts, now: Facts) -> Iterator[Finding]:
 
 def _fusing(facts: Facts, now: Facts) -> Iterator[Finding]:
     small = sum(facts["kinds"].get(name, 0.0) for name in SMALL)
-    if small >= 0.25 and not now.get("compile"):
-        cause = f"Small operations (elementwise, norms, copies) take {small:.0%}: "
-        yield Finding("fusing", small, f"{cause}compiling fuses most of them.", {"compile": True})
+    if small < 0.25:
+        return
+    cause = f"Small operations (elementwise, norms, copies) take {small:.0%}"
+    if not now.get("compile"):
+        yield Finding("fusing", small, f"{cause}: compiling fuses most of them.", {"compile": True})
+    elif now.get("compile_scope") == "inner":
+        cure = f"{cause} beside what is compiled: compile whole blocks."
+        yield Finding("fusing", small, cure, {"compile_scope": "blocks"})
+    elif now.get("compile_blocks"):
+        yield Finding(
+            "fusing", small, f"{cause} beside what is compiled: let compile_blocks name more blocks, or none."
+        )
+    elif (
+        now.get("compile_scope") == "blocks" and not now.get("blocks_to_swap") and not now.get("gradient_checkpointing")
+    ):
+        cure = f"{cause} outside of the compiled blocks: compile the model as a whole."
+        yield Finding("fusing", small, cure, {"compile_scope": "model"})
+
+
+def _streaming(facts: Facts, now: Facts) -> Iterator[Finding]:
+    share = facts["kinds"].get("compiled kernels", 0.0)
+    if share < 0.5 or (facts.get("idle") or 0.0) >= IDLE:
+        return
+    cause = f"Compiled kernels take {share:.0%}, mostly for reading and writing memory"
+    if now.get("gradient_checkpointing"):
+        cure = f"{cause}, and part of them to compute again: keep activations, as far as memory allows."
+        yield Finding("streaming", share, cure, {"gradient_checkpointing": False})
+    elif facts.get("idle") is not None and now.get("compile_mode") == "default":
+        cure = f"{cause}: let the compiler try several versions of each, which takes minutes once."
+        yield Finding("streaming", share, cure, {"compile_mode": "max-autotune-no-cudagraphs"})
 
 
 def _attention(facts: Facts, now: Facts) -> Iterator[Finding]:
     share = facts["kinds"].get("attention", 0.0)
-    if share < 0.3:
+    if share < 0.3 and next(iter(facts["kinds"]), "") != "attention":
         return
     if now.get("gradient_checkpointing") and not now.get("checkpoint_keep_attention"):
         cure = "and part of that to do it again: keep its outputs, which cost little memory."
         yield Finding("attention", share, f"Attention takes {share:.0%}, {cure}", {"checkpoint_keep_attention": True})
     else:
         cure = "it grows with the square of an image's area, so smaller images gain most."
-        yield Finding("attention", share, f"Attention takes {share:.0%}: {cure} kohya doctor lists the kernels.")
+        other = "kohya doctor times the kernels that attention_kernel can choose."
+        yield Finding("attention", share, f"Attention takes {share:.0%}: {cure} {other}")
 
 
 def _optimizing(facts: Facts, now: Facts) -> Iterator[Finding]:
@@ -212,9 +270,19 @@ def _multiplying(facts: Facts, now: Facts) -> Iterator[Finding]:
     if idle is not None and now.get("mixed_precision") == "no":
         cure = f"Matrix products in float32 take {share:.0%}: bf16 is many times as fast."
         yield Finding("precision", share, cure, {"mixed_precision": "bf16"})
+    elif _could_use_8_bits(facts, now):
+        cure = f"Matrix products take {share:.0%}: of a frozen base they are faster in 8 bits, if a little less exact."
+        yield Finding("products", share, cure, {"fp8_base": True, "fp8_compute": True})
     else:
-        cure = "which is what the machine is good at. Only fewer of them, or smaller numbers (fp8), would be faster."
+        cure = "which is what the machine is good at. Only fewer of them would be faster: smaller images, fewer words."
         yield Finding("products", share, f"Matrix products take {share:.0%}, {cure}")
+
+
+def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
+    capability = str((facts.get("machine") or {}).get("capability") or "0.0").split(".")
+    frozen = bool(now.get("network_module")) and not (now.get("fp8_compute") or now.get("int8_base"))
+    fast = bool(now.get("compile")) and now.get("mixed_precision") == "bf16" and tuple(map(int, capability)) >= (8, 9)
+    return facts.get("idle") is not None and frozen and fast
 
 
 def _recomputing(facts: Facts, now: Facts) -> Iterator[Finding]:
@@ -233,10 +301,11 @@ def _casting(facts: Facts, now: Facts) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Facts, Facts], Iterator[Finding]], ...] = (
-    _waiting,
     _reading,
+    _waiting,
     _swapping,
     _fusing,
+    _streaming,
     _attention,
     _optimizing,
     _convolving,

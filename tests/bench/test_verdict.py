@@ -12,6 +12,7 @@ PLAIN = "void at::native::vectorized_elementwise_kernel<4, add>"
 def facts(rows, step_ms=10.0, device="cuda", steps=2, **now):
     found = verdict.summary(rows, steps, step_ms, device)
     kept = {name: now.pop(name) for name in ("peak_gb", "memory_gb") if name in now}
+    kept["machine"] = {"capability": now.pop("capability", None)}
     return {**found, **kept, "set": {"mixed_precision": "bf16", "compile_mode": "default", **now}}
 
 
@@ -23,7 +24,8 @@ def kernels(**milliseconds):
     """Rows of kernels that take so many milliseconds in each of two steps."""
     names = {"gemm": GEMM, "plain": PLAIN, "flash": "flash_fwd_kernel", "adam": "multi_tensor_apply_kernel",
              "conv": "cudnn::implicit_gemm_conv", "h2d": "Memcpy HtoD (Pinned -> Device)", "d2h": "Memcpy DtoH",
-             "fused": "triton_poi_fused_add_mul_0", "copy": "direct_copy_kernel_cuda"}  # fmt: skip
+             "fused": "triton_poi_fused_add_mul_0", "copy": "direct_copy_kernel_cuda",
+             "cast": "vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>"}  # fmt: skip
     return [Row(names[name], 200, 2000.0 * ms, True) for name, ms in milliseconds.items()]
 
 
@@ -38,7 +40,11 @@ def kernels(**milliseconds):
         ("aten::native_group_norm_backward", "norms and reductions"), ("Optimizer.step#AdamW.step", "optimizer"),
         ("aten::convolution_backward", "convolution"), ("autograd::engine::evaluate_function: MulBackward0",
                                                         "bookkeeping"),
-        ("aten::view", "bookkeeping"), ("who_knows", "other"),
+        ("aten::view", "bookkeeping"), ("who_knows", "other"), ("aten::new_empty", "bookkeeping"),
+        ("at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel", "norms and reductions"),
+        ("cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized_bf16_128x128>", "convolution"),
+        ("void cudnn::ops::nchwToNhwcKernel<float>", "copies"), ("mkldnn::_linear_pointwise", "matrix products"),
+        ("at::native::bfloat16tofloat32_copy_kernel_cuda", "copies"), ("aten::tanh", "elementwise"),
     ],
 )  # fmt: skip
 def test_operations_are_sorted_into_kinds(name, kind):
@@ -82,6 +88,17 @@ def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
         ({"gemm": 6.0, "conv": 3.5}, {}, "convolution", {"cuda_cudnn_benchmark": True}),
         ({"gemm": 9.5}, {}, "products", {}),
         ({"gemm": 9.5}, {"mixed_precision": "no"}, "precision", {"mixed_precision": "bf16"}),
+        ({"gemm": 9.5}, {"compile": True, "network_module": "networks.lora", "capability": "9.0"}, "products",
+         {"fp8_base": True, "fp8_compute": True}),
+        ({"gemm": 9.5}, {"compile": True, "network_module": "networks.lora", "capability": "8.0"}, "products", {}),
+        ({"gemm": 5.0, "plain": 4.5}, {"compile": True, "compile_scope": "inner"}, "fusing",
+         {"compile_scope": "blocks"}),
+        ({"gemm": 3.0, "cast": 6.5}, {"compile": True, "compile_scope": "blocks"}, "fusing",
+         {"compile_scope": "model"}),
+        ({"gemm": 3.0, "fused": 6.5}, {"compile": True, "gradient_checkpointing": True, "peak_gb": 60.0,
+                                       "memory_gb": 80.0}, "streaming", {"gradient_checkpointing": False}),
+        ({"gemm": 3.0, "fused": 6.5}, {"compile": True}, "streaming",
+         {"compile_mode": "max-autotune-no-cudagraphs"}),
         ({"gemm": 7.0, "h2d": 1.5, "d2h": 1.0}, {"blocks_to_swap": 20}, "swapping", {}),
         ({"gemm": 9.5}, {"gradient_checkpointing": True, "peak_gb": 20.0, "memory_gb": 80.0}, "recompute",
          {"gradient_checkpointing": False}),
@@ -104,6 +121,23 @@ def test_reading_numbers_from_the_gpu_is_told():
     assert "syncs" in rules(facts(rows)) and "syncs" not in rules(facts(kernels(gemm=9.5)))
     on_cpu = [Row("aten::mm", 4, 9000.0), Row("aten::_local_scalar_dense", 40, 1.0)]
     assert "syncs" not in rules(facts(on_cpu, device="cpu"))
+
+
+def test_a_host_that_waits_too_often_is_named_before_anything_else():
+    rows = [*kernels(gemm=3.0), Row("aten::_local_scalar_dense", 800, 1.0), Row("cudaStreamSynchronize", 801, 9e3),
+            Row("cudaLaunchKernel", 4000, 1.0)]  # fmt: skip
+    first, second = verdict.judge(facts(rows, optimizer_type="Adafactor", compile=True))[:2]
+    assert "Waiting dominates" in first.text and "as the host waits for it 400 times" in first.text
+    assert second.rule == "syncs" and "Adafactor may be what reads them: try AdamW" in second.text
+    assert "Look for item" in verdict.judge(facts(rows))[1].text
+
+
+def test_a_profiler_that_may_not_see_the_gpu_calls_nothing_idle():
+    found = facts([Row("aten::mm", 4, 9000.0), Row("cudaLaunchKernel", 4000, 1000.0)])
+    assert found["blind"] and found["idle"] is None
+    first, *others = verdict.judge(found)
+    assert "may not look at this GPU" in first.text and "90% goes into matrix products" in first.text
+    assert [finding.rule for finding in others] == ["products"]
 
 
 def test_casts_outside_of_compiled_blocks_are_told():
