@@ -45,6 +45,19 @@ def _keep_nothing(*_: Any, **__: Any) -> CheckpointPolicy:
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def _keeping_attention() -> Any:
+    return create_selective_checkpoint_contexts(_keep_attention)
+
+
+def _keeping_nothing() -> Any:
+    return create_selective_checkpoint_contexts(_keep_nothing)
+
+
+# Without a name for what they decide, PyTorch keeps no graph with them for the next start. A changed policy needs another.
+_keeping_attention.cache_hash = "outputs of _scaled_dot_product"  # type: ignore[attr-defined]
+_keeping_nothing.cache_hash = "nothing"  # type: ignore[attr-defined]
+
+
 def _overlooks_functions() -> bool:
     """Whether compiled checkpoints keep what functions with a gradient of their own answer, such as products in 8 bits.
 
@@ -57,8 +70,7 @@ def _overlooks_functions() -> bool:
 def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradients: bool = False) -> type[nn.Module]:
     how: dict[str, Any] = {"use_reentrant": False}
     if keep_attention or (own_gradients and _overlooks_functions()):
-        policy = _keep_attention if keep_attention else _keep_nothing
-        how["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+        how["context_fn"] = _keeping_attention if keep_attention else _keeping_nothing
 
     class Checkpointed(cls):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -4,10 +4,12 @@ import os
 
 import pytest
 import torch
+from torch import nn
 
 from library import compile_cache, compile_utils
 from library.config.schema import ConfigError, build
 from library.families import config_class
+from library.memory import checkpointing
 
 
 def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, monkeypatch):
@@ -105,3 +107,26 @@ def test_a_limit_is_kept_and_holds_at_once_and_at_the_next_start(filled):
     assert compile_cache.limit(root=filled) == compile_cache.LIMIT
     with pytest.raises(ConfigError):
         compile_cache.limit(-1, filled)
+
+
+class Attends(nn.Module):
+    """A block that does nothing but attend."""
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("how", [{"keep_attention": True}, {"own_gradients": True}], ids=str)
+def test_checkpoints_that_are_asked_of_every_operation_are_found_again(how, tmp_path, monkeypatch, forget):
+    """PyTorch passes its cache by where it does not know what a policy decides."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(checkpointing, "_overlooks_functions", lambda: True)
+    counted = torch._dynamo.utils.counters["aot_autograd"]
+    for found in ({"autograd_cache_miss": 1, "autograd_cache_saved": 1}, {"autograd_cache_hit": 1}):
+        torch._dynamo.reset()
+        counted.clear()
+        block = Attends()
+        checkpointing.wrap([[block]], **how)
+        block.compile(fullgraph=True)
+        block(torch.randn(1, 1, 2, 8, requires_grad=True)).sum().backward()
+        assert {name: number for name, number in counted.items() if "cache" in name and number} == found
