@@ -53,7 +53,7 @@ def _keeping_nothing() -> Any:
     return create_selective_checkpoint_contexts(_keep_nothing)
 
 
-# Without a name for what they decide, PyTorch keeps no graph with them for the next start. A changed policy needs another.
+# Without a name for what they decide PyTorch keeps no graph with them for the next start. A new policy needs a new one.
 _keeping_attention.cache_hash = "outputs of _scaled_dot_product"  # type: ignore[attr-defined]
 _keeping_nothing.cache_hash = "nothing"  # type: ignore[attr-defined]
 
