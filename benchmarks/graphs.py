@@ -83,13 +83,17 @@ def adapt(model, regions):
     from torch import nn
 
     from library.learners.adapters import LoraLinear, Spec
+    from library.learners.ready import Ready
 
     model.requires_grad_(False)
+    adapters = []
     for block in (m for m in model.modules() if type(m).__name__ in regions):
         for name, layer in list(block.named_modules()):
             if isinstance(layer, nn.Linear):
                 parent = block.get_submodule(name.rpartition(".")[0])
-                setattr(parent, name.rpartition(".")[2], LoraLinear.around(layer, Spec(rank=4, alpha=4.0)))
+                adapters.append(LoraLinear.around(layer, Spec(rank=4, alpha=4.0)))
+                setattr(parent, name.rpartition(".")[2], adapters[-1])
+    Ready(model, adapters)
 
 
 def wrap(model, regions, backend):

@@ -16,7 +16,9 @@ from tests import source
 BOTTOM = ("library.config", "library.files")
 PROTOCOL = ("library.families.base",)
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/__init__.py"))
-COMPILING = tuple(f"library.compile_{part}" for part in ("cache", "checks", "door", "ledger", "recording", "settings"))
+COMPILING = tuple(
+    f"library.compile_{part}" for part in ("cache", "checks", "door", "ledger", "ready", "recording", "settings")
+)
 LAB = tuple(f"library.bench.{part}" for part in ("candidates", "picture", "report"))  # its light parts
 MAY_IMPORT = {
     "library.config": (),
@@ -26,9 +28,10 @@ MAY_IMPORT = {
     "library.families": BOTTOM,
     "library.runs": BOTTOM,
     "library.objectives": (*BOTTOM, *PROTOCOL),
-    "library.learners": (*BOTTOM, *PROTOCOL, "library.tools"),
+    "library.learners": (*BOTTOM, *PROTOCOL, "library.tools", "library.memory.blocks"),
     "library.data": (*BOTTOM, *PROTOCOL),
     "library.compile_utils": (*BOTTOM, *COMPILING, "library.memory.blocks"),
+    "library.compile_ready": (*BOTTOM, "library.compile_cache", "library.compile_checks"),
     "library.compile_door": (*BOTTOM, *COMPILING, "library.memory.blocks"),
     "library.compile_recording": (*BOTTOM, "library.compile_ledger", "library.memory.blocks"),
     **dict.fromkeys(("library.compile_ledger", "library.compile_cache", "library.compile_settings"), BOTTOM),

@@ -1,14 +1,14 @@
-"""Layers that carry a low-rank adapter: W x + scale * up(down(x)).
+"""Layers that carry a low-rank adapter: W x + up(down(x)), with the scale in up.
 
 An adapted layer is a subclass instance put in the place of the original one. It holds the very same weight and bias
 Parameters, so names in the base model's state dict stay, and what looks for nn.Linear still finds it.
 
-Nothing that varies between layers or steps is a Python number read in `forward`: the scale is a tensor, dropout draws
-tensor masks on the device. All layers of one shape then share one compiled graph, and a new multiplier needs none.
+Nothing that varies between layers or steps is a Python number read in `forward`: the scale is part of a tensor, dropout
+draws tensor masks on the device. All layers of one shape then share one graph, and a new multiplier needs none.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.learners import ggpo
+from library.memory.blocks import wanted_type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,7 @@ class Adapter(nn.Module):
     lora_down: nn.Module
     lora_up: nn.Module
     scale: Tensor
+    ready: tuple[Tensor, ...] | None = None  # the factors as this pass multiplies with them, see ready.py
 
     @classmethod
     def around(cls, layer: nn.Module, spec: Spec, dtype: torch.dtype = torch.float32) -> "Adapter":
@@ -67,9 +69,27 @@ class Adapter(nn.Module):
         """Rows of lora_down."""
         return self.lora_down.weight.shape[0]
 
+    @property
+    def strength(self) -> float:
+        """What the product of both factors is multiplied with, at multiplier 1."""
+        return float(self.alpha) / self.spec.rank
+
+    def factors(self) -> list[Tensor]:
+        """What is learned: lora_down, and lora_up or its parts."""
+        ups = self.lora_up if isinstance(self.lora_up, nn.ModuleList) else (self.lora_up,)
+        return [self.lora_down.weight, *(up.weight for up in ups)]
+
+    def with_strength(self, factors: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
+        """Each with the strength that is to be in it: lora_up has all of it."""
+        return [(factor, self.strength if n else None) for n, factor in enumerate(factors)]
+
     def delta(self, x: Tensor) -> Tensor:
-        """What the adapter adds to the layer's answer. The scale sits on the smallest tensor, that between the two."""
-        answer = self._up(self._dropped(self._down(x)) * self.scale)
+        """What the adapter adds to the layer's answer."""
+        down, *ups = self.ready or self._own_factors(x)
+        hidden = self._dropped(self._down(x, down))
+        if not scaled_in(ups[0].dtype):
+            hidden = hidden * self.scale
+        answer = self._up(hidden, ups)
         if not self.spec.noise or not self.training:
             return answer
         return answer + ggpo.disturbance(x, self.ggpo_rows * (self.scale != 0)).to(answer.dtype)
@@ -79,13 +99,19 @@ class Adapter(nn.Module):
         """Before a step: from what was learned and is about to be, how strong the noise of the next one is."""
         ups = [*self.lora_up] if isinstance(self.lora_up, nn.ModuleList) else [self.lora_up]
         if found := ggpo.gradients_of(self.lora_down, ups):
-            up, down, s = self._merged_up(), self.lora_down.weight, float(self.alpha) / self.spec.rank
-            self.ggpo_rows.copy_(ggpo.scales(up, down, found, s, self.ggpo_base, self.spec.noise))
+            up, down, base = self._merged_up(), self.lora_down.weight, self.ggpo_base
+            self.ggpo_rows.copy_(ggpo.scales(up, down, found, self.strength, base, self.spec.noise))
+
+    def _own_factors(self, x: Tensor) -> list[Tensor]:
+        """The factors of a layer that is called by itself, and not as a part of its network."""
+        down, *ups = self.factors()
+        dtype = wanted_type(x)
+        return [down.to(dtype), *((up * self.scale if scaled_in(dtype) else up).to(dtype) for up in ups)]
 
     def set_multiplier(self, multiplier: float) -> None:
         """Make the adapter stronger or weaker; 0 switches it off. Needs no new graph: only a tensor's value changes."""
         self.multiplier = multiplier
-        self.scale.fill_(float(self.alpha) / self.spec.rank * multiplier)
+        self.scale.fill_(self.strength * multiplier)
 
     def tensors(self) -> dict[str, Tensor]:
         """The adapter as the file holds it, without its name."""
@@ -113,7 +139,11 @@ class Adapter(nn.Module):
         up = self._merged_up().float().flatten(1)
         # ||U D||^2 = sum((U^T U) * (D D^T)): two small matrices instead of one as large as the layer.
         square = ((up.T @ up) * (down @ down.T)).sum().clamp(min=0)
-        return square.sqrt() * (float(self.alpha) / self.spec.rank)
+        return square.sqrt() * self.strength
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over: what was made for a pass is no part of it."""
+        return {**self.__dict__, "ready": None}
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Adapter":
         """Casting the model must not round the scale: alpha / rank = 1/24 in bfloat16 is 0.2 % off."""
@@ -128,10 +158,10 @@ class Adapter(nn.Module):
     def _grow(self, spec: Spec, where: dict) -> None:
         raise NotImplementedError
 
-    def _down(self, x: Tensor) -> Tensor:
+    def _down(self, x: Tensor, down: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _up(self, hidden: Tensor) -> Tensor:
+    def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError
 
     def _merged_up(self) -> Tensor:
@@ -173,11 +203,11 @@ class LoraLinear(Adapter, nn.Linear):
         self.lora_up = _linear(spec.rank, self.out_features, where)
         _start(self.lora_down, [self.lora_up])
 
-    def _down(self, x: Tensor) -> Tensor:
-        return F.linear(x, fit(self.lora_down.weight, x))
+    def _down(self, x: Tensor, down: Tensor) -> Tensor:
+        return F.linear(x, fit(down, x))
 
-    def _up(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, fit(self.lora_up.weight, hidden))
+    def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
+        return F.linear(hidden, fit(ups[0], hidden))
 
     def _per_rank(self, hidden: Tensor) -> tuple[int, ...]:
         return (hidden.shape[0], *(1 for _ in hidden.shape[1:-1]), hidden.shape[-1])
@@ -195,9 +225,9 @@ class SplitLoraLinear(LoraLinear):
         self.lora_up = nn.ModuleList(_linear(spec.rank, size, where) for size in spec.split)
         _start(self.lora_down, self.lora_up)
 
-    def _up(self, hidden: Tensor) -> Tensor:
-        parts = zip(self.lora_up, hidden.chunk(len(self.lora_up), dim=-1), strict=True)
-        return torch.cat([F.linear(h, fit(up.weight, h)) for up, h in parts], dim=-1)
+    def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
+        parts = zip(ups, hidden.chunk(len(ups), dim=-1), strict=True)
+        return torch.cat([F.linear(h, fit(up, h)) for up, h in parts], dim=-1)
 
     def _merged_up(self) -> Tensor:
         return torch.block_diag(*(up.weight for up in self.lora_up))
@@ -229,12 +259,11 @@ class LoraConv2d(Adapter, nn.Conv2d):
         self.lora_up = skip(nn.Conv2d, spec.rank, self.out_channels, 1, bias=False, **where)
         _start(self.lora_down, [self.lora_up])
 
-    def _down(self, x: Tensor) -> Tensor:
-        down = self.lora_down
-        return F.conv2d(x, fit(down.weight, x), None, down.stride, down.padding, down.dilation)
+    def _down(self, x: Tensor, down: Tensor) -> Tensor:
+        return F.conv2d(x, fit(down, x), None, self.stride, self.padding, self.dilation)
 
-    def _up(self, hidden: Tensor) -> Tensor:
-        return F.conv2d(hidden, fit(self.lora_up.weight, hidden))
+    def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
+        return F.conv2d(hidden, fit(ups[0], hidden))
 
     def _per_rank(self, hidden: Tensor) -> tuple[int, ...]:
         return (*hidden.shape[:2], 1, 1)
@@ -254,6 +283,11 @@ def fit(weight: Tensor | None, x: Tensor) -> Tensor | None:
     if weight is None or torch.is_autocast_enabled(x.device.type):
         return weight
     return weight.to(x.dtype)
+
+
+def scaled_in(dtype: torch.dtype) -> bool:
+    """Whether the strength may be in a factor: float16 has too few small numbers, so there it is beside them."""
+    return dtype != torch.float16
 
 
 def kept(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:

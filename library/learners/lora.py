@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from library.config.schema import ConfigError
 from library.learners import network_args, snapshot, targets
 from library.learners.adapters import Adapter, Spec, kind_of, saved_alpha
+from library.learners.ready import Ready
 from library.learners.targets import Found, Plan
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Lora:
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, Place], config: Any) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
+        self.ready: list[Ready] = []
         self.args = network_args.read(config)
         self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
@@ -115,8 +117,8 @@ class Lora:
 
     def set_multiplier(self, multiplier: float) -> None:
         """Strength of all adapters; 0 shows the base model. Compiled graphs stay valid."""
-        for adapter in self.adapters.values():
-            adapter.set_multiplier(multiplier)
+        for adapters in (*self.adapters.values(), *self.ready):
+            adapters.set_multiplier(multiplier)
 
     @property
     def disturbed(self) -> bool:
@@ -166,6 +168,7 @@ def attach(parts: Any, family: Any, config: Any) -> Lora:
         adapters[found.name] = _adapt(root, found, spec, dtype_of(config))
         places[found.name] = Place(found.part, found.path)
     learner = Lora(adapters, places, config)
+    learner.ready = [*_prepared(learner, parts, config)]
     _tell(learner)
     if weights is not None:
         tell("network_weights", network.network_weights, learner.load_state_dict(weights), len(by_name(weights)))
@@ -260,6 +263,15 @@ def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 # ---- attaching
+
+
+def _prepared(learner: Lora, parts: Any, config: Any) -> Iterator[Ready]:
+    for part, network in networks(parts).items():
+        adapters = [adapter for name, adapter in learner.adapters.items() if learner.places[name].part == part]
+        # Where the whole denoiser is one graph, that would take the preparation in, and make it anew for each layer.
+        whole = part == "denoiser" and config.compile.compile and config.compile.compile_scope == "model"
+        if adapters and not whole:
+            yield Ready(network, adapters)
 
 
 def _chosen(
