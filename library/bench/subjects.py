@@ -85,21 +85,25 @@ class Own:
 
     def make(self, config: Any, device: torch.device) -> Made:
         """A fresh denoiser on the device, with what learns in it."""
-        from library import compile_utils
+        from library.compile_ready import getting_ready
+
+        family = families.of(config)
+        with getting_ready(config.compile, device):
+            parts = self._loaded(config, family, device)
+        return Made(parts, family, learners.attach(parts, family, config))
+
+    def _loaded(self, config: Any, family: Any, device: torch.device) -> Parts:
         from library.memory import precision
 
-        compile_utils.get_ready(config.compile, device)
-        family = families.of(config)
         dtype = precision.storage_type(config)
-        if self.random:
-            denoiser = self.random.denoiser()
-            where = networks.place(denoiser, device, dtype, config)
-            parts = Parts(networks.filled(denoiser, where, dtype), None, {}, {}, {})
-            self._tell(family, parts.denoiser)
-        else:
+        if not self.random:
             parts = family.load(dtype, precision.compute_type(config))
             parts.encoders, parts.vae = {}, None
-        return Made(parts, family, learners.attach(parts, family, config))
+            return parts
+        denoiser = self.random.denoiser()
+        where = networks.place(denoiser, device, dtype, config)
+        self._tell(family, denoiser)
+        return Parts(networks.filled(denoiser, where, dtype), None, {}, {}, {})
 
     def _tell(self, family: Any, denoiser: nn.Module) -> None:
         """What a family otherwise reads from its files."""

@@ -1,5 +1,6 @@
 """Compiling, as a training sees it: all of it before the first step, proof that it happened, and what if it fails."""
 
+import contextlib
 import dataclasses
 import functools
 from collections import Counter
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from library import compile_utils
+from library import compile_ready, compile_utils
 from library.compile_ledger import LEDGER, as_line
 from library.config.schema import ConfigError
 from library.train import chance, loss
@@ -17,9 +18,9 @@ from library.train import chance, loss
 Kind = tuple[int, int, int]  # of a batch: images, and the height and width of their latents
 
 
-def get_ready(run: Any) -> None:
+def getting_ready(run: Any) -> contextlib.AbstractContextManager[None]:
     """Let the compiler get up while the model is loaded."""
-    compile_utils.get_ready(run.config.compile, run.device)
+    return compile_ready.getting_ready(run.config.compile, run.device)
 
 
 def ahead(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:

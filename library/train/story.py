@@ -27,8 +27,8 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
         run.phase("reading the data set")
         images = data.scan(config)
         run.phase("loading the model")
-        compiling.get_ready(run)
-        parts = family.load(run.storage, run.compute)
+        with compiling.getting_ready(run):
+            parts = family.load(run.storage, run.compute)
         precision.store_encoders(parts.encoders, config)
         previews = Previews(family, parts, config, run)
         previews.remember()
@@ -41,7 +41,7 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
         run.place(parts, learner, keep_vae=previews.wanted)
         config = tuning.best(batches, family, parts, learner, run)
         memory.prepare_encoders(parts.encoders, learner.trains, config)
-        if why := memory.prepare(parts.denoiser, family, config, run.device, batches.shapes):
+        if why := memory.prepare(parts.denoiser, family, config, run.device, batches.kinds()):
             run.warn(f"Not compiled: {why}")
         updates = Updates(learner, config, run)
         run.distribute(parts, learner)

@@ -1,12 +1,15 @@
 """Compiled code is kept where it lasts, and does not grow without end."""
 
 import os
+import threading
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
-from library import compile_cache, compile_utils
+from library import compile_cache, compile_ready
+from library.compile_ledger import LEDGER
 from library.config.schema import ConfigError, build
 from library.families import config_class
 from library.memory import checkpointing
@@ -51,8 +54,21 @@ def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_
     asked = {"compile": True, "compile_cache_dir": str(tmp_path / "file" / "in")}
     kind, cpu = config_class("flux_train_network"), torch.device("cpu")
     with pytest.raises(ConfigError, match="compile_cache_dir"):
-        compile_utils.get_ready(build(kind, asked, notes=[]).compile, cpu)
-    compile_utils.get_ready(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu)
+        compile_ready.getting_ready(build(kind, asked, notes=[]).compile, cpu).__enter__()
+    with compile_ready.getting_ready(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
+        assert not any(thread.name == "compiler" for thread in threading.enumerate())
+
+
+def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setenv(compile_cache.INDUCTOR, str(tmp_path))
+    compile_ready._small_things_first.cache_clear()
+    options = build(config_class("flux_train_network"), {"compile": True}, notes=[]).compile
+    before = dict(counters["stats"])
+    with compile_ready.getting_ready(options, torch.device("cpu")):
+        assert any(thread.name == "compiler" for thread in threading.enumerate())
+    assert list(tmp_path.rglob("*.so")), "nothing was compiled"
+    LEDGER.listen()
+    assert dict(counters["stats"]) == before and not LEDGER.drain()
 
 
 def test_the_key_has_the_gpu_and_its_driver(monkeypatch):
