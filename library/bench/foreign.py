@@ -6,26 +6,25 @@ What such a model is called with is read from the parameters of its `forward`; t
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from library import families
 from library.bench import networks
-from library.bench.subjects import FACTOR, Made, usual
+from library.bench.inputs import Inputs
+from library.bench.subjects import Made, usual
 from library.config.schema import ConfigError, build
 from library.config.values import meant
 from library.families.base import Parts
 from library.learners.adapters import LoraLinear, Spec
 
 SCRIPT = "flux_train_network"  # whose options say how to train it
-TEXT_WIDTHS = ("joint_attention_dim", "text_dim", "cross_attention_dim", "caption_channels", "text_embed_dim",
-               "cap_feat_dim", "context_in_dim")  # fmt: skip
-POOLED_WIDTHS = ("pooled_projection_dim", "pooled_dim")
-PACKED = ("img_ids", "img_shapes", "image_rotary_emb")  # parameters of models that read images as a row of tokens
 
 
 class Stranger:
@@ -36,6 +35,10 @@ class Stranger:
 
     def __init__(self, regions: tuple[str, ...]) -> None:
         self.regions = regions
+
+    def level(self, path: str) -> int:
+        """Not known, and not asked for without `block_inputs`."""
+        return 0
 
     def swapped(self, number: int) -> dict[str, int]:
         """`blocks_to_swap`: of the first kind."""
@@ -71,14 +74,16 @@ class Foreign:
     """A transformer of diffusers with random weights, trained as a LoRA."""
 
     def __init__(self, name: str, given: Mapping[str, Any], values: Mapping[str, Any], inputs: Mapping[str, Any]):
-        """`given` are the arguments of the class; `inputs` shapes of parameters that have no usual name, and `frames`,
-        the number of latent frames of a video model."""
+        """`given` are the arguments of the class; `inputs` shapes of parameters that have no usual name, and how many
+        `frames` of latents a video has. Raises ConfigError where they do not fit together."""
         self.cls, self.given = class_of(name), arguments(name, given)
-        self.inputs = dict(inputs)
-        self.frames = int(self.inputs.pop("frames", 1))
         self.values = {**usual(SCRIPT), **values}
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
-        self.regions = tuple(getattr(self.cls, "_repeated_blocks", None) or self.cls._no_split_modules or ())
+        self.inputs = Inputs(self.cls, {n: x for n, x in inputs.items() if n != "frames"}, self.batch,
+                             int(inputs.get("frames", 1)))  # fmt: skip
+        empty = self._empty()
+        self.inputs.settle(empty)
+        self.regions = regions(self.cls, empty)
         self.about = {"family": "diffusers", "class": name, "config": dict(given), "size": None, "script": SCRIPT,
                       "model": "random weights"}  # fmt: skip
         self.resolutions = (512, 1024)
@@ -91,10 +96,7 @@ class Foreign:
         """A fresh model on the device, with adapters in its blocks."""
         from library.memory import precision
 
-        try:
-            model = networks.empty(lambda: self.cls(**self.given))
-        except (TypeError, ValueError, AttributeError, RuntimeError, ZeroDivisionError) as error:
-            raise ConfigError(f"{self.title} cannot be made from this config: {error}") from error
+        model = self._empty()
         dtype = precision.storage_type(config)
         model = networks.filled(model, networks.place(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
@@ -102,14 +104,21 @@ class Foreign:
         learner = Adapters(model, self.regions, config.network.network_dim or 4, config.optim.learning_rate)
         return Made(Parts(model, None, {}, {}, {}), Stranger(self.regions), learner)
 
+    def _empty(self) -> nn.Module:
+        try:
+            return networks.empty(lambda: self.cls(**self.given))
+        except Exception as error:  # whatever it may be that a class of somebody else says to a wrong number
+            why = (str(error).splitlines() or [""])[0][:200]
+            told = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"
+            raise ConfigError(told) from error
+
     def predict(self, made: Made, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a model for images of this size."""
-        first = next(p for p in made.parts.denoiser.parameters() if p.is_floating_point() and p.itemsize > 1)
-        given = {name: _cast(x, first.dtype) for name, x in self._inputs(made.parts.denoiser, resolution, device)}
+        given = self.inputs.of(made.parts.denoiser, resolution, device)
 
         def call(model: nn.Module) -> Tensor:
-            found = model(**given)
-            return (found[0] if isinstance(found, tuple) else found).float()
+            found = pytree.tree_leaves(model(**given))
+            return torch.cat([x.float().flatten() for x in found if isinstance(x, Tensor) and x.is_floating_point()])
 
         return call
 
@@ -121,50 +130,6 @@ class Foreign:
         """None: only the transformer is built."""
         return None
 
-    def _inputs(self, model: nn.Module, resolution: int, device: torch.device) -> Iterator[tuple[str, Any]]:
-        side = resolution // FACTOR
-        for name, parameter in inspect.signature(self.cls.forward).parameters.items():
-            if name in self.inputs:
-                yield name, torch.randn(self.inputs[name], device=device)
-            elif (value := self._usual_input(name, model.config, side, device)) is not None:
-                yield name, value
-            elif name != "self" and parameter.default is inspect.Parameter.empty and parameter.kind < 2:
-                raise ConfigError(
-                    f"{self.title} is called with {name}, whose shape is not known here: "
-                    f"give it with --input {name}=1,16,64 (its sizes)"
-                )
-
-    def _usual_input(self, name: str, config: Any, side: int, device: torch.device) -> Any:
-        number, text, channels = self.batch, self.inputs.get("text_length", 128), config.get("in_channels", 16)
-        tokens = (side // 2) ** 2
-        parameters = inspect.signature(self.cls.forward).parameters
-        image: tuple[int, ...] = (number, channels, side, side)
-        if len(_several(config.get("patch_size"))) == 3:
-            image = (number, channels, self.frames, side, side)
-        elif any(word in parameters for word in PACKED):
-            image = (number, tokens, channels)
-        shapes: dict[str, tuple[int, ...] | None] = {
-            "hidden_states": image,
-            "encoder_hidden_states": _wide((number, text), config, TEXT_WIDTHS),
-            "pooled_projections": _wide((number,), config, POOLED_WIDTHS),
-            "timestep": (number,),
-            "guidance": (number,) if config.get("guidance_embeds") else None,
-            "img_ids": (tokens, 3),
-            "txt_ids": (text, 3),
-            "encoder_hidden_states_image": (number, 257, config["image_dim"]) if config.get("image_dim") else None,
-            "control_hidden_states": (number, config.get("vace_in_channels", channels), *image[2:]),
-        }
-        if name == "img_shapes":
-            return [[(1, side // 2, side // 2)]] * number
-        if name == "return_dict":
-            return False
-        shape = shapes.get(name)
-        if shape is None:
-            return None
-        return (
-            torch.rand(shape, device=device) if name in ("timestep", "guidance") else torch.randn(shape, device=device)
-        )
-
 
 def class_of(name: str) -> type[Any]:
     """A class of diffusers that is a network. Raises ConfigError, with a suggestion, for any other name."""
@@ -174,6 +139,19 @@ def class_of(name: str) -> type[Any]:
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         known = [known for known in dir(diffusers) if "Transformer" in known]
         raise ConfigError(f"diffusers {diffusers.__version__} has no network called {name}{meant(name, known)}")
+    return found
+
+
+def regions(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
+    """The classes of its repeated blocks. Raises ConfigError where there are none with a Linear layer."""
+    named = getattr(cls, "_repeated_blocks", None)
+    if not named:
+        rows = [row for row in model.children() if isinstance(row, nn.ModuleList)]
+        every = [type(block).__name__ for row in rows for block in row]
+        named = [name for name in every if re.search("block|layer", name, re.I)] or every
+    there = {type(m).__name__ for m in model.modules() if any(type(layer) is nn.Linear for layer in m.modules())}
+    if not (found := tuple(name for name in dict.fromkeys(named) if name in there)):
+        raise ConfigError(f"{cls.__name__} has no repeated blocks with Linear layers, which LoRA could train")
     return found
 
 
@@ -199,16 +177,3 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _to(model: nn.Module, *args: Any, memory_format: Any = None, **kwargs: Any) -> nn.Module:
     return type(model).to(model, *args, **kwargs) if args or kwargs else model
-
-
-def _wide(front: tuple[int, ...], config: Any, names: tuple[str, ...]) -> tuple[int, ...] | None:
-    width = next((config[name] for name in names if config.get(name)), None)
-    return (*front, width) if width else None
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.ndim > 2 else value

@@ -46,13 +46,14 @@ class Imagined:
         return copy.deepcopy(model, known)
 
 
-def flops(call: Callable[[], Any]) -> int | None:
+def flops(call: Callable[[], Any], quietly: bool = False) -> int | None:
     """Floating-point operations of a call's matrix products and convolutions; None if they cannot be counted."""
     try:
         with FlopCounterMode(display=False) as counter:
             call()
     except Exception as error:
-        log.warning("FLOPs cannot be counted: %s", str(error).partition("\n")[0])
+        if not quietly:
+            log.warning("FLOPs cannot be counted: %s", str(error).partition("\n")[0])
         return None
     return counter.get_total_flops() or None
 
@@ -63,7 +64,7 @@ def of_blocks(model: nn.Module, kinds: Iterable[str], call: Callable[[], Any]) -
     for kind, (path, block) in wanted.items():
 
         def keep(_: Any, args: Any, kwargs: Any, kind: str = kind, path: str = path) -> None:
-            caught.setdefault(kind, (path, (args, kwargs)))
+            caught.setdefault(kind, (path, without_memory((args, kwargs))))
 
         hooks.append(block.register_forward_pre_hook(keep, with_kwargs=True))
     try:
@@ -79,6 +80,15 @@ def _middle(model: nn.Module, kinds: Iterable[str]) -> Iterator[tuple[str, tuple
         group = [(path, m) for path, m in model.named_modules() if type(m).__name__ == kind]
         if group:
             yield kind, group[len(group) // 2]
+
+
+def without_memory(call: Call) -> Call:
+    """The same arguments, holding nothing."""
+
+    def light(x: Any) -> Any:
+        return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+
+    return pytree.tree_map(light, call)
 
 
 def made_real(call: Call, device: torch.device) -> Call:

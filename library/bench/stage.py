@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from library import compile_utils, memory
 from library.bench import shapes
@@ -29,25 +30,43 @@ class Counted:
 
 
 def counted(subject: Subject, made: Made, config: Any, resolution: int) -> Counted:
-    """Count on a copy without memory, which is of the processor: shapes and types are the same on every device."""
-    device = torch.device("cpu")
-    world = shapes.Imagined()
+    """Count on a copy without memory, which is of the processor: shapes and types are the same on every device.
+
+    A model that asks for numbers, such as the lengths of captions, has to be run for it.
+    """
+    world, device = shapes.Imagined(), torch.device("cpu")
     empty = world.copy(made.parts.denoiser, device, precision.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
-        predict, total, each = subject.predict(apart, resolution, device), [], {}
+        found = _run(empty, subject.predict(apart, resolution, device), apart, config, device)
+    if found.step is not None:
+        return found
+    model = made.parts.denoiser
+    device = next(model.parameters()).device
+    apart = replace(made, family=copy.deepcopy(made.family))
+    try:
+        return _run(model, subject.predict(apart, resolution, device), apart, config, device)
+    finally:
+        for p in model.parameters():
+            p.grad = None
 
-        def step() -> None:
-            with autocast(config, device):
-                wrong = predict(empty).square().mean()
-            wrong.backward()
 
-        def run(block: nn.Module, given: shapes.Call) -> None:
-            shapes.forward_backward(block, given, lambda: autocast(config, device))
+def _run(model: nn.Module, predict: Callable[..., Tensor], made: Made, config: Any, device: torch.device) -> Counted:
+    """Count a step of a model, and of each kind of block in it."""
+    total, each = [], {}
+    quietly = isinstance(next(model.parameters()), FakeTensor)
 
-        caught = shapes.of_blocks(empty, made.family.regions, lambda: total.append(shapes.flops(step)))
-        for kind, (path, call) in caught.items():
-            each[kind] = shapes.flops(functools.partial(run, empty.get_submodule(path), shapes.made_real(call, device)))
+    def step() -> None:
+        with autocast(config, device):
+            wrong = predict(model).square().mean()
+        wrong.backward()
+
+    def run(block: nn.Module, given: shapes.Call) -> None:
+        shapes.forward_backward(block, given, lambda: autocast(config, device))
+
+    caught = shapes.of_blocks(model, made.family.regions, lambda: total.append(shapes.flops(step, quietly)))
+    for kind, (path, call) in caught.items() if total[0] is not None else ():
+        each[kind] = shapes.flops(functools.partial(run, model.get_submodule(path), shapes.made_real(call, device)))
     return Counted(total[0], caught, each)
 
 
