@@ -89,10 +89,10 @@ class Own:
 
         family = families.of(config)
         with getting_ready(config.compile, device):
-            parts = self._loaded(config, family, device)
+            parts = self._fresh(config, family, device)
         return Made(parts, family, learners.attach(parts, family, config))
 
-    def _loaded(self, config: Any, family: Any, device: torch.device) -> Parts:
+    def _fresh(self, config: Any, family: Any, device: torch.device) -> Parts:
         from library.memory import precision
 
         dtype = precision.storage_type(config)
