@@ -18,7 +18,7 @@ class Inputs(Protocol):
 
     `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
     size depends on the bucket: ((position, dimension), ...). `sizes` says how many graphs each block needs: one, unless
-    sizes are compiled one by one.
+    sizes are compiled one by one. Then `level` tells blocks apart that never see the same sizes.
     """
 
     @property
@@ -34,6 +34,11 @@ class Inputs(Protocol):
     @property
     def sizes(self) -> int:
         """How many of them are compiled one by one."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """Which blocks see the same ones then."""
         ...
 
 

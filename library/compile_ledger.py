@@ -102,7 +102,7 @@ class Ledger:
         self.begins: Callable[[str, int, int], None] | None = None  # told of each graph: block, its number, of how many
         self._inside = ""
         self._owner: dict[str, str] = {}
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[tuple[str, Hashable], int] = {}
         self._listening = False
         self._resumed: list[str] = []  # graphs that go on where another had to end
 
@@ -121,11 +121,11 @@ class Ledger:
         There is one graph for each of `sizes`, where they are compiled one by one.
         """
         self.expected.setdefault(kind, []).append(shape)
-        self._sizes[kind] = sizes
+        self._sizes[kind, shape] = sizes
 
     def predicted(self) -> dict[str, int]:
         """How many forward graphs the whole run should need, by class of block."""
-        return {kind: len(set(shapes)) * self._sizes[kind] for kind, shapes in self.expected.items()}
+        return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
     def unforeseen(self) -> list[Compiled]:
         """Recompilations that were not predicted: those for sizes that are compiled one by one were."""
@@ -231,6 +231,7 @@ class Ledger:
         self.events.clear()
         self.expected.clear()
         self._owner.clear()
+        self._sizes.clear()
         self.savings = Savings()
         self.fallback, self._listening = "", False
         self._resumed.clear()

@@ -8,7 +8,6 @@ device and `requires_grad` are final.
 import argparse
 import functools
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -74,43 +73,18 @@ def torch_compile_options(args: Any, sizes: int = 1) -> dict[str, Any]:
     return chosen
 
 
-def get_ready(args: Any, device: torch.device) -> None:
-    """Start what inductor has to have running, while a model is loaded: its processes on a GPU take seconds to come up.
-
-    Does nothing where nothing will be compiled by it.
-    """
-    if not args.compile or args.compile_backend != "inductor" or any(problems(args, device)):
-        return
-    try:
-        compile_cache.use(getattr(args, "compile_cache_dir", None), device)
-    except ConfigError:
-        if not getattr(args, "compile_fallback", False):
-            raise
-        return  # what compiles will see that too, and the training goes on without
-    if device.type == "cuda":
-        from torch._inductor.async_compile import AsyncCompile
-
-        AsyncCompile.warm_pool()
-        AsyncCompile.use_process_pool()  # its first task lets it make its processes
-    elif device.type == "cpu":
-        from torch._inductor import cpu_vec_isa
-
-        # Which instructions there are is found by compiling for them, half a dozen times.
-        threading.Thread(target=cpu_vec_isa.valid_vec_isa_list, daemon=True).start()
-
-
 def compile_model(  # noqa: PLR0913 - the signature is a published one
     args: Any,
     model: M,
     target_blocks: Iterable[Sequence[nn.Module]],
     disable_linear: bool = False,
     log_prefix: str = "Model",
-    inputs: Mapping[str, Inputs] | None = None,
+    inputs: Mapping[Any, Inputs] | None = None,
     backends: Mapping[nn.Module, str] | None = None,
 ) -> M:
     """Compile every block of `target_blocks` (a list of lists) in place and return `model`.
 
-    `args` is anything with the six option names. `inputs` (by class name) lets blocks of a class share one graph;
+    `args` is anything with the six option names. `inputs` (by class name or block) lets blocks of a class share graphs;
     `backends` has those of blocks that shall not have that of `args`. Raises ConfigError when this machine cannot
     compile.
     """
@@ -124,16 +98,23 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     LEDGER.listen()
     backends = backends or {}
     options = torch_compile_options(args, sizes)
+    known = bool(blocks)
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
     for block in blocks:
         if disable_linear:
             disable_linear_from_compile(block)
-        kind, shape = type(block).__name__, (*shape_of(block), backends.get(block, args.compile_backend))
-        given = (inputs or {}).get(kind)
+        kind = type(block).__name__
+        given = (inputs or {}).get(block, (inputs or {}).get(kind))
+        shape = (*shape_of(block), backends.get(block, args.compile_backend), given.level if given else 0)
         streams = given.streams if given else ()
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
         block.__class__ = with_door(type(block), shape, streams, dynamic, kind in learning)
         LEDGER.expect(kind, shape, given.sizes if given else 1)
+        known &= given is not None
+    if known and options["dynamic"] is None:
+        # What may vary is marked. PyTorch's own memory of what did goes by lines of code, which blocks of all widths
+        # share: it would make one size that all images have a variable one.
+        options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED:
         options["mode"] = RECORDED[args.compile_mode]
         compile_recording.attach(model)

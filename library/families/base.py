@@ -56,6 +56,7 @@ class BlockInputs:
     streams: tuple[int, ...]
     dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
     sizes: int = 1  # how many there are of them, where each is compiled for itself
+    level: int = 0  # how often the picture was halved, where sizes are compiled: blocks of other levels see others
 
 
 class Family(Protocol):
@@ -120,6 +121,10 @@ class Family(Protocol):
 
     def export(self, parts: Parts) -> "dict[str, Tensor]":
         """The whole model under the keys of a single file."""
+        ...
+
+    def level(self, path: str) -> int:
+        """How often the picture was halved where a block of the denoiser is; 0 where it never is between blocks."""
         ...
 
     def swapped(self, number: int) -> dict[str, int]:

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-Sizes = Collection[tuple[int, int]]  # heights and widths of latents
+Sizes = Collection[tuple[int, ...]]  # of batches: images, unless all have as many, height and width of their latents
 
 
 def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device, sizes: Sizes) -> str:
     """Place the denoiser on its device and apply everything that saves memory or time. The order matters.
 
-    Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are the
-    heights and widths of the data set's latents. Returns why the blocks run eagerly although compiling was asked for,
+    Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are
+    those of the data set's batches. Returns why the blocks run eagerly although compiling was asked for,
     '' when nothing is wrong.
     """
     import torch
@@ -85,18 +85,18 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     from library import compile_utils
     from library.memory import norms
 
-    options, static = config.compile, len(sizes) == 1 or config.compile.dynamic is False
-    inputs: Mapping[str, BlockInputs] = family.block_inputs
+    options, inputs = config.compile, {}
+    one_size = len({size[-2:] for size in sizes}) == 1  # static sizes give the faster kernels
+    static = options.dynamic is False or (options.dynamic is None and one_size)
     if options.compile_scope == "model":
         blocks, backends = [[denoiser]], {}
-        number = max(_number(given, sizes) for given in inputs.values()) if static else 1
-        inputs = {type(denoiser).__name__: BlockInputs((), (), number)}
         options = options if static else replace(options, compile_dynamic="true")
+        number = max(_graphs(given, options.dynamic, sizes, static) for given in family.block_inputs.values())
+        inputs = {denoiser: BlockInputs((), (), number)}
         getattr(denoiser, "as_one_graph", lambda: None)()
     else:
         blocks, backends = _chosen(blocks, family.regions, options)
-        if static:  # static sizes give the faster kernels
-            inputs = {kind: replace(given, dynamic=(), sizes=_number(given, sizes)) for kind, given in inputs.items()}
+        inputs = _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
     for block in (block for group in blocks for block in group):
         norms.keep_channels_last(block)
     try:
@@ -109,10 +109,33 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     return ""
 
 
-def _number(given: BlockInputs, sizes: Sizes) -> int:
-    """How many sizes blocks see: of height and width, or of their product, where the image is a row of tokens."""
-    in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
-    return len({height * width if in_rows else (height, width) for height, width in sizes})
+def _inputs(  # noqa: PLR0913 - all that decides about the sizes
+    denoiser: nn.Module, blocks: list[list[nn.Module]], family: Any, dynamic: bool | None, sizes: Sizes, static: bool
+) -> dict[nn.Module, BlockInputs]:
+    """What each block gets. Where sizes are compiled one by one, equally wide blocks of two levels see others."""
+    paths, found = {module: path for path, module in denoiser.named_modules()}, {}
+    for block in (block for group in blocks for block in group):
+        given = family.block_inputs.get(type(block).__name__)
+        if given and static:
+            level = family.level(paths[block])
+            halved = {(*number, -(-height // 2**level), -(-width // 2**level)) for *number, height, width in sizes}
+            found[block] = replace(given, dynamic=(), level=level, sizes=_graphs(given, dynamic, halved, static))
+        elif given:
+            found[block] = replace(given, sizes=_graphs(given, dynamic, sizes, static))
+    return found
+
+
+def _graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool) -> int:
+    """How many graphs a block needs: one for each number of images, times the sizes where these are fixed as well.
+
+    A size is a height and a width, or their product, where the image is a row of tokens. With dynamic = True even the
+    number of images may vary, but for a single one, which is always a case of its own to PyTorch.
+    """
+    if static:
+        in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
+        return len({(*number, height * width if in_rows else (height, width)) for *number, height, width in sizes})
+    numbers = {tuple(number) for *number, _, _ in sizes}
+    return len({number == (1,) for number in numbers}) if dynamic else len(numbers)
 
 
 def _chosen(

@@ -69,12 +69,13 @@ def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> N
 
 def sizes_told(options: Any, number: int) -> str:
     """What `compile_dynamic` came to, and why."""
-    if number == 1:
+    if number == 1 and not options.dynamic:
         return "All images have one size, which the graphs are made for."
     if options.dynamic is False:
         return f"Each of {number} sizes of image gets graphs of its own, as compile_dynamic = false says."
     why = "as compile_dynamic = true says" if options.dynamic else "so that there is nothing to compile at a new one"
-    return f"The graphs are made for all {number} sizes of image at once, {why}."
+    which = f"all {number} sizes of image at once" if number > 1 else "any size of image"
+    return f"The graphs are made for {which}, {why}."
 
 
 def needed(kinds: Counter[Kind], every: bool) -> Iterator[Kind]:

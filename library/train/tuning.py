@@ -206,7 +206,7 @@ def _rehearsed(bench: Bench, result: Result) -> None:
     run, parts, batches = bench.run, bench.parts, bench.batches
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.device)
-    memory.prepare(parts.denoiser, bench.family, run.config, run.device, batches.shapes)
+    memory.prepare(parts.denoiser, bench.family, run.config, run.device, batches.kinds())
     kinds = Counter(dict(batches.kinds().most_common(SIZES)))
     first, steady = 0.0, 0.0
     for kind, number in kinds.items():

@@ -26,19 +26,21 @@ class Model:
     learner: Any
     text: dict[str, torch.Tensor]
 
-    def loss(self, size: tuple[int, int]) -> torch.Tensor:
-        """How wrong the model is about one noised batch, always the same for a size."""
-        generator = torch.Generator().manual_seed(size[0])
+    def loss(self, size: tuple[int, ...]) -> torch.Tensor:
+        """How wrong the model is about one noised batch, always the same for a size, of two images unless it says."""
+        number, height, width = (2, *size)[-3:]
+        generator = torch.Generator().manual_seed(height)
         channels = 4 if self.family.name == "sdxl" else 16
-        torch.manual_seed(size[1])
-        noised = self.family.noised(torch.randn(2, channels, *size, generator=generator), generator)
-        sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).repeat(2, 1)
+        torch.manual_seed(width)
+        noised = self.family.noised(torch.randn(number, channels, height, width, generator=generator), generator)
+        sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).repeat(number, 1)
+        text = {name: rows[torch.arange(number) % 2] for name, rows in self.text.items()}
         mixed = self.config.precision.mixed_precision != "no"
         with torch.autocast("cpu", precision.compute_type(self.config)) if mixed else contextlib.nullcontext():
-            predicted = self.family.predict(self.parts.denoiser, noised, self.text, sizes)
+            predicted = self.family.predict(self.parts.denoiser, noised, text, sizes)
         return (predicted - noised.target).square().mean()
 
-    def gradients(self, sizes: tuple[tuple[int, int], ...] = SIZES) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradients(self, sizes: tuple[tuple[int, ...], ...] = SIZES) -> tuple[torch.Tensor, torch.Tensor]:
         """Losses of some sizes, and the gradients of all of them together."""
         losses = []
         for size in sizes:
@@ -72,7 +74,7 @@ def forget() -> Any:
 def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
     """A function: script and options -> a model that is ready to train; compiled by aot_eager if `compile` is on."""
 
-    def make(script: str, **values: Any) -> Model:
+    def make(script: str, sizes: tuple[tuple[int, ...], ...] = SIZES, **values: Any) -> Model:
         short = {"t5xxl_max_token_length": 32} if script.startswith("flux") else {}
         plain = {"compile": False, "compile_backend": "aot_eager", "gradient_checkpointing": False, **short}
         given = {"output_dir": str(tmp_path), "cache_latents": True, "mixed_precision": "no", "full_bf16": False}
@@ -88,7 +90,7 @@ def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
         for parameter in learner.parameters():
             if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
                 parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02
-        assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), SIZES)
+        assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), sizes)
         learner.train()
         return Model(config, family, parts, learner, text)
 

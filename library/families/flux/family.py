@@ -134,6 +134,10 @@ class Flux:
         path = clip.canonical(path) if part == "clip_l" else path
         return f"{PREFIXES[part]}_{path.replace('.', '_')}"
 
+    def level(self, path: str) -> int:
+        """All blocks see the same tokens."""
+        return 0
+
     def swapped(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> blocks of each kind: one half as double blocks, two single ones for each of the other."""
         double, single = number // 2, 2 * (number - number // 2)

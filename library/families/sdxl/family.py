@@ -173,6 +173,14 @@ class Sdxl:
         noise, model_options = self.config.noise, self.config.model
         folder.write(parts, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 
+    def level(self, path: str) -> int:
+        """How often the picture was halved where a block of the U-Net is."""
+        side, _, below = path.partition(".")
+        lowest, number = len(self.layout.attention) - 1, below.partition(".")[0]
+        return {"down_blocks": lambda: int(number), "up_blocks": lambda: lowest - int(number)}.get(
+            side, lambda: lowest
+        )()
+
     def swapped(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> so many of the transformer blocks, where three quarters of the weights are."""
         return {"BasicTransformerBlock": number}
