@@ -12,18 +12,21 @@ import platform
 import re
 import shutil
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import platformdirs
 import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from library.compile_pruning import mend, trim
 from library.config.schema import ConfigError
 from library.files import write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
 SETTINGS = "limit.json"
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+_told: dict[str, str] = {}  # what `use` has written into the environment
 
 
 def use(given: str | None, device: torch.device) -> Path:
@@ -31,21 +34,22 @@ def use(given: str | None, device: torch.device) -> Path:
 
     ConfigError where that cannot be used. The user's own cache is done without then, as nobody asked for it.
     """
-    folder = Path(given) if given else default_root() / key(device)
-    if os.environ.get(INDUCTOR) == default_cache_dir():  # PyTorch says so itself as soon as it is imported
-        del os.environ[INDUCTOR]
-    by_user = bool(given) or INDUCTOR in os.environ
-    if why := _cannot_be_used(Path(os.environ.get(INDUCTOR) or folder), device):
-        if by_user:
-            what = INDUCTOR if INDUCTOR in os.environ else "compile_cache_dir"
-            raise ConfigError(f"{what}: {os.environ.get(INDUCTOR, folder)} cannot be used ({why}); choose another")
+    wish = os.environ.get(INDUCTOR)
+    if wish in (default_cache_dir(), _told.get(INDUCTOR)):  # PyTorch says that by itself when it is imported
+        wish = None
+    folder = Path(wish or given or default_root() / key(device))
+    if why := _cannot_be_used(folder, device):
+        if wish or given:
+            what = INDUCTOR if wish else "compile_cache_dir"
+            raise ConfigError(f"{what}: {folder} cannot be used ({why}); choose another")
         return Path(default_cache_dir())
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
-        os.environ.setdefault(name, str(inner))
-    used = Path(os.environ[INDUCTOR])
-    if not given and used == folder:
-        prune(default_root(), keep=folder)
-    return used
+        if os.environ.get(name) in (None, default_cache_dir(), _told.get(name)):
+            os.environ[name] = _told[name] = str(inner)
+    mend(folder)
+    if not wish:
+        prune(folder if given else default_root(), keep=folder)
+    return folder
 
 
 def _cannot_be_used(folder: Path, device: torch.device) -> str:
@@ -67,9 +71,17 @@ def key(device: torch.device) -> str:
     """What compiled code depends on besides the code itself."""
     name = platform.machine() or "cpu"
     if device.type == "cuda":
-        name = f"{torch.cuda.get_device_name(device)}-driver{_driver()}"
+        name = f"{torch.cuda.get_device_name(device)}-triton{_triton()}-driver{_driver()}"
     python = "".join(map(str, platform.python_version_tuple()[:2]))
     return re.sub(r"[^\w.]+", "-", f"{torch.__version__}-py{python}-{name}").lower()
+
+
+def _triton() -> str:
+    """The version of the package that makes kernels for GPUs, asked without loading it; "" where there is none."""
+    for package in ("triton", "triton-windows"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(package).partition("+")[0]
+    return ""
 
 
 def _driver() -> int:
@@ -130,17 +142,22 @@ def limit(number: int | None = None, root: Path | None = None) -> int:
 
 
 def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None:
-    """Remove the folders that were used longest ago until the rest fits into the limit; never the one in use."""
-    most = limit(root=root) if most is None else most
+    """Remove what was used longest ago until the rest fits into the limit: whole folders, and of the last one, which is
+    the one in use (`keep`), single graphs. With `root` as that folder nothing else in it is looked at."""
+    most = limit(root=default_root() if keep == root else root) if most is None else most
+    others = [] if keep == root else [root / name for name in folders(root)]
     if keep:
         os.utime(keep)
-    others = sorted((f for f in root.iterdir() if f.is_dir() and f != keep), key=_used)
-    left = (size(keep) if keep else 0) + sum(map(size, others))
-    for folder in others:
-        if left <= most:
+    last = keep or next(iter(others), None)
+    left = {folder: size(folder) for folder in others if folder != last}
+    kept = size(last) if last else 0
+    for folder in reversed(left):
+        if kept + sum(left.values()) <= most:
             return
-        left -= size(folder)
+        left[folder] = 0
         shutil.rmtree(folder, ignore_errors=True)
+    if last and kept > most:
+        trim(last, most)
 
 
 def _used(folder: Path) -> float:

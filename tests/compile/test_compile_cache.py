@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from library import compile_cache, compile_ready
+from library import compile_cache, compile_pruning, compile_ready
 from library.compile_ledger import LEDGER
 from library.config.schema import ConfigError, build
 from library.families import config_class
@@ -26,7 +26,7 @@ def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, mon
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", compile_cache.default_cache_dir())
     strange = tmp_path / "cé中" / "xy"
     assert compile_cache.use(str(strange), cpu) == strange and strange.is_dir()
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    # What an earlier training of this process asked for is nobody's wish, either.
     monkeypatch.setattr(compile_cache, "default_root", lambda: tmp_path / "user")
     used = compile_cache.use(None, cpu)
     assert used.parent == tmp_path / "user" and used.is_dir()
@@ -75,7 +75,8 @@ def test_the_key_has_the_gpu_and_its_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200 (x)")
     assert isinstance(compile_cache._driver(), int)
     monkeypatch.setattr(compile_cache, "_driver", lambda: 13000)
-    assert compile_cache.key(torch.device("cuda")).endswith("-nvidia-h200-x-driver13000")
+    monkeypatch.setattr(compile_cache.metadata, "version", lambda _: "3.7.1+git")
+    assert compile_cache.key(torch.device("cuda")).endswith("-nvidia-h200-x-triton3.7.1-driver13000")
 
 
 def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
@@ -88,6 +89,39 @@ def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
     assert sorted(f.name for f in tmp_path.iterdir()) == ["newer", "used"]
     compile_cache.prune(tmp_path, keep=tmp_path / "used", most=0)
     assert [f.name for f in tmp_path.iterdir()] == ["used"]
+
+
+def test_in_the_folder_in_use_single_graphs_go_and_nothing_that_is_not_pytorchs(tmp_path):
+    mine = [tmp_path / "notes.txt", tmp_path / "my" / "own", tmp_path / "ab" / "short"]
+    kept = [
+        *(tmp_path / kind / "ab" / "f" / "code" for kind in compile_pruning.KEPT),
+        tmp_path / "cd" / f"{'c' * 52}.so",
+    ]
+    for age, file in enumerate([*mine, *kept]):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x" * 100)
+        os.utime(file, (1000 + age, 1000 + age))
+    compile_cache.prune(tmp_path, keep=tmp_path, most=250)  # of what is PyTorch's
+    assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 2 + [True] * 2
+    compile_cache.prune(tmp_path, keep=tmp_path, most=0)
+    assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 4
+
+
+def test_code_that_is_damaged_is_made_anew(tmp_path, monkeypatch, forget):
+    """PyTorch takes it as it is, and would fail at every start."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    (torn := tmp_path / "triton" / "0" / "kernel" / "kernel.json").parent.mkdir(parents=True)
+    torn.touch()
+    for _ in range(2):
+        torch._dynamo.reset()
+        compile_cache.use(str(tmp_path), torch.device("cpu"))
+        assert not torn.exists()
+        assert torch.compile(torch.sin)(torch.zeros(3)).tolist() == [0, 0, 0]
+        sources = [file for file in tmp_path.glob("??/*.py") if file.read_text(encoding="utf-8")]
+        for file in sources:
+            file.write_bytes(b"")
+    assert sources and compile_pruning.mend(tmp_path) == len(sources)
 
 
 @pytest.fixture

@@ -1,0 +1,117 @@
+"""What goes of the compiled code in a folder: what is too much, and what is damaged.
+
+PyTorch makes anything anew that it does not find, so nothing here can break a training; it only starts slower.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# What PyTorch and Triton keep, by folder: one folder for each graph or kernel. The files that these were made from, and
+# what a C++ compiler made of them, lie beside them in folders whose names are two letters of theirs.
+KEPT = ("aotautograd", "fxgraph", "triton")
+LETTERS, NAME = 2, 52
+LOOKED_AT = (".py", ".json")  # by `mend` at every start, so that when they were read says nothing
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What can go by itself: a file, or the folder of a graph or kernel."""
+
+    path: Path
+    used: float
+    size: int
+
+
+def trim(folder: Path, most: int) -> int:
+    """Remove what was used longest ago until the rest has at most so many bytes; returns the bytes of the rest.
+
+    Only what PyTorch and Triton have put there is touched, as the folder may be one that the user chose.
+    """
+    pieces = sorted(_pieces(folder), key=lambda piece: piece.used)
+    left = sum(piece.size for piece in pieces)
+    for piece in pieces:
+        if left <= most:
+            break
+        _remove(piece.path)
+        left -= piece.size
+    return left
+
+
+def mend(folder: Path) -> int:
+    """Remove what would fail at every start: code that is not what its name says, kernels whose description is torn.
+
+    PyTorch replaces whatever else is damaged by itself, but takes these as they are. Returns how many have gone.
+    """
+    damaged = [*filter(_is_changed, _sources(folder)), *filter(_is_torn, _folders(folder / "triton"))]
+    for path in damaged:
+        _remove(path)
+    return len(damaged)
+
+
+def _pieces(folder: Path) -> Iterator[Piece]:
+    for place in (place for name in KEPT for place in _folders(folder / name)):
+        found = [piece for file in place.iterdir() if (piece := _piece(file))]
+        yield Piece(place, max((p.used for p in found), default=0.0), sum(p.size for p in found))
+    for place in _lettered(folder):
+        yield from (piece for file in place.iterdir() if len(file.name) > NAME and (piece := _piece(file)))
+
+
+def _piece(file: Path) -> Piece | None:
+    with contextlib.suppress(OSError):  # it may go meanwhile
+        about = file.stat()
+        read = 0.0 if file.suffix in LOOKED_AT else about.st_atime
+        return Piece(file, max(read, about.st_mtime), about.st_size)
+    return None
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The folders below one that hold files themselves."""
+    for place, _, files in os.walk(root):
+        if files:
+            yield Path(place)
+
+
+def _lettered(folder: Path) -> Iterator[Path]:
+    for place in folder.iterdir() if folder.is_dir() else ():
+        if len(place.name) == LETTERS and place.is_dir():
+            yield place
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    return (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME)
+
+
+def _is_changed(file: Path) -> bool:
+    """Whether generated code is not what its name was made from, as after a power failure or on a full disk."""
+    try:
+        digest = hashlib.sha256(file.read_bytes().strip()).digest()
+    except OSError:
+        return False
+    return file.stem != "c" + base64.b32encode(digest)[: NAME - 1].decode().lower()
+
+
+def _is_torn(place: Path) -> bool:
+    try:
+        for file in place.glob("*.json"):
+            json.loads(file.read_bytes())
+    except ValueError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _remove(path: Path) -> None:
+    """On Windows what is in use stays."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
