@@ -75,9 +75,14 @@ def _paid(row: Row, first: Row) -> str:
     return f", compiled in {spent:.0f} s, which {math.ceil(spent / gain)} steps make up for"
 
 
+def titled(row: Row) -> str:
+    """Which measurement it is."""
+    return " ".join(str(row[key]) for key in ("part", "resolution", "candidate") if row.get(key) is not None)
+
+
 def line(row: Row) -> str:
     """One measurement as a line, for who watches."""
-    name = " ".join(str(row[key]) for key in ("part", "resolution", "candidate") if row.get(key) is not None)
+    name = titled(row)
     if row["status"] != "ok":
         return f"{name}: {row['status']}, {row['why']}"
     mfu = f", {row['mfu']:.0%} of the matmul rate" if "mfu" in row else ""
@@ -122,7 +127,7 @@ def compiled(row: Row) -> str:
 def table(result: Mapping[str, Any]) -> str:
     """The measurements in columns, what they were made on above, and what follows from them below."""
     titles, rows = cells(result)
-    why = [f"{r['part']} {r.get('candidate', '')}: {r['why']}" for r in result["results"] if r["status"] != "ok"]
+    why = [f"{titled(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]
     lines = [*heading(result), "", *columns([titles, *rows]), "", *why]
     if found := result.get("best"):
         lines.append(found["sentence"])

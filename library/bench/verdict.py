@@ -95,6 +95,8 @@ def summary(rows: Iterable[Row], steps: int, step_ms: float, device: str) -> dic
     for row in working:
         kinds[kind(row.name)] += row.us
     busy = total / 1000 / steps
+    # The profiler's own waiting at its end is not a step's.
+    syncs = max(_count(all_rows, SYNCS) - 1, 0) // steps
     operations = [
         {"name": row.name[:120], "kind": kind(row.name), "calls": round(row.count / steps, 1),
          "ms": round(row.us / 1000 / steps, 4), "share": round(row.us / total, 4)}
@@ -109,9 +111,9 @@ def summary(rows: Iterable[Row], steps: int, step_ms: float, device: str) -> dic
         "kinds": {name: round(us / total, 4) for name, us in sorted(kinds.items(), key=lambda k: -k[1])},
         "operations": operations,
         "launches": _count(all_rows, LAUNCHES) // steps,
-        # The profiler's own waiting at its end is not a step's.
-        "syncs": max(_count(all_rows, SYNCS) - 1, 0) // steps,
-        "reads": _count(all_rows, READS) // steps,
+        "syncs": syncs,
+        # Each waits for the GPU; others read what the host has itself, such as an optimizer's number of steps.
+        "reads": min(_count(all_rows, READS) // steps, syncs),
         "casts": _count(all_rows, CASTS) // steps,
         "copies": {way: _copies(working, pattern, steps, total) for way, pattern in
                    (("to device", "HtoD"), ("to host", "DtoH"), ("within", "DtoD|aten::copy_|copy_kernel"))},
@@ -139,7 +141,7 @@ Facts = Mapping[str, Any]
 
 def _waits(facts: Facts) -> int:
     """How often the host waits for the GPU in a step."""
-    return max(facts["syncs"], facts["reads"]) if facts.get("idle") is not None else 0
+    return facts["syncs"] if facts.get("idle") is not None else 0
 
 
 def _starved(facts: Facts) -> bool:
@@ -323,9 +325,9 @@ def text(facts: Mapping[str, Any]) -> str:
     at = f"{facts['way']['name']} at {facts['resolution']}"
     title, where = report.heading(facts)
     idle = f", the GPU idle for {facts['idle']:.0%}" if facts.get("idle") is not None else ""
-    counts = (
-        f"{facts['launches']:,} kernel launches, {facts['syncs']} waits, {facts['reads']} reads, {facts['casts']} casts"
-    )
+    counts = f"{facts['casts']:,} casts"
+    if idle:
+        counts = f"{facts['launches']:,} kernel launches, {facts['syncs']} waits, {facts['reads']} reads, {counts}"
     kinds = [["kind", "share"], *([name, f"{share:.1%}"] for name, share in facts["kinds"].items())]
     titles = ["operation", "kind", "calls", "ms", "share"]
     operations = [[o["name"][:60], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]

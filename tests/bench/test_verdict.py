@@ -117,8 +117,10 @@ def test_a_step_that_is_as_it_should_be_gets_no_advice():
 
 
 def test_reading_numbers_from_the_gpu_is_told():
-    rows = [*kernels(gemm=9.5), Row("aten::_local_scalar_dense", 40, 1.0)]
-    assert "syncs" in rules(facts(rows)) and "syncs" not in rules(facts(kernels(gemm=9.5)))
+    counts = [*kernels(gemm=9.5), Row("aten::_local_scalar_dense", 400, 1.0)]  # an optimizer's own, on the host
+    assert "syncs" not in rules(facts(counts)) and facts(counts)["reads"] == 0
+    waits = facts([*counts, Row("cudaStreamSynchronize", 41, 1.0)])
+    assert "syncs" in rules(waits) and waits["reads"] == 20
     on_cpu = [Row("aten::mm", 4, 9000.0), Row("aten::_local_scalar_dense", 40, 1.0)]
     assert "syncs" not in rules(facts(on_cpu, device="cpu"))
 
