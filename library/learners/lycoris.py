@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from library.config.schema import ConfigError
 from library.learners import network_args, snapshot
@@ -172,6 +173,8 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
         layer.add_module("adapter", adapter.to(device, dtype_of(config)))
         if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
             adapter.org_forward = types.MethodType(_as_it_is, layer)
+        if getattr(adapter, "op", None) is functional.group_norm:
+            adapter.op = _group_norm
     learner = Foreign(network, places, config)
     if weights := config.network.network_weights:
         tensors = file_of(weights)
@@ -182,6 +185,13 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
 def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """A layer's own answer as its class gives it by now: the package keeps the one of before the weights got 8 bits."""
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The same; PyTorch's own backward ends the process on a CPU where weights learn and images need no gradient."""
+    if input.device.type == "cpu" and torch.is_grad_enabled() and not input.requires_grad:
+        input = input.detach().requires_grad_(True)
+    return functional.group_norm(input, *args, **kwargs)
 
 
 def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:

@@ -125,3 +125,10 @@ def test_every_pair_is_tried_or_refused_with_a_sentence():
             continue
         left |= {pair} - tried
     assert left == {same}
+
+
+def test_norms_learn_in_front_of_everything_else_that_learns(made):
+    """The first of SDXL's norms is called with images that need no gradient, which PyTorch cannot do on a CPU."""
+    pytest.importorskip("lycoris")
+    how = {"network_module": "lycoris.kohya", "network_args": ("algo=lora", "train_norm=True")}
+    assert made("sdxl_train_network", **how).gradients(((8, 8),))[1].norm() > 0
