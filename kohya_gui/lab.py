@@ -35,7 +35,7 @@ EXTENTS = {
 WAYS = {"usual": ("The usual ways", []), "every": ("Every way", ["--candidate", "all"])}
 KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
 LISTED = 12
-SIZES = re.compile(r"\d{2,4}( *, *\d{2,4}){0,5}")
+SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
 
 
 class Lab:
@@ -92,8 +92,10 @@ class Lab:
         extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
         if extent not in EXTENTS or ways not in WAYS or not (model in MODELS or model in self.forms):
             raise ConfigError("There is no such choice: load the page again.")
-        if sizes and not SIZES.fullmatch(sizes):
-            raise ConfigError("Image sizes: write one or several with commas between, such as 512, 1024.")
+        if sizes and not (SIZES.fullmatch(sizes) and all(map(_measurable, sizes.split(",")))):
+            raise ConfigError(
+                "Image sizes: write multiples of 64 from 64 to 8192 with commas between, such as 512, 1024."
+            )
         if batch < 1:
             raise ConfigError("Batch size: this must be at least 1.")
         given = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, sent))]
@@ -240,6 +242,10 @@ def advised(job: jobs.Job, number: int) -> dict[str, Any]:
     if result.get("kind") == "doctor":
         return next((dict(f["data"]["options"]) for f in result["findings"] if f["topic"] == "settings"), {})
     return {}
+
+
+def _measurable(side: str) -> bool:
+    return 64 <= int(side) <= 8192 and int(side) % 64 == 0
 
 
 def _took(job: jobs.Job) -> str:

@@ -45,6 +45,7 @@ def lab(pretending, tmp_path):
         ({"kind": "bench", "model": "flux-tiny", "ways": "--fresh"}, "no such choice"),
         ({"kind": "bench", "model": "flux-tiny", "sizes": "512; rm -rf"}, "Image sizes"),
         ({"kind": "bench", "model": "flux-tiny", "sizes": "--out=/x"}, "Image sizes"),
+        ({"kind": "bench", "model": "flux-tiny", "sizes": "512, 1000"}, "multiples of 64 from 64 to 8192"),
         ({"kind": "bench", "model": "flux-tiny", "batch": 0}, "Batch size"),
         ({"kind": "bench", "model": "lora", "form": "nonsense", "batch": 1}, "not what the form sends"),
         ({"kind": "bench", "model": ["flux-tiny"]}, "a text"),
@@ -119,7 +120,7 @@ def test_the_lab_in_a_browser(visit, pretending):
 
     page.locator("#lab-sizes").fill("abc")
     visitor.click("Bench")
-    visitor.until("Image sizes: write one or several", where=".lab .message")
+    visitor.until("Image sizes: write multiples of 64", where=".lab .message")
     page.locator("#lab-sizes").fill("512")
     visitor.click("Bench")
     shown("Finished", "Fastest: compiled, compared with eager")
