@@ -231,8 +231,19 @@ def _read(folder: Path, code: int) -> Try:
     peak = facts.get("peak_memory_gb") or facts.get("peak_ram_gb")
     if code or facts.get("state") != "finished":
         return Try({}, False, peak, error=facts.get("error") or explain.cause(log) or f"it ended with code {code}")
-    pace = reader.progress(found[-1]).update().last.get("s_it")
-    return Try({}, True, peak, pace, facts.get("compile") or {})
+    return Try({}, True, peak, _pace(found[-1], facts), facts.get("compile") or {})
+
+
+def _pace(folder: Path, facts: Mapping[str, Any]) -> float | None:
+    """Seconds of a step once it runs steadily. Few steps may be asked of a GPU before it has done the first: there its
+    own clock counts, not that of the host."""
+    if facts.get("peak_memory_gb"):
+        steps = [event for event in reader.events(folder)[0] if event.get("kind") == "step"]
+        parts = ("data_s", "transfer_s", "compute_s")
+        each = [sum(step[part] for part in parts) for step in steps[-TIMED:] if parts[-1] in step]
+        if each:
+            return sum(each) / len(each)
+    return reader.progress(folder).update().last.get("s_it")
 
 
 # ---- the command

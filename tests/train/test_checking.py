@@ -13,6 +13,7 @@ from library.config.remedies import remedy
 from library.config.schema import ConfigError, build, draft, missing, options, read_toml, replace, values
 from library.demo.files import prepare
 from library.families import RUNS, config_class
+from library.runs import layout
 from library.train import anatomy, checking, fit, probing
 
 LORA, FLUX, WHOLE_SDXL = (config_class(s) for s in ("sdxl_train_network", "flux_train_network", "sdxl_train"))
@@ -302,3 +303,13 @@ def test_a_try_is_a_training_on_made_pictures(config, tmp_path):
     assert made.steps.max_train_steps == probing.WARM + probing.TIMED and not made.steps.max_train_epochs
     assert {Image.open(p).size for p in (tmp_path / "try").rglob("*.png")} == {(128, 192)}
     assert made.memory == config.memory and made.precision == config.precision
+
+
+def test_the_pace_of_a_gpu_is_that_of_its_own_clock(tmp_path):
+    def line(step, compute):
+        where = {"data_s": 0.01, "transfer_s": 0.01, "compute_s": compute}
+        return json.dumps({"kind": "step", "step": step, "s_it": 0.2, **where})
+
+    (tmp_path / layout.PROGRESS).write_text("".join(f"{line(n, [9, 1, 2][n])}\n" for n in range(3)), encoding="utf-8")
+    assert probing._pace(tmp_path, {"peak_memory_gb": 3.0}) == pytest.approx(1.52)
+    assert probing._pace(tmp_path, {"peak_ram_gb": 3.0}) == 0.2
