@@ -127,6 +127,11 @@ class Ledger:
         """How many forward graphs the whole run should need, by class of block."""
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
+    @property
+    def most(self) -> int:
+        """How many graphs a single block needs at most."""
+        return max(self._sizes.values(), default=0)
+
     def unforeseen(self) -> list[Compiled]:
         """Recompilations that were not predicted: those for sizes that are compiled one by one were."""
         foreseen = Counter({kind: number - len(set(self.expected[kind])) for kind, number in self.predicted().items()})
@@ -246,11 +251,12 @@ class Ledger:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6
         if (place := (m.co_name or "").removeprefix(RESUMED)) != (m.co_name or ""):
             self._resumed.append(f"it ends before line {place.rpartition('_')[2]} of {place.rpartition('_at_')[0]}")
+        first = f"{graph.partition('/')[0]}/0"  # whose owner is known also where making another was not even begun
         return Compiled(
-            block=self._owner.get(graph) or m.co_name or "?",
+            block=self._owner.get(graph) or self._owner.get(first) or m.co_name or "?",
             graph=graph,
             # On a GPU choosing among a kernel's variants is noted by itself, when it first runs: time, but no graph.
-            forward=bool(m.is_forward) and not m.is_runtime,
+            forward=bool(m.is_forward or (m.fail_reason and m.is_forward is None)) and not m.is_runtime,
             seconds=seconds,
             reason=(m.recompile_reason or "").partition("\n")[0],
             cache_hits=(m.inductor_fx_local_cache_hit_count or 0) + (m.aotautograd_local_cache_hit_count or 0),

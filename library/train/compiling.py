@@ -30,7 +30,10 @@ def ahead(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None
     (`compile_compare_steps`), it happens right after them. Of several processes on a machine, one goes first and
     compiles; the others find its graphs in the cache.
     """
-    if not run.config.compile.ahead or not LEDGER.expected or LEDGER.fallback:
+    if not LEDGER.expected or LEDGER.fallback:
+        return
+    _warn(run)
+    if not run.config.compile.ahead:
         return
     work = functools.partial(_in_turn, batches, family, bare(parts), learner, run)
     if LEDGER.held and LEDGER.savings.begin:
@@ -39,12 +42,30 @@ def ahead(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None
         work()
 
 
+def _warn(run: Any) -> None:
+    """Say what leaves blocks eager although it was asked to compile them; ConfigError where none may be."""
+    options, steps = run.config.compile, run.clock.total - run.clock.step
+    limit, needed = options.compile_cache_size_limit, LEDGER.most
+    if 0 < limit < needed:
+        said = (
+            f"compile_cache_size_limit = {limit}: blocks need {needed} graphs for the sizes of this data set, and run "
+        )
+        said += f"eagerly beyond the limit; use {needed} or more, 0 for as many as it takes, or compile_dynamic = auto"
+        if options.compile_fullgraph:
+            raise ConfigError(said)
+        run.warn(said)
+    if 0 < steps <= (first := options.compile_compare_steps):
+        run.warn(f"compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer")
+
+
 def _both(first: Any, then: Any) -> None:
     first()
     then()
 
 
 def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
+    if run.clock.done:
+        return
     graphs = sum(LEDGER.predicted().values())
     run.phase("compiling", 0, graphs)
     run.say(sizes_told(run.config.compile, len(batches.shapes)))

@@ -24,11 +24,14 @@ from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, option
 accelerator = Accelerator(cpu=True)
 model = Denoiser()
 compile_utils.compile_model(options(compile_backend="inductor"), model, [list(model.blocks)], inputs=INPUTS)
-chosen = SimpleNamespace(ahead=True, dynamic=None, records_graphs=False, compile_fallback=False)
+chosen = SimpleNamespace(
+    ahead=True, dynamic=None, records_graphs=False, compile_fallback=False, compile_cache_size_limit=0,
+    compile_compare_steps=0,
+)
 run = SimpleNamespace(
     accelerator=accelerator, device=torch.device("cpu"), config=SimpleNamespace(compile=chosen, adapters=True),
     phase=lambda *_: None, say=lambda *_: None, event=lambda *_, **__: None, meter=SimpleNamespace(pause=lambda: None),
-    clock=SimpleNamespace(step=0),
+    clock=SimpleNamespace(step=0, total=1, done=False),
 )
 compiling.rehearse = lambda *_: gradients(model)
 batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: None, shapes={(8, 8): 1})

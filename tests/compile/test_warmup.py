@@ -1,11 +1,14 @@
 """Compiling before the first step: nothing is left to compile after it, and no number of the training is another."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from library.train.compiling import needed
+from library.compile_ledger import LEDGER
+from library.config.schema import ConfigError
+from library.train.compiling import ahead, needed
 from tests.training import config_of, demo, shapes, train  # noqa: F401
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
@@ -63,8 +66,6 @@ def test_all_is_compiled_before_the_first_step_and_no_number_changes(demo, shape
 
 
 def test_the_most_frequent_size_comes_first_and_no_more_than_needed(monkeypatch):
-    from library.compile_ledger import LEDGER
-
     kinds = Counter({(2, 8, 8): 3, (2, 8, 16): 9, (2, 16, 16): 1, (2, 8, 12): 5, (1, 32, 32): 2})
     monkeypatch.setattr(LEDGER, "events", [])
     assert list(needed(kinds, every=True)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12), (2, 8, 8), (2, 16, 16)]
@@ -76,3 +77,22 @@ def test_the_most_frequent_size_comes_first_and_no_more_than_needed(monkeypatch)
         found.append(kind)
         LEDGER.events.extend(["graph"] * (len(found) < 3))
     assert found == [(2, 8, 16), (2, 16, 16), (2, 8, 12)]
+
+
+def test_what_leaves_blocks_eager_is_told_before_the_first_step(monkeypatch):
+    told, clock = [], SimpleNamespace(step=2, total=6, done=False)
+    options = {"compile_cache_size_limit": 2, "compile_compare_steps": 4, "compile_fullgraph": False, "ahead": False}
+    chosen = SimpleNamespace(**options)
+    run = SimpleNamespace(config=SimpleNamespace(compile=chosen), clock=clock, warn=told.append)
+    monkeypatch.setattr(LEDGER, "expected", {})
+    monkeypatch.setattr(LEDGER, "_sizes", {})
+    monkeypatch.setattr(LEDGER, "fallback", "")
+    LEDGER.expect("Block", "wide", sizes=3)
+    ahead(None, None, None, None, run)
+    assert [text.partition(":")[0] for text in told] == ["compile_cache_size_limit = 2", "compile_compare_steps = 4"]
+    chosen.compile_fullgraph = True
+    with pytest.raises(ConfigError, match="need 3 graphs"):
+        ahead(None, None, None, None, run)
+    chosen.compile_cache_size_limit, chosen.compile_compare_steps = 3, 3
+    ahead(None, None, None, None, run)
+    assert len(told) == 2
