@@ -31,6 +31,13 @@ def test_a_profile_says_in_one_line_when_to_use_it(profile):
     assert profile.title.startswith("Compile, ") and len(profile.title) < 45
 
 
+def test_the_fast_start_compiles_as_little_as_there_is():
+    """compile_dynamic = true serves all sizes as auto does, and takes two to three times as long to compile."""
+    (fast,) = (preset for preset in PROFILES if preset.path.stem == "fast_start")
+    chosen = build(families.config_class("flux_train"), read_toml(fast.path), notes=[]).compile
+    assert chosen.dynamic is None and chosen.compile_mode == "default" and not chosen.ahead
+
+
 @pytest.mark.parametrize("script", families.RUNS)
 def test_one_profile_after_another_leaves_only_the_last(script):
     config_class = families.config_class(script)
