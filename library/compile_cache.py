@@ -6,6 +6,7 @@ system's temporary folder. Each combination of PyTorch, Python and device has a 
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import platform
@@ -63,7 +64,7 @@ def _cannot_be_used(folder: Path, device: torch.device) -> str:
 
 
 def default_root() -> Path:
-    """The user's own cache folder for compiled code of all kinds. Short, as Windows ends paths at 260."""
+    """The user's own cache folder for compiled code of all kinds."""
     return platformdirs.user_cache_path("kohya", appauthor=False) / "compile"
 
 
@@ -73,7 +74,11 @@ def key(device: torch.device) -> str:
     if device.type == "cuda":
         name = f"{torch.cuda.get_device_name(device)}-triton{_triton()}-driver{_driver()}"
     python = "".join(map(str, platform.python_version_tuple()[:2]))
-    return re.sub(r"[^\w.]+", "-", f"{torch.__version__}-py{python}-{name}").lower()
+    full = re.sub(r"[^\w.]+", "-", f"{torch.__version__}-py{python}-{name}").lower()
+    if sys.platform != "win32":
+        return full
+    # Below it Triton needs up to 190 characters, and Windows ends paths at 260.
+    return f"{torch.__version__.partition('+')[0]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
 
 
 def _triton() -> str:

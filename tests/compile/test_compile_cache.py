@@ -79,6 +79,17 @@ def test_the_key_has_the_gpu_and_its_driver(monkeypatch):
     assert compile_cache.key(torch.device("cuda")).endswith("-nvidia-h200-x-triton3.7.1-driver13000")
 
 
+def test_on_windows_the_key_leaves_room_for_what_is_below_it(monkeypatch):
+    """Paths end at 260 there, and Triton's are 190 long."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr(compile_cache.sys, "platform", "win32")
+    keys = set()
+    for driver in (13000, 13010):
+        monkeypatch.setattr(compile_cache, "_driver", lambda driver=driver: driver)
+        keys.add(compile_cache.key(torch.device("cuda")))
+    assert len(keys) == 2 and all(len(key) < 20 for key in keys)
+
+
 def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
     for age, name in enumerate(("old", "newer", "used")):
         folder = tmp_path / name
