@@ -44,3 +44,17 @@ def test_graphs_are_as_many_as_predicted(made, varying, case):
     told = LEDGER.summary()
     assert told["graphs"] == graphs and not told["recompiles"], [event.reason for event in LEDGER.events]
     assert set(varying) == {case not in ("one size", "each size")}
+
+
+def test_no_norm_on_a_cpu_ends_the_process_where_what_is_in_front_of_it_does_not_learn(made):
+    """PyTorch's own GroupNorm does, with channels last, where it is asked for the gradients of its weights alone."""
+    values = {
+        "compile_backend": "eager",
+        "compile_blocks": "resnet:0",
+        "block_lr": ",".join(["0"] * 11 + ["1e-4"] * 12),
+    }
+    model = made("sdxl_train", ONE, compile=True, **values)
+    wrong = model.loss(ONE[0])
+    assert not any(type(module) is torch.nn.GroupNorm for module in model.parts.denoiser.modules())
+    few = [p for p in model.learner.parameters() if p.dim() < 2]
+    assert any(gradient is not None for gradient in torch.autograd.grad(wrong, few, allow_unused=True))
