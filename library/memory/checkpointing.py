@@ -1,6 +1,7 @@
 """Activation checkpointing: keep a block's inputs, recompute the rest in backward."""
 
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -71,6 +72,8 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradie
     how: dict[str, Any] = {"use_reentrant": False}
     if keep_attention or (own_gradients and _overlooks_functions()):
         how["context_fn"] = _keeping_attention if keep_attention else _keeping_nothing
+        # It warns of operations in place, and blocks have none.
+        logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
 
     class Checkpointed(cls):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -30,4 +30,6 @@ def listen(log: Any) -> None:
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="torch.utils.tensorboard")
+    # Said of diffusers' question for PyTorch's version, which has the same answer each time.
+    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
     logging.captureWarnings(True)
