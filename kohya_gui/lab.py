@@ -99,7 +99,8 @@ class Lab:
         if batch < 1:
             raise ConfigError("Batch size: this must be at least 1.")
         given = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, sent))]
-        given += ["--resolution", sizes.replace(" ", "")] if sizes else []
+        wanted = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile is of one size
+        given += ["--resolution", ",".join(wanted)] if sizes else []
         given += ["--batch", str(batch)] if model in MODELS else []
         return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *WAYS[ways][1]]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, metavar="GB", help="keep at most so much, now and from now on")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     asked = parser.parse_args(argv)
-    if asked.limit is not None and asked.limit < 0:
+    if asked.limit is not None and not 0 <= asked.limit < math.inf:
         raise ConfigError(f"--limit must be at least 0, got {asked.limit:g}")
     with joined("cache") as work:
         changes = asked.clean or asked.limit is not None

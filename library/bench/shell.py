@@ -5,7 +5,9 @@ Nothing heavy is imported before the options are known to be in order.
 
 import argparse
 import contextlib
+import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from library.bench import candidates, picture, report
 from library.config.schema import ConfigError
+from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.jobs import RESULT
 from library.jobs.work import Work, begin
@@ -109,32 +112,49 @@ def check(asked: argparse.Namespace) -> None:
         wrong.append("--diffusers needs --config FILE, the model's config.json")
     for path in filter(None, (asked.run, asked.config)):
         if not path.is_file():
-            wrong.append(f"{path} does not exist")
+            wrong.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
     wrong += [
         f"--part {part} is no part: choose from {', '.join(report.PARTS)}"
         for part in _split(asked.part)
         if part not in report.PARTS
     ]
     for side in _split(asked.resolution):
-        if not side.isdigit() or not 64 <= int(side) <= 8192 or int(side) % 64:
+        if not (side.isascii() and side.isdigit()) or not 64 <= int(side) <= 8192 or int(side) % 64:
             wrong.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
     for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("seconds", 0)):
-        if (value := getattr(asked, name)) is not None and value < least:
+        if (value := getattr(asked, name)) is not None and not least <= value < math.inf:
             wrong.append(f"--{name} must be at least {least}, got {value}")
     wrong += [
         f"--{name} {text} must read NAME=VALUE"
         for name in ("set", "input")
         for text in getattr(asked, name)
-        if "=" not in text
+        if not text.partition("=")[0].strip() or "=" not in text
     ]
+    wrong += _not_together(asked)
     if wrong:
         raise ConfigError("\n".join(wrong))
+
+
+def _not_together(asked: argparse.Namespace) -> Iterator[str]:
+    """Options that make no sense beside others, or name nothing."""
+    if asked.script and asked.family and config_class(asked.script).family != asked.family:
+        own = ", ".join(script for script in RUNS if config_class(script).family == asked.family)
+        yield f"--script {asked.script} is none of --family {asked.family}: choose from {own}"
+    if asked.script and asked.diffusers:
+        yield "--script is for --family and RUN.toml: a transformer of diffusers is trained with LoRA"
+    if asked.input and (asked.run or asked.family):
+        yield "--input is for --diffusers: what SDXL and FLUX.1 are called with is known"
+    for name in ("part", "candidate", "resolution"):
+        if (given := getattr(asked, name)) and not _split(given):
+            yield f"--{name} {','.join(given)} names nothing: give one or leave it out"
+        if asked.profile and name != "part" and len(_split(given)) > 1:
+            yield f"--profile looks at one way at one size: give --{name} one only"
 
 
 def _subject(asked: argparse.Namespace) -> "Subject":
     from library.bench import foreign, machine, subjects
 
-    device = machine.device(asked.device)
+    device, shapes = machine.device(asked.device), _shapes(asked.input)
     given: dict[str, Any] = dict(text.split("=", 1) for text in asked.set)
     if device.type == "cuda" and not asked.run:
         given = {"mixed_precision": machine.half_type(device), **given}
@@ -149,7 +169,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     name = asked.diffusers or config.get("_class_name")
     if not name:
         raise ConfigError(f"{asked.config} does not name its class: give it with --diffusers CLASS")
-    return foreign.Foreign(str(name), config, given, _shapes(asked.input))
+    return foreign.Foreign(str(name), config, given, shapes)
 
 
 def _measured(asked: argparse.Namespace, subject: "Subject", work: Work) -> Mapping[str, Any]:
@@ -208,10 +228,11 @@ def _shapes(given: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in given:
         name, _, sizes = text.partition("=")
-        if not all(size.isdigit() for size in sizes.split(",")):
-            raise ConfigError(f"--input {text} must be whole numbers with commas between: {name}=1,16,64")
-        numbers = tuple(int(size) for size in sizes.split(","))
-        found[name] = numbers[0] if name in ("frames", "text_length") else numbers
+        number = name in ("frames", "text_length")
+        if not re.fullmatch("[1-9][0-9]*" if number else "[1-9][0-9]*(,[1-9][0-9]*)*", sizes):
+            wanted = f"a whole number from 1 on: {name}=5" if number else f"sizes with commas between: {name}=1,16,64"
+            raise ConfigError(f"--input {text} must be {wanted}")
+        found[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
     return found
 
 

@@ -162,6 +162,13 @@ def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted)
         (["--family", "sdxl", "--candidate", "cuda-graphs", "--device", "cpu"], "cuda-graphs needs a GPU"),
         (["--family", "sdxl", "--set", "lerning_rate=1"], "did you mean learning_rate"),
         (["--diffusers", "QwenImageTransformer2Model"], "needs --config FILE"),
+        (["--family", "flux", "--seconds", "nan"], "--seconds must be at least 0, got nan"),
+        (["--family", "flux", "--set", "=5"], "--set =5 must read NAME=VALUE"),
+        (["--family", "flux", "--resolution", ","], "--resolution , names nothing"),
+        (["--family", "flux", "--script", "sdxl_train"], "choose from flux_train_network, flux_train"),
+        (["--family", "flux", "--profile", "--candidate", "eager,compiled"], "one way at one size"),
+        (["--family", "flux", "--input", "frames=2"], "--input is for --diffusers"),
+        (["."], ". is a folder, not a file"),
     ],
 )
 def test_mistakes_are_told_in_sentences(arguments, words, tmp_path, monkeypatch, capsys):
