@@ -21,6 +21,7 @@ from torch.nn import functional
 from library.config.schema import ConfigError
 from library.learners import network_args, snapshot
 from library.learners.lora import Unmatched, dtype_of, file_of, tell
+from library.memory.blocks import with_gradient
 
 PIP = {"lycoris": "lycoris-lora"}
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
@@ -188,10 +189,7 @@ def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The same; PyTorch's own backward ends the process on a CPU where weights learn and images need no gradient."""
-    if input.device.type == "cpu" and torch.is_grad_enabled() and not input.requires_grad:
-        input = input.detach().requires_grad_(True)
-    return functional.group_norm(input, *args, **kwargs)
+    return functional.group_norm(with_gradient(input), *args, **kwargs)
 
 
 def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:

@@ -26,7 +26,7 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
     import torch
 
     from library.compile_ledger import LEDGER
-    from library.memory import attention, checkpointing, precision, swapping
+    from library.memory import attention, checkpointing, norms, precision, swapping
 
     attention.switches(config.compile)
     LEDGER.attention = attention.prefer(device, config.memory.attention_kernel)
@@ -43,6 +43,8 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
         checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, keep, around, own)
     why = _compile(denoiser, blocks, family, config, device, sizes)  # 4. in place: names in state_dict stay
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
+    if device.type == "cpu":
+        norms.let_learn(denoiser)
     return why
 
 

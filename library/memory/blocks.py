@@ -42,6 +42,16 @@ def wanted_type(input: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
 
 
+def with_gradient(images: Tensor) -> Tensor:
+    """Images for a norm of groups whose weights learn, asked for a gradient if they need none themselves.
+
+    Without that PyTorch's own backward ends the process on a CPU (channels last, torch 2.13).
+    """
+    if images.device.type != "cpu" or images.requires_grad or not torch.is_grad_enabled():
+        return images
+    return images.detach().requires_grad_(True)
+
+
 def copied(function: types.FunctionType) -> types.FunctionType:
     """The same function with code of its own, which is what PyTorch keeps compiled graphs with."""
     copy = types.FunctionType(

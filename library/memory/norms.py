@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from library.memory.blocks import under_its_name
+from library.memory.blocks import under_its_name, with_gradient
 
 
 class GroupNorm(nn.GroupNorm):
@@ -50,4 +50,20 @@ def keep_channels_last(block: nn.Module) -> None:
             module.__class__ = _in_order(type(module))
 
 
+class LearningGroupNorm(nn.GroupNorm):
+    """PyTorch's own, which may learn in front of everything else that does, on a CPU too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, C, h, w] -> the same."""
+        return super().forward(with_gradient(input))
+
+
+def let_learn(denoiser: nn.Module) -> None:
+    """Give those GroupNorms that learn, and are still PyTorch's own, this behaviour."""
+    for module in denoiser.modules():
+        if type(module) is nn.GroupNorm and any(p.requires_grad for p in module.parameters()):
+            module.__class__ = LearningGroupNorm
+
+
+under_its_name(LearningGroupNorm, nn.GroupNorm)
 under_its_name(GroupNorm, nn.GroupNorm)

@@ -7,6 +7,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import nn
 
 from library.memory import norms
+from tests import training
 
 
 def both():
@@ -70,3 +71,10 @@ def test_a_residual_block_that_learns_keeps_only_images_with_channels_last():
     assert after and all(after) and not all(before)
     torch.testing.assert_close(answer, plain)
     assert type(block.conv_shortcut).__name__ == "Conv2d"
+
+
+def test_norms_learn_in_front_of_everything_else_that_does(demo, squares, tmp_path):
+    """Behind blocks whose rate is 0, PyTorch's own ended the process on a CPU."""
+    rates = ",".join(["0"] * 8 + ["1e-4"] * 15)
+    values = {"train_data_dir": squares, "output_dir": tmp_path, "block_lr": rates, "max_train_steps": 1}
+    assert len(training.train(training.config_of(demo, "sdxl_train", **values)).losses) == 1
