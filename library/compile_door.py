@@ -18,7 +18,8 @@ class Inputs(Protocol):
 
     `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
     size depends on the bucket: ((position, dimension), ...). `sizes` says how many graphs each block needs: one, unless
-    sizes are compiled one by one. Then `level` tells blocks apart that never see the same sizes.
+    sizes are compiled one by one. Then `level` tells blocks apart that never see the same sizes. Blocks that are
+    `in_front` of all that learns have a graph of their own, as no gradient goes through them.
     """
 
     @property
@@ -39,6 +40,11 @@ class Inputs(Protocol):
     @property
     def level(self) -> int:
         """Which blocks see the same ones then."""
+        ...
+
+    @property
+    def in_front(self) -> bool:
+        """Whether nothing learns in them, nor before them."""
         ...
 
 
@@ -67,14 +73,16 @@ def with_door(
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             given = list(args)
             # Text encoders that learn reach blocks that do not, through what these are told besides their streams.
-            in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in args)
+            told = (*args, *kwargs.values())
+            in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in told)
             for position in streams:
                 given[position] = _as_inner(given[position], in_graph)
             for position, dimension in dynamic:
                 if position < len(given) and isinstance(given[position], Tensor):
                     torch._dynamo.maybe_mark_dynamic(given[position], dimension)
             SETTINGS.hold()
-            with LEDGER.inside(kind):
+            # Where no gradient goes through a block there is nothing to recompute either, which PyTorch would refuse.
+            with LEDGER.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
                 return super().__call__(*given, **kwargs)
 
     Door.forward = copied(cls.forward)
@@ -88,9 +96,18 @@ def _as_inner(stream: Tensor, in_graph: bool) -> Tensor:
     what comes out of a Linear layer is a view, whose base the graph would be bound to as well.
     Where nothing learns that comes in or is in blocks of the class, asking for a gradient would be work for nothing.
     """
-    stream = stream.contiguous(memory_format=torch.channels_last if stream.dim() == 4 else torch.contiguous_format)
+    stream = _in_order(stream)
     if in_graph and torch.is_grad_enabled() and not stream.requires_grad:
         stream = stream.detach().requires_grad_(True)
     if stream.dim() == 3 and stream._is_view():
         stream = torch.ops.aten._unsafe_view(stream, stream.shape)
     return stream
+
+
+def _in_order(stream: Tensor) -> Tensor:
+    """Channels last, with the usual strides also where a size is 1, for which PyTorch takes any."""
+    order, strides, step = (0, 2, 3, 1) if stream.dim() == 4 else range(stream.dim()), [0] * stream.dim(), 1
+    for dimension in reversed(order):
+        strides[dimension], step = step, step * stream.shape[dimension]
+    kept = torch.channels_last if stream.dim() == 4 else torch.contiguous_format
+    return stream if list(stream.stride()) == strides else stream.clone(memory_format=kept)

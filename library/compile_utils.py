@@ -105,10 +105,12 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
             disable_linear_from_compile(block)
         kind = type(block).__name__
         given = (inputs or {}).get(block, (inputs or {}).get(kind))
-        shape = (*shape_of(block), backends.get(block, args.compile_backend), given.level if given else 0)
+        place = (given.level, given.in_front) if given else ()
+        shape = (*shape_of(block), backends.get(block, args.compile_backend), *place)
         streams = given.streams if given else ()
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
-        block.__class__ = with_door(type(block), shape, streams, dynamic, kind in learning)
+        learns = not given.in_front if given else kind in learning
+        block.__class__ = with_door(type(block), shape, streams, dynamic, learns)
         LEDGER.expect(kind, shape, given.sizes if given else 1)
         known &= given is not None
     if known and options["dynamic"] is None:

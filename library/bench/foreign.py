@@ -40,6 +40,10 @@ class Stranger:
         """Not known, and not asked for without `block_inputs`."""
         return 0
 
+    def place(self, path: str) -> tuple[int, ...]:
+        """Not known either."""
+        return ()
+
     def swapped(self, number: int) -> dict[str, int]:
         """`blocks_to_swap`: of the first kind."""
         return {self.regions[0]: number}

@@ -57,6 +57,7 @@ class BlockInputs:
     dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
     sizes: int = 1  # how many there are of them, where each is compiled for itself
     level: int = 0  # how often the picture was halved, where sizes are compiled: blocks of other levels see others
+    in_front: bool = False  # of all that learns: no gradient comes to the block, and none is asked of it
 
 
 class Family(Protocol):
@@ -125,6 +126,10 @@ class Family(Protocol):
 
     def level(self, path: str) -> int:
         """How often the picture was halved where a block of the denoiser is; 0 where it never is between blocks."""
+        ...
+
+    def place(self, path: str) -> tuple[int, ...]:
+        """When a part of the denoiser runs: earlier ones have less; those with as much run in the order of the tree."""
         ...
 
     def swapped(self, number: int) -> dict[str, int]:

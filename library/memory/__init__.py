@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 Sizes = Collection[tuple[int, ...]]  # of batches: images, unless all have as many, height and width of their latents
 
 
-def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device, sizes: Sizes) -> str:
+def prepare(  # noqa: PLR0913 - what is made ready, and for what
+    denoiser: nn.Module, family: Any, config: Any, device: torch.device, sizes: Sizes, text_learns: bool = False
+) -> str:
     """Place the denoiser on its device and apply everything that saves memory or time. The order matters.
 
     Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are
-    those of the data set's batches. Returns why the blocks run eagerly although compiling was asked for,
-    '' when nothing is wrong.
+    those of the data set's batches; `text_learns` says that gradients go on through what the denoiser reads. Returns
+    why the blocks run eagerly although compiling was asked for, '' when nothing is wrong.
     """
     import torch
 
@@ -41,7 +43,9 @@ def prepare(denoiser: nn.Module, family: Any, config: Any, device: torch.device,
         around = config.compile.compile and config.compile.compile_scope == "inner"
         keep, own = memory.checkpoint_keep_attention, getattr(config.precision, "fp8_compute", False)
         checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, keep, around, own)
-    why = _compile(denoiser, blocks, family, config, device, sizes)  # 4. in place: names in state_dict stay
+    why = _compile(
+        denoiser, blocks, family, config, device, sizes, text_learns
+    )  # 4. in place: names in state_dict stay
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     if device.type == "cpu":
         norms.let_learn(denoiser)
@@ -81,11 +85,12 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     config: Any,
     device: torch.device,
     sizes: Sizes,
+    text_learns: bool,
 ) -> str:
     if not config.compile.compile:
         return ""
     from library import compile_utils
-    from library.memory import norms
+    from library.memory import norms, order
 
     options, inputs = config.compile, {}
     one_size = len({size[-2:] for size in sizes}) == 1  # static sizes give the faster kernels
@@ -99,6 +104,10 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     else:
         blocks, backends = _chosen(blocks, family.regions, options)
         inputs = _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
+        if not text_learns:
+            every = (block for group in blocks for block in group if block in inputs)
+            ahead = order.in_front(denoiser, every, family)
+            inputs |= {block: replace(inputs[block], in_front=True) for block in ahead}
     # PyTorch's own GroupNorm ends the process on a CPU, if it learns in this order and what comes in does not.
     for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
         norms.keep_channels_last(block)

@@ -41,7 +41,8 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
         run.place(parts, learner, keep_vae=previews.wanted)
         config = tuning.best(batches, family, parts, learner, run)
         memory.prepare_encoders(parts.encoders, learner.trains, config)
-        if why := memory.prepare(parts.denoiser, family, config, run.device, batches.kinds()):
+        texts = any(map(learner.trains.get, parts.encoders))
+        if why := memory.prepare(parts.denoiser, family, config, run.device, batches.kinds(), texts):
             run.warn(f"Not compiled: {why}")
         updates = Updates(learner, config, run)
         run.distribute(parts, learner)

@@ -26,6 +26,7 @@ TIMED = 3  # passes over each size, after one that compiles
 SIZES = 3  # sizes of images that are timed, the most frequent ones
 FEW = 4  # sizes of images up to which graphs for each of them are worth a try
 ROOM = 0.93  # of the GPU's memory may be in use, as the optimizer's own is not yet there
+WAIT = 0.5  # seconds between two looks whether the main process has done
 NOISE = 0.01  # a way has to be better by this share to be preferred to a simpler one
 GIB = 2**30
 
@@ -75,25 +76,50 @@ def best(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> Any:
     bench = Bench(batches, family, parts, learner, run)
     found = [_decided(bench) if run.main else None]
     if run.ranks > 1:
+        _wait_for_main(run)
         torch.distributed.broadcast_object_list(found)
     run.config = family.config = schema.replace(run.config, **found[0] or {})
     return run.config
+
+
+def _wait_for_main(run: Any) -> None:
+    """Until the main process has measured, which takes longer than PyTorch lets processes wait for each other."""
+    store, done = torch.distributed.distributed_c10d._get_default_store(), "compile_autotune"
+    if run.main:
+        store.set(done, "1")
+    while not store.check([done]):
+        run.wishes.check()
+        time.sleep(WAIT)
 
 
 def _decided(bench: Bench) -> Way:
     name = remembered.name_of(bench)
     known = remembered.read(name)
     if known:
-        bench.results = [Result(**result) for result in known]
+        bench.results = [_still(Result(**result), bench.run.config) for result in known]
     else:
         _measure(bench)
-        remembered.write(name, [asdict(result) for result in bench.results])
+        if _compiles(bench):  # else that may be mended by the next start, and shall not be remembered
+            remembered.write(name, [asdict(result) for result in bench.results])
     chosen = choose(bench.results, bench.passes)
     sentence = told(chosen, bench.results, bench.passes, known=bool(known))
     rows = [asdict(result) for result in bench.results]
     bench.run.event("tuned", chosen=chosen.way, results=rows, remembered=bool(known), text=sentence)
     bench.run.say("\n".join([sentence, *(f"  {_short(result.way)}: {_row(result)}" for result in bench.results)]))
     return chosen.way
+
+
+def _compiles(bench: Bench) -> bool:
+    return any(result.way.get("compile") and not result.why for result in bench.results)
+
+
+def _still(result: Result, config: Any) -> Result:
+    """A result of before; a way that other options of this training exclude cannot be used."""
+    try:
+        schema.replace(config, **result.way)
+    except ConfigError as refused:
+        result.why = result.why or str(refused).splitlines()[0]
+    return result
 
 
 def choose(results: list[Result], passes: int) -> Result:
@@ -135,7 +161,7 @@ def _measure(bench: Bench) -> None:
             for way in ways:
                 run.phase(f"trying {_short(way)}", len(bench.results) + 1)
                 bench.results.append(tried(bench, way))
-            if number == 0 and not any(result.way.get("compile") and not result.why for result in bench.results):
+            if number == 0 and not _compiles(bench):
                 return  # where compiling does not work there is nothing to choose about it
     finally:
         run.config = asked
@@ -206,7 +232,8 @@ def _rehearsed(bench: Bench, result: Result) -> None:
     run, parts, batches = bench.run, bench.parts, bench.batches
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.device)
-    memory.prepare(parts.denoiser, bench.family, run.config, run.device, batches.kinds())
+    texts = any(map(bench.learner.trains.get, parts.encoders))
+    memory.prepare(parts.denoiser, bench.family, run.config, run.device, batches.kinds(), texts)
     kinds = Counter(dict(batches.kinds().most_common(SIZES)))
     first, steady = 0.0, 0.0
     for kind, number in kinds.items():

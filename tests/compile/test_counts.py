@@ -14,6 +14,11 @@ CASES = {
     "each size": (
         SDXL, MANY, {"compile_dynamic": "false", "compile_blocks": "transformer:all"}, {"BasicTransformerBlock": 4}
     ),
+    # Blocks in front of what learns, those behind it, and what learns.
+    "one learns": (
+        SDXL, MANY, {"network_args": [f"block_dims={','.join(['0'] * 9 + ['4'] * 3 + ['0'] * 11)}"]},
+        {"ResnetBlock2D": 8, "BasicTransformerBlock": 3},
+    ),
     "batches": (FLUX, BATCHES, {}, {"DoubleStreamBlock": 2, "SingleStreamBlock": 2}),
     "any batch": (FLUX, BATCHES, {"compile_dynamic": "true", "compile_blocks": "single:all"}, {"SingleStreamBlock": 2}),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from library.config.schema import ConfigError, build
 SIZES = ((8, 8), (8, 16), (16, 8))
 FLUX = "flux_train_network"
 EACH = {"DoubleStreamBlock": 1, "SingleStreamBlock": 1}
+ONE_LEARNS = {"network_args": ["train_single_block_indices=2", "train_double_block_indices=none"]}
 INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
 
 
@@ -21,11 +22,13 @@ INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
         ({"compile_scope": "model", "compile_dynamic": "false", "compile_backend": "eager"}, {"Flux": 2}),
         ({**INNER, "blocks_to_swap": 3}, EACH),
         ({"compile_blocks": "double:all=eager,single:all,single:1=eager"}, {**EACH, "SingleStreamBlock": 2}),
+        ({**ONE_LEARNS, "gradient_checkpointing": True}, {**EACH, "SingleStreamBlock": 3}),
     ],
-    ids=("model", "model by size", "inner", "backends"),
+    ids=("model", "model by size", "inner", "backends", "one learns"),
 )
 def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(made, values, graphs):
-    losses, expected = made(FLUX).gradients(SIZES)
+    chosen = {name: value for name, value in values.items() if name == "network_args"}
+    losses, expected = made(FLUX, **chosen).gradients(SIZES)
     torch._dynamo.reset()
     model = made(FLUX, compile=True, compile_fullgraph=True, **values)
     found = model.gradients(SIZES)

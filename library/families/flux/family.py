@@ -138,6 +138,10 @@ class Flux:
         """All blocks see the same tokens."""
         return 0
 
+    def place(self, path: str) -> tuple[int, ...]:
+        """Everything runs in the order of the tree."""
+        return ()
+
     def swapped(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> blocks of each kind: one half as double blocks, two single ones for each of the other."""
         double, single = number // 2, 2 * (number - number // 2)

@@ -15,6 +15,7 @@ from library.families.sdxl import conditions, folder, keys, model
 from library.objectives.diffusion import Diffusion
 
 CHANNELS = 4  # of latents
+SIDES = ("down_blocks", "mid_block", "up_blocks")  # of the U-Net, in the order in which they run
 
 OPTION = "pretrained_model_name_or_path"
 WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
@@ -180,6 +181,14 @@ class Sdxl:
         return {"down_blocks": lambda: int(number), "up_blocks": lambda: lowest - int(number)}.get(
             side, lambda: lowest
         )()
+
+    def place(self, path: str) -> tuple[int, ...]:
+        """When a part of the U-Net runs: down, the middle, up; and of a pair the convolutions first."""
+        side, *below = path.split(".")
+        if side not in SIDES:
+            return (len(SIDES),) if side.startswith("conv_") and side != "conv_in" else (-1,)
+        level, (kind, number, *_) = (0, below) if side == "mid_block" else (int(below[0]), below[1:])
+        return SIDES.index(side), level, kind.endswith("samplers"), int(number), kind != "resnets"
 
     def swapped(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> so many of the transformer blocks, where three quarters of the weights are."""
