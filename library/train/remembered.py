@@ -2,7 +2,9 @@
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,17 @@ from library.files import write_atomic
 from library.memory import attention
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = ("compile_*.py", "memory/*.py", "learners/*.py", "train/tuning.py", "train/compiling.py")  # and the family's
-NO_MATTER = ("compile_cache_dir", "compile_compare_steps", "compile_fallback", "compile_warmup")
+CODE = ("compile_*.py", "memory/*.py", "learners/*.py", "train/tuning.py", "train/compiling.py", "train/loss.py")
+PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # whose code a pass runs, too
 SECTIONS = ("compile", "memory", "precision", "network")
-VERSION = 1
+MATTER = ("t5xxl_max_token_length", "apply_t5_attn_mask", "max_token_length", "cache_latents", "cache_latents_to_disk",
+          "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk", "fused_backward_pass")  # fmt: skip
+# What tensors hold is no matter, nor what is done between passes; their shapes are in the fingerprint anyway.
+NO_MATTER = ("compile_cache_dir", "compile_compare_steps", "compile_fallback", "compile_warmup", "network_alpha",
+             "network_weights", "dim_from_weights", "base_weights", "base_weights_multiplier", "scale_weight_norms",
+             "training_comment", "no_metadata")  # fmt: skip
+SHARES = 20  # sizes of images are as frequent as before if each keeps its twentieths of all batches
+VERSION = 2
 
 
 def folder() -> Path:
@@ -34,13 +43,13 @@ def name_of(bench: Any) -> str:
     facts = {
         "version": VERSION,
         "machine": [compile_cache.key(run.device), torch.get_num_threads(), run.ranks, attention.offered(run.device)],
-        "code": _code(bench.family.name),
+        "code": [_code(bench.family.name), *map(_version, PACKAGES)],
         "model": [
             [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in bench.parts.denoiser.named_parameters()
         ],
         "encoders": {name: bool(bench.learner.trains.get(name)) for name in sorted(bench.parts.encoders)},
-        "options": {n: ours[n] for n in sorted(sections & set(ours)) if n not in NO_MATTER},
-        "sizes": sorted([*kind, number] for kind, number in bench.batches.kinds().items()),
+        "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
+        "sizes": _shares(bench.batches.kinds()),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
@@ -51,6 +60,17 @@ def _code(family: str) -> str:
         for path in sorted(ROOT.glob(pattern)):
             found.update(path.read_bytes())
     return found.hexdigest()
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""
+
+
+def _shares(kinds: Counter[tuple[int, int, int]]) -> list[list[int]]:
+    """The sizes of batches and about how frequent each is: one image more or less changes nothing."""
+    return sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items())
 
 
 def read(name: str) -> list[dict[str, Any]]:

@@ -1,10 +1,13 @@
 """The fastest way is found by trying, remembered, and changes no number of the training that follows."""
 
 import json
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from library.config.schema import ConfigError, replace
 from library.train import remembered, tuning
 from library.train.tuning import Result, choose
 from tests.training import config_of, demo, shapes, train  # noqa: F401
@@ -85,3 +88,47 @@ def test_compiling_is_not_kept_where_it_loses():
     big = Result({"compile": True}, seconds=0.1, why="not enough memory")
     assert choose([eager, big], passes=10**6) is eager
     assert choose([big], passes=10).way == {}
+
+
+def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(demo, shapes, monkeypatch):  # noqa: F811
+    config = config_of(demo, "flux_train_network", train_data_dir=shapes, **ASKED, compile_autotune=True)
+    denoiser = torch.nn.Linear(4, 4)
+
+    def name(kinds=None, ranks=1, model=denoiser, **values):
+        run = SimpleNamespace(config=replace(config, **values), device=torch.device("cpu"), ranks=ranks)
+        return remembered.name_of(SimpleNamespace(
+            run=run, family=SimpleNamespace(name="flux"), parts=SimpleNamespace(denoiser=model, encoders={}),
+            learner=SimpleNamespace(trains={}),
+            batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
+        ))  # fmt: skip
+
+    usual = name()
+    other = [
+        {"t5xxl_max_token_length": 64}, {"apply_t5_attn_mask": True}, {"blocks_to_swap": 1}, {"network_dim": 2},
+        {"attention_kernel": "math"}, {"mixed_precision": "bf16"}, {"compile_scope": "inner"}, {"ranks": 2},
+        {"kinds": {(2, 8, 8): 100, (1, 8, 12): 50}}, {"kinds": {(1, 8, 8): 50, (1, 8, 12): 50}},
+        {"model": torch.nn.Linear(4, 8)}, {"network_dropout": 0.2},
+    ]  # fmt: skip
+    same = [
+        {"seed": 5}, {"output_name": "x"}, {"learning_rate": 1e-3}, {"max_train_steps": 9}, {"training_comment": "x"},
+        {"network_alpha": 3}, {"compile_fallback": True}, {"kinds": {(1, 8, 8): 101, (1, 8, 12): 50}},
+        {"compile_cache_dir": "x"}, {"gradient_accumulation_steps": 2},
+    ]  # fmt: skip
+    assert usual not in [name(**given) for given in other] and {name(**given) for given in same} == {usual}
+    monkeypatch.setattr(remembered, "_version", lambda package: "9")
+    assert name() != usual
+
+
+def test_that_compiling_failed_is_not_remembered(tuned, monkeypatch, tmp_path):
+    start, _ = tuned
+    real = tuning._rehearsed
+
+    def fails(bench, result):
+        if result.way["compile"]:
+            raise ConfigError("compile: no C++ compiler was found")
+        real(bench, result)
+
+    monkeypatch.setattr(tuning, "_rehearsed", fails)
+    found = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]
+    assert found["chosen"] == {"compile": False} and "no C++ compiler" in found["results"][1]["why"]
+    assert not (tmp_path / "tuning").exists()
