@@ -24,7 +24,9 @@ def test_the_table_has_every_measurement_and_every_failure(result):
     text = report.table(result)
     lines = [line for line in text.splitlines() if line.startswith(("step", "block"))]
     assert len(lines) == len(result["results"]) + 1  # and why one failed
-    assert "bfloat16 matrix products: 700 TFLOP/s" in text and "36.0%" in text and "step 1024 eager: out of memory" in text
+    assert (
+        "bfloat16 matrix products: 700 TFLOP/s" in text and "36.0%" in text and "step 1024 eager: out of memory" in text
+    )
     assert "0.77x" in text  # checkpointing at 512
     assert "stopped" not in text and "stopped before its end" in report.table({**result, "finished": False})
 
