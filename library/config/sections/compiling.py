@@ -32,7 +32,7 @@ class Compile:
     )
     compile_dynamic: Literal["auto", "true", "false"] = opt(
         "auto",
-        "true compiles once for all image sizes, false once per size, auto leaves it to PyTorch.",
+        "true compiles once for all image sizes, false once per size. auto does what suits your images.",
         parse=switch,
         label="Dynamic sizes",
     )
