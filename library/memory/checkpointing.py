@@ -27,12 +27,21 @@ def wrap(
     `offload` it is there as well, since the kept inputs wait in host memory, and copies stay out of compiled graphs.
     `own_gradients` says that layers in the blocks bring a gradient of their own.
     """
+    if offload or around:
+        _ask_graphs_in_one_order()
     for group in blocks:
         for block in group:
             if offload or around:
                 block.__class__ = _offloaded(type(block)) if offload else _surrounded(type(block))
             else:
                 block.__class__ = _checkpointed(type(block), keep_attention, own_gradients)
+
+
+def _ask_graphs_in_one_order() -> None:
+    """Let computing a block again find the graph of its forward pass, where two would do: PyTorch puts the one that was
+    used last in front, and what two graphs keep may differ (pytorch#166926)."""
+    if hasattr(torch._C._dynamo.eval_frame, "_set_lru_cache"):
+        torch._C._dynamo.eval_frame._set_lru_cache(False)
 
 
 def _keep_attention(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

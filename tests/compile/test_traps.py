@@ -8,6 +8,7 @@ from library import compile_utils
 from library.compile_ledger import LEDGER
 from library.compile_settings import wanted_settings
 from library.config.schema import ConfigError
+from library.memory import checkpointing
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
 
 
@@ -64,8 +65,6 @@ class Drops(nn.Module):
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_dropout_has_one_mask_for_forward_and_backward(forget, checkpoint):
-    from library.memory import checkpointing
-
     torch.manual_seed(0)
     block = Drops()
     with torch.no_grad():
@@ -79,6 +78,24 @@ def test_dropout_has_one_mask_for_forward_and_backward(forget, checkpoint):
     out.sum().backward()
     assert 0 < (out == 0).sum() < out.numel()
     torch.testing.assert_close(block.up.bias.grad, out.sum((0, 1)))  # what was let through counts twice, both ways
+
+
+@pytest.mark.parametrize("how", ["around", "offload"])
+def test_a_block_that_is_computed_again_finds_the_graph_of_its_forward_pass(forget, how):
+    """A graph for one size and one for all sizes both do; the one used last would be asked first (pytorch#166926)."""
+    ran, made = [], []
+
+    def backend(graph, _):
+        made.append(graph)
+        number = len(made)
+        return lambda *given: ran.append(number) or graph.forward(*given)
+
+    torch._C._dynamo.eval_frame._set_lru_cache(True)
+    checkpointing.wrap([[nn.Identity()]], **{how: True})
+    compiled = torch.compile(lambda x: x.sin(), backend=backend)
+    for size in (4, 5, 4, 6, 4):
+        compiled(torch.zeros(size))
+    assert ran == [1, 2, 1, 2, 1]
 
 
 def test_the_limit_of_graphs_is_handed_over_where_every_thread_sees_it():
