@@ -1,10 +1,11 @@
 """What the doctor says of a machine, and what it makes of it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from library.bench import doctor
+from library.bench import doctor, places
 
 
 def test_a_healthy_report_is_text_and_json(monkeypatch, capsys):
@@ -66,3 +67,36 @@ def test_a_compiler_that_fails_is_a_hint_with_its_reason(monkeypatch):
     finding = doctor.compile_on("cpu")
     assert finding.verdict == "hint"
     assert "fatal error: Python.h: No such file" in finding.text
+
+
+def test_what_switches_compiling_off_is_named(monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    finding = doctor.compile_on("cpu")
+    assert finding.verdict == "hint" and "TORCHDYNAMO_DISABLE in the environment" in finding.text
+
+
+def test_without_a_compiler_it_says_which(monkeypatch):
+    from torch._inductor import cpp_builder
+
+    def none():
+        raise RuntimeError("nothing")
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    assert "no C++ compiler was found" in doctor.compile_on("cpu").text
+
+
+def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv(doctor.CACHE, str(file / "cache"))
+    finding = doctor.environment()
+    assert finding.verdict == "bad" and f"{doctor.CACHE}: {file / 'cache'} cannot be made" in finding.text
+    assert doctor.environment().verdict == "ok"  # the rest of the report goes on without
+
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(places.tempfile, "TemporaryFile", full)
+    assert "cannot be written (No space left on device)" in places.folders().text
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda path: SimpleNamespace(free=2e8))
+    assert places.disk().verdict == "bad" and "nothing can be saved" in places.disk().text

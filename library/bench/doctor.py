@@ -15,41 +15,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from library.bench import advice, installation, kernels
+from library.bench.finding import Finding, bad, hint, ok
+from library.bench.places import disk, folders
+from library.config.schema import ConfigError
 from library.jobs.work import joined
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", "bitsandbytes", "lycoris-lora", "prodigyopt", "schedulefree", "torchao")
-FREE_SPACE = 20.0  # GB; caches, samples and a few checkpoints of a small run
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. `verdict` is "ok", "hint" (works, but could be better) or "bad" (must be fixed)."""
-
-    topic: str
-    verdict: str
-    text: str
-    data: dict[str, Any]
-
-
-def ok(topic: str, text: str, **data: Any) -> Finding:
-    """All is well."""
-    return Finding(topic, "ok", text, data)
-
-
-def hint(topic: str, text: str, **data: Any) -> Finding:
-    """Works, but could be better."""
-    return Finding(topic, "hint", text, data)
-
-
-def bad(topic: str, text: str, **data: Any) -> Finding:
-    """Keeps a training from running."""
-    return Finding(topic, "bad", text, data)
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, torch.compile silently does nothing
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,12 +71,15 @@ def line(finding: Finding) -> str:
 def examine(quick: bool = False) -> Iterator[Finding]:
     """Everything that is looked at, in the order it is worth reading. Yields as it goes, since torch takes seconds."""
     found: list[Finding] = []
-    checks: list[Callable[[], Finding]] = [system, packages, foreign_library, torch_build, gpu, driver, compiler]
+    checks: list[Callable[[], Finding]] = [system, packages, foreign_library, environment, torch_build, gpu, driver]
+    checks += [compiler]
     checks += [] if quick else [compile_cpu, compile_gpu]
     checks += [attention, tf32, fp8, disk, folders, compiled_code, home_page, lambda: settings(found)]
     for check in checks:
         try:
             finding = check()
+        except ConfigError as error:
+            finding = bad(check.__name__.replace("_", " "), str(error))
         except Exception as error:  # a check that breaks is a finding, not the end of the report
             finding = bad(check.__name__.replace("_", " "), f"{type(error).__name__}: {error}")
         if finding.text:
@@ -155,6 +137,19 @@ def foreign_library() -> Finding:
     """Another project's `library` package would be imported in place of ours, or ours in place of its."""
     found = list(installation.foreign())
     return bad("packages", "; ".join(found)) if found else ok("packages", "")
+
+
+def environment() -> Finding:
+    """A cache folder in the environment that cannot be made, at which PyTorch ends while it is imported."""
+    if not (wanted := os.environ.get(CACHE)):
+        return ok("environment", "")
+    try:
+        Path(wanted).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        del os.environ[CACHE]  # all else is looked at as it would be without
+        why = f"{CACHE}: {wanted} cannot be made ({error.strerror}), and PyTorch ends there"
+        return bad("environment", f"{why}; choose another folder, or unset it", folder=wanted)
+    return ok("environment", "", folder=wanted)
 
 
 def torch_build() -> Finding:
@@ -257,16 +252,22 @@ def compile_on(device: str) -> Finding:
 
     from library.compile_utils import why
 
+    if reason := _hindered(device):
+        return hint("compile", f"does not work on {device}: {reason}", device=device, works=False)
+
     def tiny(x: torch.Tensor) -> torch.Tensor:
         return (torch.nn.functional.silu(x) @ x.T).sin().mean()
 
     given = torch.randn(32, 32, device=device, requires_grad=True)
-    began = time.perf_counter()
+    began, stats = time.perf_counter(), torch._dynamo.utils.counters["stats"]
+    graphs = stats["unique_graphs"]
     try:
         plain, compiled = tiny(given), torch.compile(tiny, backend="inductor", fullgraph=True)(given)
         (wanted,), (got,) = torch.autograd.grad(plain, given), torch.autograd.grad(compiled, given)
         if not (torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(wanted, got, atol=1e-4)):
             raise RuntimeError("the compiled function computes something else")
+        if stats["unique_graphs"] == graphs:
+            raise RuntimeError("it was run, and not compiled")
     except Exception as error:
         reason = why(error)
         return hint(
@@ -274,6 +275,24 @@ def compile_on(device: str) -> Finding:
         )
     seconds = time.perf_counter() - began
     return ok("compile", f"works on {device} ({seconds:.1f} s)", device=device, works=True, seconds=round(seconds, 2))
+
+
+def _hindered(device: str) -> str:
+    """What stands in the way of compiling and is known without trying, '' if nothing."""
+    import torch
+
+    from library import compile_cache
+    from library.compile_checks import problems
+
+    if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
+        return f"{off} in the environment switches it off; unset it"
+    usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
+    try:
+        compile_cache.use(None, torch.device(device))
+        found = [text.removeprefix("compile: ") for text in problems(usual, torch.device(device))]
+    except ConfigError as error:
+        return str(error)
+    return found[0] if found else ""
 
 
 def attention() -> Finding:
@@ -342,32 +361,6 @@ def settings(found: list[Finding]) -> Finding:
     )
     data = {"options": advice.options(known), "presets": advice.presets(known)}
     return ok("settings", advice.sentence(known), **data)
-
-
-def disk() -> Finding:
-    """Free space where one works."""
-    free = shutil.disk_usage(Path.cwd()).free / 1e9
-    text = f"{free:.0f} GB free in {Path.cwd()}"
-    if free < FREE_SPACE:
-        return hint("disk", f"{text}; checkpoints and caches soon need more", free_gb=round(free, 1))
-    return ok("disk", text, free_gb=round(free, 1))
-
-
-def folders() -> Finding:
-    """Where downloads, compiled code and the list of runs are kept."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    from library import compile_cache
-    from library.runs.registry import home
-
-    where = {"models": HF_HUB_CACHE, "compiled": str(compile_cache.default_root()), "runs": str(home())}
-    for path in where.values():
-        place = Path(path)
-        while not place.exists():
-            place = place.parent
-        if not os.access(place, os.W_OK):
-            return bad("folders", f"{path} cannot be written; change its owner, or the place it is in", **where)
-    return ok("folders", ", ".join(f"{name} in {path}" for name, path in where.items()), **where)
 
 
 def home_page() -> Finding:
