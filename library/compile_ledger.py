@@ -25,6 +25,7 @@ class Compiled:
     cache_hits: int
     failed: str
     total: float  # seconds of compiling so far, this graph included
+    bucket: str = ""  # size of the images that it was made with, such as 1024x768
 
 
 @dataclass
@@ -100,8 +101,10 @@ class Ledger:
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.savings = Savings()
         self.begins: Callable[[str, int, int], None] | None = None  # told of each graph: block, its number, of how many
+        self.bucket = ""  # size of the images that are learned from just now
         self._inside = ""
         self._owner: dict[str, str] = {}
+        self._buckets: dict[str, str] = {}
         self._sizes: dict[tuple[str, Hashable], int] = {}
         self._listening = False
         self._resumed: list[str] = []  # graphs that go on where another had to end
@@ -236,6 +239,8 @@ class Ledger:
         self.events.clear()
         self.expected.clear()
         self._owner.clear()
+        self._buckets.clear()
+        self.bucket = ""
         self._sizes.clear()
         self.savings = Savings()
         self.fallback, self._listening = "", False
@@ -244,6 +249,7 @@ class Ledger:
     def _started(self, args: Any) -> None:
         graph, number = str(args.compile_id), len(self._owner)
         self._owner.setdefault(graph, self._inside)
+        self._buckets.setdefault(graph, self.bucket)
         if self.begins and self._inside and len(self._owner) > number:
             self.begins(self._inside, len(self._owner), max(sum(self.predicted().values()), len(self._owner)))
 
@@ -262,6 +268,7 @@ class Ledger:
             cache_hits=(m.inductor_fx_local_cache_hit_count or 0) + (m.aotautograd_local_cache_hit_count or 0),
             failed=m.fail_reason or "",
             total=self.seconds + seconds,
+            bucket=self._buckets.get(graph, self.bucket),
         )
 
 

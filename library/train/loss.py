@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from library.compile_ledger import LEDGER
+from library.data.caches import LATENT
 from library.families.base import Noised
 from library.objectives import loss as objective
 
@@ -25,6 +26,7 @@ def of(
         latents = batch.latents
         if latents is None:
             latents = family.latents(parts, batch.pixels, run.encoding)
+        LEDGER.bucket = f"{latents.shape[-1] * LATENT}x{latents.shape[-2] * LATENT}"
         noised = noise(latents) if noise else noised_here(family, latents, run)
     with run.autocast():
         text = conditions(batch, family, parts, learner)

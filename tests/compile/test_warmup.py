@@ -58,6 +58,7 @@ def test_all_is_compiled_before_the_first_step_and_no_number_changes(demo, shape
     assert warm.losses == cold.losses
     assert all(torch.equal(a, b) for a, b in zip(warm.tensors().values(), cold.tensors().values(), strict=True))
     assert {event["step"] for event in warm.events("compile")} == {0} != {e["step"] for e in cold.events("compile")}
+    assert {event["bucket"] for event in warm.events("compile")} <= {"64x64", "128x64", "64x128"} | {"64x96", "96x64"}
     told = warm.facts["compile"]
     assert told["graphs"] == told["predicted"] == cold.facts["compile"]["graphs"] and not told["recompiles"]
     graphs = sum(told["graphs"].values())
