@@ -102,6 +102,8 @@ def test_lycoris_goes_around_weights_in_8_bits(name):
     given = {name: True, "mixed_precision": "bf16", **FEATURES["lycoris"]}
     with pytest.raises(ConfigError, match=f"{name} cannot be used with .*bypass_mode=True"):
         build(families.config_class("sdxl_train_network"), given)
+    with pytest.raises(ConfigError, match=f"{name} cannot be used with algo=full, .*: write algo=lokr"):
+        build(families.config_class("sdxl_train_network"), given | {"network_args": ("algo=full", "bypass_mode=True")})
 
 
 @pytest.mark.parametrize("few", [{"int8_base": True}, {"fp8_base": True, "fp8_compute": True}], ids=str)

@@ -168,7 +168,10 @@ class AdapterPrecision(Precision):
         """LyCORIS adds its product to the weights, in the type they are kept in, unless told to go around them."""
         yield from Precision.check(self, run)
         module = run.network.module
-        few = self.fp8_denoiser or self.int8_base
-        if few and module.startswith("lycoris") and "bypass_mode=True" not in run.network.network_args:
-            name = "fp8_base" if self.fp8_base else "fp8_base_unet" if self.fp8_base_unet else "int8_base"
+        if not (self.fp8_denoiser or self.int8_base) or not module.startswith("lycoris"):
+            return
+        name = "fp8_base" if self.fp8_base else "fp8_base_unet" if self.fp8_base_unet else "int8_base"
+        if "algo=full" in map(str.lower, run.network.network_args):
+            yield f"{name} cannot be used with algo=full, which learns whole weights: write algo=lokr, or another"
+        elif "bypass_mode=True" not in run.network.network_args:
             yield f"{name} cannot be used with network_module = {module}: add bypass_mode=True to network_args"
