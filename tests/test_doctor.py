@@ -5,7 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from kohya_gui import cli
 from library.bench import doctor, places
+from library.config import shell, surroundings
+from library.families import config_class
+
+READY = [
+    "--pretrained_model_name_or_path=x",
+    "--train_data_dir=x",
+    "--output_dir=x",
+    "--clip_l=x",
+    "--t5xxl=x",
+    "--ae=x",
+]
 
 
 def test_a_healthy_report_is_text_and_json(monkeypatch, capsys):
@@ -85,12 +97,19 @@ def test_without_a_compiler_it_says_which(monkeypatch):
     assert "no C++ compiler was found" in doctor.compile_on("cpu").text
 
 
-def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_path):
+def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
-    monkeypatch.setenv(doctor.CACHE, str(file / "cache"))
+    monkeypatch.setenv(surroundings.CACHE, str(file / "cache"))
     finding = doctor.environment()
-    assert finding.verdict == "bad" and f"{doctor.CACHE}: {file / 'cache'} cannot be made" in finding.text
+    assert finding.verdict == "bad" and f"{surroundings.CACHE}: {file / 'cache'} cannot be made" in finding.text
+    monkeypatch.setenv(surroundings.CACHE, str(file / "cache"))
+    assert cli.main(["bench", "--family", "flux", "--device", "cpu"]) == 1
+    assert "choose another folder, or unset it" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="1"):
+        shell.main(config_class("flux_train"), READY)
+    assert "TORCHINDUCTOR_CACHE_DIR" in capsys.readouterr().err
+    monkeypatch.delenv(surroundings.CACHE)
     assert doctor.environment().verdict == "ok"  # the rest of the report goes on without
 
     def full(**_):

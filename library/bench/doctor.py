@@ -22,12 +22,12 @@ from typing import Any
 from library.bench import advice, installation, kernels
 from library.bench.finding import Finding, bad, hint, ok
 from library.bench.places import disk, folders
+from library.config import surroundings
 from library.config.schema import ConfigError
 from library.jobs.work import joined
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", "bitsandbytes", "lycoris-lora", "prodigyopt", "schedulefree", "torchao")
-CACHE = "TORCHINDUCTOR_CACHE_DIR"
 SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, torch.compile silently does nothing
 
 
@@ -141,14 +141,12 @@ def foreign_library() -> Finding:
 
 def environment() -> Finding:
     """A cache folder in the environment that cannot be made, at which PyTorch ends while it is imported."""
-    if not (wanted := os.environ.get(CACHE)):
-        return ok("environment", "")
+    wanted = os.environ.get(surroundings.CACHE)
     try:
-        Path(wanted).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        del os.environ[CACHE]  # all else is looked at as it would be without
-        why = f"{CACHE}: {wanted} cannot be made ({error.strerror}), and PyTorch ends there"
-        return bad("environment", f"{why}; choose another folder, or unset it", folder=wanted)
+        surroundings.check()
+    except ConfigError as error:
+        del os.environ[surroundings.CACHE]  # all else is looked at as it would be without
+        return bad("environment", str(error), folder=wanted)
     return ok("environment", "", folder=wanted)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from library.config import surroundings
 from library.config.schema import (
     ConfigError,
     Layer,
@@ -60,9 +61,9 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     """
     made, notes = _parsed(config, argv)
     module, name = work.split(":")
-    train = getattr(importlib.import_module(module), name)
     try:
-        train(made, notes)
+        surroundings.check()
+        getattr(importlib.import_module(module), name)(made, notes)
     except ConfigError as e:
         fail(e, code=1)
     except KeyboardInterrupt:
