@@ -25,7 +25,8 @@ def of(
     with torch.no_grad():
         latents = batch.latents
         if latents is None:
-            latents = family.latents(parts, batch.pixels, run.encoding)
+            # As where they are cached: the VAE's order in memory depends on the size, and a graph on the order.
+            latents = family.latents(parts, batch.pixels, run.encoding).contiguous()
         LEDGER.bucket = f"{latents.shape[-1] * LATENT}x{latents.shape[-2] * LATENT}"
         noised = noise(latents) if noise else noised_here(family, latents, run)
     with run.autocast():

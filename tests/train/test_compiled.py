@@ -1,10 +1,14 @@
 """Compiled trainings in this process: as many graphs as predicted, the same losses, and what happens when it fails."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from library.compile_ledger import LEDGER
 from library.config.schema import ConfigError
+from library.train import loss
 from tests.training import config_of, listing, runs_in, train
 
 
@@ -125,3 +129,14 @@ def test_a_later_run_of_the_same_process_is_not_held_back(run, broken_backend):
     again = run("flux_train_network", compile=True, compile_backend="eager", max_train_steps=1)
     assert again.facts["compile"]["graphs"] == again.facts["compile"]["predicted"]
     assert not again.facts["compile"]["fallback"]
+
+
+def test_latents_lie_in_one_order_whether_they_are_cached_or_not():
+    """A VAE's order in memory depends on the size of the image, and what is compiled would be made anew for another."""
+    seen = []
+    batch, family, run = SimpleNamespace(latents=None, pixels=None), SimpleNamespace(), SimpleNamespace(device=None)
+    batch.to, run.encoding = lambda _: batch, None
+    family.latents = lambda *_: torch.zeros(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    with contextlib.suppress(ZeroDivisionError):
+        loss.of(batch, family, None, None, run, noise=lambda latents: seen.append(latents.stride()) or 1 / 0)
+    assert seen == [(256, 64, 8, 1)]
