@@ -32,15 +32,20 @@ REHEARSALS = 2  # eager passes before a recording: the first compiles and alloca
 MOST = 64  # sizes that are recorded; others run without
 
 
-def attach(denoiser: nn.Module) -> None:
-    """From now on every call with gradients is recorded, and played back where it has been.
+def leave_default_stream() -> None:
+    """From now on this thread works on another stream, as the default one cannot be recorded.
 
-    The thread leaves the default stream, which cannot be recorded: gradients of weights that were asked for there would
-    tie recordings to it (as DDP does before the first step).
+    Once gradients of weights have been asked for there (by DDP before the first step, or by steps without recording),
+    they tie recordings to it. So this comes before all of that.
     """
     if torch.cuda.is_available() and torch.cuda.current_stream() == torch.cuda.default_stream():
         torch.cuda.synchronize()
         torch.cuda.set_stream(torch.cuda.Stream())
+
+
+def attach(denoiser: nn.Module) -> None:
+    """From now on every call with gradients is recorded, and played back where it has been."""
+    leave_default_stream()
     denoiser.__dict__["_recorder"] = Recorder(denoiser)
     denoiser.__class__ = _recorded(type(denoiser))
 
