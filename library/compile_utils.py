@@ -119,7 +119,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED:
         options["mode"] = RECORDED[args.compile_mode]
-        compile_recording.attach(model)
+        _record(model, args.compile_mode)
     if waiting := getattr(args, "compile_compare_steps", 0):
         LEDGER.savings.held, LEDGER.savings.begin = waiting, functools.partial(_begin, blocks, options, backends)
     else:
@@ -127,6 +127,15 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(LEDGER.predicted().values()), shown)
     return model
+
+
+def _record(model: nn.Module, mode: str) -> None:
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if several and torch.distributed.get_world_size() > 1:
+        # Nobody has seen several processes play back what they recorded while they average gradients.
+        logger.warning("compile_mode: %s plays nothing back where several GPUs train together, it only compiles", mode)
+        return
+    compile_recording.attach(model)
 
 
 def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any], backends: Mapping[nn.Module, str]) -> None:

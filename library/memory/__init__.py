@@ -52,6 +52,14 @@ def prepare(  # noqa: PLR0913 - what is made ready, and for what
     return why
 
 
+def size_by_size(config: Any, device: torch.device) -> bool:
+    """Whether the whole denoiser is one graph that cannot serve all sizes of image, so that each needs its own.
+
+    Inductor for CUDA (torch 2.11) ends with errors of its own where sizes vary in a whole model; in blocks they may.
+    """
+    return config.compile.compile_scope == "model" and config.compile.dynamic is None and device.type == "cuda"
+
+
 def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: Any) -> None:
     """Let text encoders recompute too, if they learn: T5's activations are larger than its adapters."""
     for name, encoder in encoders.items():
@@ -94,7 +102,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
 
     options, inputs = config.compile, {}
     one_size = len({size[-2:] for size in sizes}) == 1  # static sizes give the faster kernels
-    static = options.dynamic is False or (options.dynamic is None and one_size)
+    static = options.dynamic is False or (options.dynamic is None and one_size) or size_by_size(config, device)
     if options.compile_scope == "model":
         blocks, backends = [[denoiser]], {}
         options = options if static else replace(options, compile_dynamic="true")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from library import compile_ready, compile_utils
+from library import compile_ready, compile_utils, memory
 from library.compile_ledger import LEDGER, as_line
 from library.config.schema import ConfigError
 from library.train import chance, loss
@@ -68,12 +68,13 @@ def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> N
         return
     graphs = sum(LEDGER.predicted().values())
     run.phase("compiling", 0, graphs)
-    run.say(sizes_told(run.config.compile, len(batches.shapes)))
+    single = memory.size_by_size(run.config, run.device)
+    run.say(sizes_told(run.config.compile, len(batches.shapes), single))
     with run.accelerator.local_main_process_first():
         before = chance.state(run.device)
         try:
             options = run.config.compile
-            every = options.dynamic is False or (options.records_graphs and run.device.type == "cuda")
+            every = single or options.dynamic is False or (options.records_graphs and run.device.type == "cuda")
             for kind in needed(batches.kinds(), every):
                 _once(batches.example(kind), family, parts, learner, run)
         except Exception as error:
@@ -88,10 +89,14 @@ def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> N
     run.meter.pause()
 
 
-def sizes_told(options: Any, number: int) -> str:
-    """What `compile_dynamic` came to, and why."""
+def sizes_told(options: Any, number: int, single: bool = False) -> str:
+    """What `compile_dynamic` came to, and why; `single` where one graph could not serve several sizes."""
     if number == 1 and not options.dynamic:
         return "All images have one size, which the graphs are made for."
+    if single:
+        return (
+            f"Each of {number} sizes of image gets a graph of the whole model, which cannot be made for varying ones."
+        )
     if options.dynamic is False:
         return f"Each of {number} sizes of image gets graphs of its own, as compile_dynamic = false says."
     why = "as compile_dynamic = true says" if options.dynamic else "so that there is nothing to compile at a new one"

@@ -155,6 +155,7 @@ def told(chosen: Result, results: list[Result], passes: int, known: bool) -> str
 def _measure(bench: Bench) -> None:
     """Try eager and compiled first, then one thing after the other around the best so far."""
     run, before, asked = bench.run, chance.state(bench.run.device), bench.run.config
+    compile_recording.leave_default_stream()  # some ways are recorded, and all of them share their weights
     bench.learner.train()
     try:
         for number, ways in enumerate(rounds(bench)):
@@ -178,7 +179,7 @@ def rounds(bench: Bench) -> Iterator[list[Way]]:
     if bench.kernels and config.memory.attention_kernel == "auto":
         yield [_best(bench) | {"attention_kernel": name} for name in bench.kernels.others()]
     if options.compile_mode == "default" and options.compile_backend == "inductor" and cuda:
-        modes = ("max-autotune-no-cudagraphs", "reduce-overhead")
+        modes = ("max-autotune-no-cudagraphs", *(() if bench.run.ranks > 1 else ("reduce-overhead",)))
         yield [_best(bench) | {"compile_mode": mode} for mode in modes if _best(bench)["compile"]]
     if options.dynamic is None and 1 < sizes <= FEW and _best(bench)["compile"]:
         yield [_best(bench) | {"compile_dynamic": "false"}]

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from library import compile_cache, compile_recording, compile_utils, families
+from library import compile_cache, compile_recording, compile_utils, families, memory
 from library.compile_settings import SETTINGS, wanted_settings
 from library.config.schema import ConfigError, build
 from library.memory import attention
+from library.train.compiling import sizes_told
 
 CUDA = torch.device("cuda")
 
@@ -73,6 +74,24 @@ def test_recorded_graphs_have_no_checkpoints_outside_of_compiled_blocks(outside)
     with pytest.raises(ConfigError, match=f"compile_mode = reduce-overhead .*{next(iter(outside))}"):
         config(gradient_checkpointing=True, **values)
     config(**values)
+
+
+def test_several_gpus_only_compile_where_one_would_record(monkeypatch, caplog):
+    attached = []
+    monkeypatch.setattr(compile_recording, "attach", attached.append)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for ranks in (1, 2):
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda ranks=ranks: ranks)
+        compile_utils._record(nn.Identity(), "reduce-overhead")
+    assert len(attached) == 1 and "plays nothing back where several GPUs train together" in caplog.text
+
+
+def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise():
+    whole, blocks = config(compile=True, compile_scope="model"), config(compile=True)
+    assert memory.size_by_size(whole, CUDA)
+    assert not memory.size_by_size(whole, torch.device("cpu")) and not memory.size_by_size(blocks, CUDA)
+    assert not memory.size_by_size(config(compile=True, compile_scope="model", compile_dynamic="true"), CUDA)
+    assert sizes_told(whole.compile, 3, single=True).startswith("Each of 3 sizes of image gets a graph of the whole")
 
 
 @pytest.mark.parametrize(
