@@ -42,6 +42,7 @@ CASES = {
     "compiled, fp8": {**COMPILED, **FP8},
     "compiled, 20 swapped": SWAPPED,
     "compiled, 20 swapped, fp8 stored": {**SWAPPED, "fp8_base": True},
+    "compiled, 20 swapped, fp8": {**SWAPPED, **FP8},
     "compiled, CUDA graphs": {**COMPILED, "compile_mode": "reduce-overhead"},
     "compiled, max-autotune": {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"},
 }
