@@ -57,7 +57,7 @@ def size_by_size(config: Any, device: torch.device) -> bool:
 
     Inductor for CUDA (torch 2.11) ends with errors of its own where sizes vary in a whole model; in blocks they may.
     """
-    return config.compile.compile_scope == "model" and config.compile.dynamic is None and device.type == "cuda"
+    return device.type == "cuda" and config.compile.compile_scope == "model" and config.compile.dynamic is None
 
 
 def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: Any) -> None:
