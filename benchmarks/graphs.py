@@ -5,8 +5,9 @@
 
 The models have the real depth ratio and a small width: 8 double and 16 single blocks for FLUX.1, three levels for SDXL.
 All Linear layers of the blocks carry a LoRA, and blocks recompute in backward, inside of what is compiled. `wrapped` is
-`blocks[i] = torch.compile(blocks[i])` with nothing else, `in place` is what the trainer does, `again` is a second
-process with the caches of the first. `seconds` are those of compiling, `CPU s` those of the whole process.
+`blocks[i] = torch.compile(blocks[i])` with nothing else, `diffusers` the same with diffusers' own FLUX.1 and without
+recomputing, `in place` is what the trainer does, `again` is a second process with the caches of the first. `seconds`
+are those of compiling, `CPU s` those of the whole process.
 """
 
 import argparse
@@ -42,6 +43,33 @@ def flux():
         return model(img=img, timesteps=torch.rand(2), **ids, **given)
 
     return model, call, Family
+
+
+def diffusers():
+    """The same sizes in diffusers' own tree of FLUX.1, which keeps q, k and v apart."""
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    model = FluxTransformer2DModel(
+        in_channels=16,
+        num_layers=8,
+        num_single_layers=16,
+        attention_head_dim=24,
+        num_attention_heads=4,
+        joint_attention_dim=48,
+        pooled_projection_dim=32,
+        guidance_embeds=True,
+        axes_dims_rope=(4, 10, 10),
+    )
+
+    def call(height, width):
+        places = torch.cartesian_prod(torch.zeros(1), torch.arange(float(height)), torch.arange(float(width)))
+        given = {"encoder_hidden_states": torch.randn(2, TEXT, 48), "pooled_projections": torch.randn(2, 32)}
+        ids = {"img_ids": places, "txt_ids": torch.zeros(TEXT, 3), "guidance": torch.ones(2), "timestep": torch.rand(2)}
+        return model(hidden_states=torch.randn(2, height * width, 16), **given, **ids, return_dict=False)[0]
+
+    return model, call, ("FluxTransformerBlock", "FluxSingleTransformerBlock")
 
 
 def sdxl():
@@ -116,12 +144,14 @@ def measure(family, way, backend):
     from library.config.schema import build
     from library.memory import checkpointing
 
-    model, call, kind = {"flux": flux, "sdxl": sdxl}[family]()
-    adapt(model, kind.regions)
+    model, call, kind = {"flux": flux, "sdxl": sdxl, "diffusers": diffusers}[way if way == "diffusers" else family]()
+    regions = getattr(kind, "regions", kind)
+    adapt(model, regions)
     torch._dynamo.config.recompile_limit = 64
-    if way == "wrapped":
-        checkpointing.wrap(memory.repeated(model, kind.regions))
-        wrap(model, kind.regions, backend)
+    if way in ("wrapped", "diffusers"):
+        if way == "wrapped":
+            checkpointing.wrap(memory.repeated(model, regions))
+        wrap(model, regions, backend)
         LEDGER.listen()
     else:
         values = {"compile": True, "compile_fullgraph": True, "compile_backend": backend}
@@ -155,8 +185,8 @@ def main():
           f"{'CPU s':>6} {'cache hits':>10} {'wrapped keys':>13}")  # fmt: skip
     for family in asked.family or ("flux", "sdxl"):
         with tempfile.TemporaryDirectory() as folder:
-            for way in ("wrapped", "in place", "again"):
-                cache = Path(folder) / ("wrapped" if way == "wrapped" else "ours")
+            for way in (*(("diffusers",) if family == "flux" else ()), "wrapped", "in place", "again"):
+                cache = Path(folder) / (way if way in ("wrapped", "diffusers") else "ours")
                 environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
                 command = [sys.executable, __file__, "--backend", asked.backend, "--one", family, way]
                 out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
