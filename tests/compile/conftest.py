@@ -10,6 +10,7 @@ import torch
 
 from library import families, learners, memory
 from library.compile_ledger import LEDGER
+from library.compile_settings import SETTINGS, wanted_settings
 from library.config.schema import build, read_toml
 from library.memory import precision
 
@@ -65,6 +66,8 @@ def forget() -> Any:
     torch._dynamo.reset()
     LEDGER.clear()
     LEDGER._listening = False  # reset() forgets the callback
+    usual = build(families.config_class("flux_train_network"), {}, notes=[]).compile
+    SETTINGS.want(wanted_settings(usual, torch.device("cpu")))
     yield
     torch._dynamo.reset()
     LEDGER.clear()
