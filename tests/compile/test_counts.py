@@ -1,9 +1,14 @@
 """The number of graphs is known beforehand, whatever sizes of image and of batch there are."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from library.compile_ledger import LEDGER
+from tests import source
 
 SDXL, FLUX = "sdxl_train_network", "flux_train_network"
 ONE, MANY, BATCHES = ((2, 8, 8),), ((2, 8, 8), (2, 8, 16)), ((1, 8, 8), (3, 8, 16), (3, 8, 8))
@@ -63,3 +68,20 @@ def test_no_norm_on_a_cpu_ends_the_process_where_what_is_in_front_of_it_does_not
     assert not any(type(module) is torch.nn.GroupNorm for module in model.parts.denoiser.modules())
     few = [p for p in model.learner.parameters() if p.dim() < 2]
     assert any(gradient is not None for gradient in torch.autograd.grad(wrong, few, allow_unused=True))
+
+
+def test_real_depth_and_a_dozen_sizes_need_two_graphs_of_flux():
+    """The benchmark that shows it, so that it goes on running."""
+    command = [
+        sys.executable,
+        source.ROOT / "benchmarks/graphs.py",
+        "--backend",
+        "aot_eager",
+        "--one",
+        "flux",
+        "in place",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["graphs"], found["predicted"], found["recompiles"], found["wrapped_keys"]) == (2, 2, 0, 0)
