@@ -36,8 +36,8 @@ class Ready:
         cast = torch.is_autocast_enabled(first.device.type)
         dtype = torch.get_autocast_dtype(first.device.type) if cast else first.dtype
         jobs: dict[Any, list[tuple[Tensor, float | None]]] = {_Made.apply: [], _made: []}
-        for adapter in self.adapters:
-            factors = adapter.factors()
+        learned = [adapter.factors() for adapter in self.adapters]
+        for adapter, factors in zip(self.adapters, learned, strict=True):
             # What has no learning rate needs no gradient either, whatever the others beside it need.
             jobs[_Made.apply if factors[0].requires_grad else _made] += adapter.with_strength(factors)
         made: dict[int, Tensor] = {}
@@ -46,8 +46,8 @@ class Ready:
                 given = [factor for factor, _ in some]
                 answers = make(dtype, [s for _, s in some], self.multiplier.clone(), *given)
                 made.update(zip(map(id, given), answers, strict=True))
-        for adapter in self.adapters:
-            adapter.ready = tuple(made[id(factor)] for factor in adapter.factors())
+        for adapter, factors in zip(self.adapters, learned, strict=True):
+            adapter.ready = tuple(made[id(factor)] for factor in factors)
 
 
 class _Made(torch.autograd.Function):
