@@ -27,7 +27,9 @@ class Launch:
     main_process_ip: str | None = opt(None, "address of the first machine", advanced=True)
     main_process_port: int | None = opt(None, "port for the processes to meet at", parse=count, advanced=True)
     num_cpu_threads_per_process: int | None = opt(None, "processor threads of each process", parse=count, advanced=True)
-    mixed_precision: Literal["no", "fp16", "bf16"] = opt("no", "only told to the launcher; the config's counts")
+    mixed_precision: Literal["no", "fp16", "bf16"] = opt(
+        "no", "for the launcher only; the training uses the value of the config"
+    )
     extra_accelerate_launch_args: tuple[str, ...] = opt((), "more arguments for accelerate launch", advanced=True)
 
 

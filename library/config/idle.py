@@ -162,7 +162,7 @@ ADAPTERS: tuple[Rule, ...] = (
 )  # fmt: skip
 
 WHOLE: tuple[Rule, ...] = (
-    ("fp8_base int8_base fp8_compute", lambda c: False, "the whole model learns, and 8 bits are too few for that"),
+    ("fp8_base int8_base fp8_compute", lambda c: False, "the whole model is trained, which needs more than 8 bits"),
     ("use_safetensors", lambda c: c.save.save_model_as is None and c.script != "flux_train",
      "save_model_as, or the base model, decides"),
     ("learning_rate_te1 learning_rate_te2", lambda c: getattr(c.steps, "train_text_encoder", False),

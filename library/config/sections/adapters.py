@@ -15,7 +15,7 @@ class Network:
     """The adapters that learn."""
 
     network_module: Literal["networks.lora", "networks.lora_flux", "lycoris.kohya"] | str | None = opt(
-        None, "The kind of adapter. Empty: LoRA.", label="Adapter"
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
     )
     network_dim: int | None = opt(
         None,
@@ -39,21 +39,23 @@ class Network:
         (), "Further arguments of the adapter, as key=value (conv_dim=8 conv_alpha=4).", label="Network arguments"
     )
     network_weights: str | None = opt(None, "An adapter file to continue from.", label="Continue from", kind="file")
-    dim_from_weights: bool = opt(False, "Take the ranks from that file.", label="Rank from file", advanced=True)
+    dim_from_weights: bool = opt(
+        False, "Use the ranks that are stored in the network weights file.", label="Rank from file", advanced=True
+    )
     scale_weight_norms: float | None = opt(
         None,
-        "Keep the norm of each adapter below this, against overfitting. 1 is usual.",
+        "Limit the norm of each adapter to this value, against overfitting. 1 is usual.",
         label="Maximum weight norm",
         min=0.0,
     )
     base_weights: tuple[str, ...] = opt(
-        (), "Adapter files that are merged into the model before training.", label="Merge first", advanced=True
+        (), "Adapter files that are merged into the model before training.", label="Base weights", advanced=True
     )
     base_weights_multiplier: tuple[float, ...] = opt(
-        (), "The strength of each of these files.", label="Merge strengths", advanced=True
+        (), "The strength of each of the base weights.", label="Base weights multipliers", advanced=True
     )
     training_comment: str | None = opt(None, "A comment that is written into the file.", label="Comment")
-    no_metadata: bool = opt(False, "Write no training settings into the file.", advanced=True)
+    no_metadata: bool = opt(False, "Save no training settings in the metadata of the file.", advanced=True)
 
     @property
     def module(self) -> str:

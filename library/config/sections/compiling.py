@@ -19,29 +19,29 @@ class Compile:
 
     compile: bool = opt(
         False,
-        "Compile the model's blocks: faster steps after some seconds of compiling at the start.",
+        "Compile the model's blocks with torch.compile: faster steps, after compiling at the start of the training.",
         label="Enable torch.compile",
     )
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] | str = opt(
-        "inductor", "What compiles. inductor is the one that makes training fast.", label="Backend"
+        "inductor", "The backend of torch.compile. inductor is the one that makes training faster.", label="Backend"
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = opt(
         "default",
-        "How much is tried. max-autotune compiles for minutes; reduce-overhead plays steps back, for small batches.",
+        "The mode of torch.compile. reduce-overhead replays steps as CUDA graphs; max-autotune compiles for minutes.",
         label="Mode",
     )
     compile_dynamic: Literal["auto", "true", "false"] = opt(
         "auto",
-        "true compiles once for all image sizes, false once per size. auto does what suits your images.",
+        "true compiles once for all image sizes, false once per size. auto decides by the image sizes of the data set.",
         parse=switch,
         label="Dynamic sizes",
     )
     compile_fullgraph: bool = opt(
-        False, "Stop with an error if a block cannot be compiled in one piece.", label="Full graph"
+        False, "Stop with an error if a block cannot be compiled as a single graph.", label="Full graph"
     )
     compile_cache_size_limit: int = opt(
         0,
-        "Most compiled versions per block. 0 is PyTorch's own limit; 64 suits many image sizes.",
+        "Maximum number of compiled versions per block. 0: the default of PyTorch; 64 suits many image sizes.",
         min=0,
         label="Cache size limit",
     )
@@ -50,7 +50,7 @@ class Compile:
     )
     compile_cache_dir: str | None = opt(
         None,
-        "The folder that keeps compiled code for the next start. Empty: one in your cache folder.",
+        "The folder of compiled code, which later runs use again. Empty: a folder in your cache directory.",
         label="Cache folder",
         kind="folder",
         advanced=True,
@@ -64,13 +64,13 @@ class Compile:
     )
     compile_blocks: str | None = opt(
         None,
-        'Only these: "double:0-9,single:all" (FLUX.1), "transformer:all" (SDXL). "all=eager": in another backend.',
+        'Only these blocks: "double:0-9,single:all" (FLUX.1), "transformer:all" (SDXL). "all=eager" sets a backend.',
         label="Blocks",
         advanced=True,
     )
     compile_activation_budget: float = opt(
         1.0,
-        "The share of activations to keep for the backward pass, 0 to 1. The rest is computed again, to save memory.",
+        "The share of activations that is kept for the backward pass, 0 to 1. The rest is recomputed, to save memory.",
         label="Activation budget",
         min=0.0,
         max=1.0,
@@ -78,20 +78,20 @@ class Compile:
     )
     compile_autotune: bool = opt(
         False,
-        "Time a few steps of several ways first, compiled and not, and train in the fastest. It is remembered.",
-        label="Find the fastest way",
+        "Measure several settings before training, compiled and not, and use the fastest. The result is stored.",
+        label="Find the fastest settings",
     )
     compile_compare_steps: int = opt(
         0,
-        "Do this many steps without compiling first, so that the log can tell what compiling saves. 5 will do.",
-        label="Eager steps to compare with",
+        "Run this many steps without compiling first, so that the log can report the time saved. 5 is enough.",
+        label="Eager steps for comparison",
         min=0,
         advanced=True,
     )
 
     compile_warmup: Literal["true", "false"] = opt(
         "true",
-        "Compile everything before the first step. false compiles what a step needs when it needs it.",
+        "Compile everything before the first step. false: compile during the steps, when it is first needed.",
         parse=switch,
         label="Compile before the first step",
         advanced=True,
@@ -99,13 +99,13 @@ class Compile:
 
     cuda_allow_tf32: bool = opt(
         False,
-        "Let NVIDIA GPUs round float32 matrix products to TF32, much faster. Nothing changes with mixed precision.",
+        "Allow TF32 for float32 matrix products on NVIDIA GPUs: faster, less exact. No effect with mixed precision.",
         label="TF32",
         advanced=True,
     )
     cuda_cudnn_benchmark: bool = opt(
         False,
-        "Let cuDNN try its kernels for each size of convolution (SDXL, VAE). Pays with few image sizes.",
+        "Let cuDNN benchmark its kernels for each convolution size (SDXL, VAE). Faster with few image sizes.",
         label="cuDNN benchmark",
         advanced=True,
     )
@@ -120,7 +120,7 @@ class Compile:
         except ConfigError as e:
             yield str(e)
         if self.compile_compare_steps == 1:
-            yield "compile_compare_steps = 1 times nothing: the first step only warms up; use 5, or 0 for no comparison"
+            yield "compile_compare_steps = 1 measures nothing, as the first step is a warm-up: use 5, or 0"
 
         if not self.compile:
             return
@@ -183,8 +183,8 @@ class Compile:
             yield "compile_scope = model compiles all blocks as one, so compile_blocks has nothing to choose: drop one"
         if memory.blocks_to_swap:
             yield (
-                "compile_scope = model cannot be used with blocks_to_swap, which moves weights between blocks, where "
-                "a whole model has no gap: use compile_scope = blocks"
+                "compile_scope = model cannot be used with blocks_to_swap, which moves weights between blocks, "
+                "which one graph cannot do: use compile_scope = blocks"
             )
         elif memory.checkpointing:
             yield (

@@ -56,11 +56,11 @@ class Model:
         None, "Only written into the metadata of the file.", label="CLIP skip", min=1, advanced=True
     )
     weighted_captions: bool = opt(
-        False, "Read weights in captions: (word:1.3) counts more, [word] less.", advanced=True
+        False, "Use prompt weights in captions: (word:1.3) is stronger, [word] is weaker.", advanced=True
     )
     disable_mmap_load_safetensors: bool = opt(
         False,
-        "Read model files in one go; faster on some network drives and under WSL.",
+        "Load safetensors files without memory mapping; faster on some network drives and in WSL.",
         label="Load without memory mapping",
         advanced=True,
     )
@@ -90,7 +90,7 @@ class Data:
         None, "The same for regularisation images.", kind="folder", label="Regularisation folder"
     )
     dataset_config: Path | None = opt(
-        None, "A TOML or JSON file that describes the data in detail. It replaces the folders above.", kind="file"
+        None, "A dataset config (TOML or JSON). It replaces the folders above.", kind="file"
     )
     resolution: str | None = opt(
         None, "The size to train at: 1024, or width,height. With buckets only the area counts.", parse=resolution
@@ -134,11 +134,13 @@ class Data:
         label="Resize method",
         advanced=True,
     )
-    masked_loss: bool = opt(False, "Learn only where the mask image is bright. Masks are named in the dataset config.")
-    alpha_mask: bool = opt(False, "Use the transparency of images as the mask of the loss.")
+    masked_loss: bool = opt(
+        False, "Weight the loss by mask images: bright areas are trained. Masks are set in the dataset config."
+    )
+    alpha_mask: bool = opt(False, "Use the alpha channel of images as the mask of the loss.")
     in_json: str | None = opt(
         None,
-        "Captions and sizes in one file (.json or .jsonl), for the images in the image folder.",
+        "A metadata file (.json or .jsonl) with captions and sizes of the images in the image folder.",
         label="Metadata file",
         kind="file",
         advanced=True,
@@ -158,7 +160,7 @@ class Data:
     persistent_data_loader_workers: bool = opt(
         False, "Keep these processes between epochs.", label="Keep workers", advanced=True
     )
-    debug_dataset: bool = opt(False, "Go through the data and show it, without training.", advanced=True)
+    debug_dataset: bool = opt(False, "Print the batches of the data set, without training.", advanced=True)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -205,12 +207,12 @@ class Data:
 class Captions:
     """The words that go with the images, and how they vary from epoch to epoch."""
 
-    caption_extension: str = opt(".caption", "The ending of caption files. Most people use .txt.", parse=extension)
+    caption_extension: str = opt(".caption", "The extension of caption files, usually .txt.", parse=extension)
     shuffle_caption: bool = opt(False, "Shuffle the tags of a caption each time it is used.", label="Shuffle captions")
     keep_tokens: int = opt(0, "This many leading tags are neither shuffled nor dropped.", min=0)
     caption_dropout_rate: float = opt(
         0.0,
-        "The share of images that are trained without a caption (0 to 1).",
+        "The probability that an image is trained without its caption (0 to 1).",
         label="Caption dropout",
         min=0.0,
         max=1.0,
@@ -219,12 +221,14 @@ class Captions:
         0, "Drop all captions in every Nth epoch. 0 never does.", label="Caption dropout every N epochs", min=0
     )
     caption_tag_dropout_rate: float = opt(
-        0.0, "The share of tags that are dropped from captions (0 to 1).", label="Tag dropout", min=0.0, max=1.0
+        0.0, "The probability that a tag is dropped from a caption (0 to 1).", label="Tag dropout", min=0.0, max=1.0
     )
     caption_prefix: str | None = opt(None, "Text in front of every caption, such as a trigger word.")
     caption_suffix: str | None = opt(None, "Text after every caption.")
     enable_wildcard: bool = opt(
-        False, "{a|b} in a caption picks one of them; of several lines one is picked.", label="Wildcards"
+        False,
+        "Use wildcards: {a|b} picks one at random; of a caption with several lines, one line is picked.",
+        label="Wildcards",
     )
     caption_separator: str = opt(",", "What separates the tags of a caption.", label="Tag separator", advanced=True)
     keep_tokens_separator: str = opt(
@@ -251,16 +255,18 @@ class Captions:
 class Cache:
     """What is encoded once, before training, instead of in every step."""
 
-    cache_latents: bool = opt(False, "Encode all images once, before training. Faster, and the VAE leaves the GPU.")
-    cache_latents_to_disk: bool = opt(False, "Keep the encoded images on disk beside the images, for the next run.")
+    cache_latents: bool = opt(
+        False, "Encode all images once, before training. Faster, and the VAE needs no GPU memory during training."
+    )
+    cache_latents_to_disk: bool = opt(False, "Save the latents to disk, next to the images, for later runs.")
     cache_text_encoder_outputs: bool = opt(
-        False, "Encode all captions once, before training. The text encoders leave the GPU."
+        False, "Encode all captions once, before training. The text encoders need no GPU memory during training."
     )
     cache_text_encoder_outputs_to_disk: bool = opt(
-        False, "Keep the encoded captions on disk beside the images, for the next run."
+        False, "Save the text encoder outputs to disk, next to the images, for later runs."
     )
-    vae_batch_size: int = opt(1, "Images that the VAE encodes at once.", label="VAE batch size", min=1)
-    skip_cache_check: bool = opt(False, "Trust the cache on disk without looking into it.", advanced=True)
+    vae_batch_size: int = opt(1, "The batch size of the VAE while images are encoded.", label="VAE batch size", min=1)
+    skip_cache_check: bool = opt(False, "Use caches on disk without checking their contents.", advanced=True)
 
     @property
     def latents(self) -> bool:
@@ -296,5 +302,5 @@ class TextBatchCache(Cache):
     """The same, where captions are encoded in batches of their own size."""
 
     text_encoder_batch_size: int | None = opt(
-        None, "Captions that are encoded at once. Empty: the batch size.", parse=count
+        None, "The batch size of the text encoders while captions are cached. Empty: the batch size.", parse=count
     )

@@ -54,7 +54,7 @@ EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optim
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noise:
-    """What is added to an image before the model has to find it again."""
+    """Noise and timestep settings."""
 
     noise_offset: float | None = opt(
         None, "Shift the brightness of the noise, so that the model learns darker and brighter images (0.03 to 0.1)."
@@ -66,12 +66,17 @@ class Noise:
         None, "Add this times the mean of each image to the noise offset.", advanced=True
     )
     multires_noise_iterations: int | None = opt(
-        None, "Add coarser noise at this many sizes (6 to 10).", parse=count, label="Multires noise iterations"
+        None,
+        "Pyramid noise: the number of coarser noise levels (6 to 10).",
+        parse=count,
+        label="Multires noise iterations",
     )
-    multires_noise_discount: float = opt(0.3, "How much weaker each coarser size is.", min=0.0)
+    multires_noise_discount: float = opt(
+        0.3, "Pyramid noise: the factor of each coarser level (0.3 to 0.8); lower is weaker.", min=0.0
+    )
     ip_noise_gamma: float | None = opt(
         None,
-        "Add a little more noise to the input than the model is asked to find (0.1).",
+        "Extra noise in the model's input that is not part of the target (0.1).",
         label="Input perturbation",
         min=0.0,
     )
@@ -79,7 +84,9 @@ class Noise:
         False, "Vary the input perturbation between 0 and its value.", label="Random input perturbation", advanced=True
     )
     zero_terminal_snr: bool = opt(
-        False, "Make the noisiest step pure noise. For v-prediction models.", label="Zero terminal SNR"
+        False,
+        "Rescale the noise schedule so that the last timestep is pure noise. For v-prediction models.",
+        label="Zero terminal SNR",
     )
     min_timestep: int | None = opt(
         None,
@@ -113,10 +120,10 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """How wrong an answer is."""
+    """Loss function and loss weighting."""
 
     loss_type: Literal["l1", "l2", "huber", "smooth_l1"] = opt(
-        "l2", "l2 is the usual loss; huber and smooth_l1 bear outliers better.", label="Loss"
+        "l2", "l2 is the usual loss; huber and smooth_l1 are less sensitive to outliers.", label="Loss"
     )
     huber_schedule: Literal["constant", "exponential", "snr"] = opt(
         "snr", "How the threshold of huber and smooth_l1 depends on the timestep."
@@ -126,13 +133,22 @@ class Loss:
         1.0, "A factor on that threshold, for the schedules constant and exponential.", min=0.0, advanced=True
     )
     min_snr_gamma: float | None = opt(
-        None, "Weigh nearly clean timesteps less, for steadier training. 5 is usual.", label="Min-SNR gamma", min=0.0
+        None,
+        "Min-SNR weighting: a lower loss weight for timesteps with little noise. 5 is usual.",
+        label="Min-SNR gamma",
+        min=0.0,
     )
     debiased_estimation_loss: bool = opt(
-        False, "Weigh noisy timesteps more.", label="Debiased estimation", advanced=True
+        False,
+        "Debiased estimation loss: a higher loss weight for noisy timesteps.",
+        label="Debiased estimation",
+        advanced=True,
     )
     scale_v_pred_loss_like_noise_pred: bool = opt(
-        False, "Weigh a v-prediction loss like a noise prediction loss.", label="Scale v-prediction loss", advanced=True
+        False,
+        "Scale the v-prediction loss like the noise prediction loss.",
+        label="Scale v-prediction loss",
+        advanced=True,
     )
     v_pred_like_loss: float | None = opt(
         None,
@@ -295,10 +311,10 @@ class Steps:
 
     max_train_steps: int = opt(1600, "Optimizer steps to train.", label="Steps", min=1)
     max_train_epochs: int | None = opt(
-        None, "Times to go through all images. It replaces the number of steps.", label="Epochs", parse=count
+        None, "The number of epochs. It replaces the number of steps.", label="Epochs", parse=count
     )
     gradient_accumulation_steps: int = opt(
-        1, "Batches whose gradients are added up to one step.", label="Gradient accumulation", min=1
+        1, "The number of batches per optimizer step.", label="Gradient accumulation", min=1
     )
     seed: int | None = opt(
         None, "The same seed gives the same training. Empty: a random one.", min=-(2**63), max=2**64 - 1
@@ -324,11 +340,11 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """Images that are held back to see whether it still learns or only remembers."""
+    """Images excluded from training, to measure the validation loss."""
 
     validation_split: float = opt(
         0.0,
-        "The share of the images that is held back for validation (0 to 1).",
+        "The share of the images that is used for validation and not for training (0 to 1).",
         label="Validation share",
         min=0.0,
         max=1.0,

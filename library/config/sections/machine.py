@@ -14,20 +14,20 @@ class Precision:
     mixed_precision: Literal["no", "fp16", "bf16"] = opt(
         "no", "bf16 for GPUs from 2020 on (RTX 30 and later), fp16 for older ones."
     )
-    full_bf16: bool = opt(False, "Keep weights and gradients in bf16 too, in half the memory.")
-    full_fp16: bool = opt(False, "Keep weights and gradients in fp16 too, in half the memory.", advanced=True)
+    full_bf16: bool = opt(False, "Keep weights and gradients in bf16 as well, in half the memory.")
+    full_fp16: bool = opt(False, "Keep weights and gradients in fp16 as well, in half the memory.", advanced=True)
     fp8_base: bool = opt(
         False, "Keep the frozen base model in 8 bits, in half the memory of bf16.", label="fp8 base model"
     )
     int8_base: bool = opt(
         False,
-        "Keep the frozen image model in 8-bit integers, a scale for each row: as small as fp8, and more exact.",
+        "Keep the frozen image model in int8, with a scale for each row: as small as fp8, and more exact.",
         label="int8 base model",
     )
     fp8_compute: bool = opt(
         False,
-        "Multiply in 8 bits too, on GPUs that can (RTX 40, H100 and later). Much faster, a little less exact.",
-        label="fp8 products",
+        "Compute matrix products in fp8 as well (RTX 40, H100 and later), with compile. Less exact; measure the gain.",
+        label="fp8 matrix products",
     )
 
     @property
@@ -49,9 +49,9 @@ class Precision:
                 yield f"{name} needs mixed_precision = {needs}, which is {self.mixed_precision}"
         if self.fp8_denoiser and self.mixed_precision == "no":
             name = "fp8_base" if self.fp8_base else "fp8_base_unet"
-            yield f"{name} needs mixed_precision = bf16 or fp16: 8 bits are for keeping, not for computing"
+            yield f"{name} needs mixed_precision = bf16 or fp16: 8-bit weights are converted to it for computing"
         if self.int8_base and (self.fp8_denoiser or self.fp8_compute):
-            yield "int8_base and fp8_base, fp8_base_unet, fp8_compute exclude each other: choose one way of 8 bits"
+            yield "int8_base and fp8_base, fp8_base_unet, fp8_compute exclude each other: choose one 8-bit format"
         elif self.fp8_compute and run.adapters and not self.fp8_denoiser:
             yield "fp8_compute needs a base model in 8 bits: add fp8_base, or leave fp8_compute out"
         if self.fp8_compute and self.mixed_precision == "fp16":
@@ -60,52 +60,52 @@ class Precision:
     def notes(self, run: Any) -> Iterator[str]:
         """A model that learns cannot be kept in 8 bits."""
         if self.fp8_base and not run.adapters:
-            yield "fp8_base has no effect here: the whole model learns, and 8 bits are too few for that"
+            yield "fp8_base has no effect here: the whole model is trained, which needs more than 8 bits"
         if self.fp8_compute and run.adapters and run.family == "sdxl":
-            yield "fp8_compute does not pay for SDXL, whose products are too small (an H200 got slower): leave it out"
+            yield "fp8_compute makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
         elif self.fp8_compute and run.adapters and not run.compile.compile:
-            yield "fp8_compute pays with compile only: eagerly, rounding takes longer than 8 bits save"
+            yield "fp8_compute is faster with compile only: without it, rounding to fp8 takes longer than fp8 saves"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """What makes a training fit, each at the price of some speed."""
+    """Options that lower GPU memory use at the cost of speed."""
 
     gradient_checkpointing: bool = opt(
-        False, "Compute activations again instead of keeping them. Saves much memory, costs speed."
+        False, "Recompute activations in the backward pass instead of keeping them. Saves much GPU memory, costs speed."
     )
     cpu_offload_checkpointing: bool = opt(
-        False, "Gradient checkpointing that keeps its checkpoints in host memory.", label="Offload checkpoints"
+        False, "Gradient checkpointing with the checkpoints offloaded to CPU memory.", label="Offload checkpoints"
     )
     checkpoint_keep_attention: bool = opt(
         False,
-        "Gradient checkpointing that keeps the outputs of attention. Costs a little memory, saves much of the time.",
-        label="Keep attention",
+        "Selective gradient checkpointing: attention outputs are kept, not recomputed. Faster, a little more memory.",
+        label="Keep attention outputs",
     )
     blocks_to_swap: int | None = opt(
-        None, "Keep this many blocks of the model in host memory. Saves GPU memory, costs some speed.", min=0
+        None, "The number of blocks that are swapped to CPU memory. Saves GPU memory, costs speed.", min=0
     )
     attention_kernel: Literal["auto", "cudnn", "flash", "efficient", "math", "flash3", "flash4"] = opt(
         "auto",
-        "PyTorch's attention kernel to put first. auto is right unless you measured; compile_autotune measures.",
+        "The preferred attention kernel of PyTorch. auto is recommended; compile_autotune measures them.",
         label="Attention kernel",
         advanced=True,
     )
     sdpa: bool = opt(
         False,
-        "PyTorch's own attention. It is always used; the switch is for old configs.",
+        "PyTorch's scaled dot product attention (SDPA). It is always used; the option is accepted for old configs.",
         label="SDPA attention",
         advanced=True,
     )
     xformers: bool = opt(
         False,
-        "Attention of the xformers package. PyTorch's own is used instead.",
+        "Attention of the xformers package. SDPA is used instead.",
         label="xformers attention",
         advanced=True,
     )
-    lowram: bool = opt(False, "Load the model straight to the GPU.", label="Low host memory", advanced=True)
+    lowram: bool = opt(False, "Load the model directly to the GPU.", label="Low RAM", advanced=True)
     highvram: bool = opt(
-        False, "Do not clear the GPU's cache while images are encoded.", label="Much GPU memory", advanced=True
+        False, "Do not clear the GPU's cache while images are encoded.", label="High VRAM", advanced=True
     )
 
     @property
@@ -120,13 +120,13 @@ class Memory:
         if self.checkpoint_keep_attention and self.cpu_offload_checkpointing:
             yield "checkpoint_keep_attention and cpu_offload_checkpointing exclude each other: choose one"
         if self.lowram and self.highvram:
-            yield "lowram and highvram want opposite things: choose one"
+            yield "lowram and highvram exclude each other: choose one"
 
     def notes(self, run: Any) -> Iterator[str]:
         """The attention that is really used, what needs checkpointing, and what is slow."""
         if self.blocks_to_swap and not run.adapters and not run.optim.stepped_early:
             yield (
-                "blocks_to_swap: swapped blocks are updated by the processor, which takes its time; "
+                "blocks_to_swap: swapped blocks are updated by the processor, which is slow; "
                 "optimizer_type = Adafactor with fused_backward_pass updates them on the GPU"
             )
         if self.checkpoint_keep_attention and not self.checkpointing:
@@ -140,17 +140,17 @@ class Distributed:
     """Several processes that train together (accelerate launch --num_processes N)."""
 
     ddp_timeout: int | None = opt(
-        None, "Minutes to wait for the other processes.", label="Timeout", min=1, advanced=True
+        None, "The timeout of the processes' communication, in minutes.", label="Timeout", min=1, advanced=True
     )
     ddp_gradient_as_bucket_view: bool = opt(
         False,
-        "Let gradients share memory with the buffers that are sent.",
+        "Let gradients share memory with the communication buckets of DDP.",
         label="Gradients as bucket view",
         advanced=True,
     )
     ddp_static_graph: bool = opt(
         False,
-        "Promise that every step uses the same weights, which lets gradients be sent sooner.",
+        "Use DDP's static graph: every step trains the same weights, so gradients can be sent sooner.",
         label="Static graph",
         advanced=True,
     )

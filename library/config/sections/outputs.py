@@ -16,9 +16,9 @@ class Save:
     """Where the result goes, and what is kept on the way."""
 
     output_dir: str | None = opt(None, "The folder for the results.", kind="folder", label="Output folder")
-    output_name: str | None = opt(None, "The name of the files, without an ending.")
+    output_name: str | None = opt(None, "The name of the output files, without extension.")
     save_precision: Literal["float", "fp16", "bf16"] | None = opt(
-        None, "The number format in the file. Empty: as trained."
+        None, "The precision of the saved file. Empty: as trained."
     )
     save_every_n_epochs: int | None = opt(None, "Save a file every N epochs.", label="Save every N epochs", parse=count)
     save_every_n_steps: int | None = opt(None, "Save a file every N steps.", label="Save every N steps", parse=count)
@@ -35,9 +35,9 @@ class Save:
     save_last_n_steps: int | None = opt(
         None, "Delete files that are older than N steps.", label="Keep last N steps", parse=count
     )
-    save_state: bool = opt(False, "With each file, and at the end, save what is needed to resume.")
+    save_state: bool = opt(False, "Save the training state with each file and at the end, to resume from.")
     save_state_on_train_end: bool = opt(
-        False, "At the end, save what is needed to resume.", label="Save state at the end"
+        False, "Save the training state at the end, to resume from.", label="Save state at the end"
     )
     save_last_n_epochs_state: int | None = opt(
         None,
@@ -65,7 +65,7 @@ class AdapterSave(Save):
     """The same, for adapter files."""
 
     save_model_as: Literal["safetensors", "ckpt", "pt"] = opt(
-        "safetensors", "The kind of file. safetensors is the one that is safe to share.", label="File format"
+        "safetensors", "The file format. safetensors files cannot contain code.", label="File format"
     )
 
 
@@ -74,28 +74,28 @@ class FullSave(Save):
     """The same, for whole models."""
 
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = opt(
-        None, "The kind of file or folder. Empty: like the base model.", label="File format"
+        None, "The format of the file or folder. Empty: the format of the base model.", label="File format"
     )
     use_safetensors: bool = opt(False, "Write safetensors where no file format is chosen.", label="Prefer safetensors")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """Images drawn on the way, to see how it goes."""
+    """Sample images that are generated during training."""
 
     sample_prompts: str | None = opt(
-        None, "The file with the prompts to draw (.txt, .toml or .json).", label="Prompt file", kind="file"
+        None, "The file with the prompts of the sample images (.txt, .toml or .json).", label="Prompt file", kind="file"
     )
     sample_every_n_epochs: int | None = opt(
-        None, "Draw the prompts every N epochs.", label="Sample every N epochs", parse=count_or_off
+        None, "Generate sample images every N epochs.", label="Sample every N epochs", parse=count_or_off
     )
     sample_every_n_steps: int | None = opt(
         None,
-        "Draw the prompts every N steps. Epochs win if both are set.",
+        "Generate sample images every N steps. Epochs take precedence if both are set.",
         label="Sample every N steps",
         parse=count_or_off,
     )
-    sample_at_first: bool = opt(False, "Draw the prompts once before training.")
+    sample_at_first: bool = opt(False, "Generate sample images once before training.")
     sample_sampler: Literal[
         "ddim",
         "pndm",
@@ -113,25 +113,33 @@ class Sample:
         "k_euler_a",
         "k_dpm_2",
         "k_dpm_2_a",
-    ] = opt("ddim", "The sampler that draws them.", label="Sampler")
+    ] = opt("ddim", "The sampler of the sample images.", label="Sampler")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """What the file says about itself (modelspec)."""
+    """Metadata that is saved in the file (modelspec)."""
 
     metadata_title: str | None = opt(None, "The title in the file's metadata. Empty: the output name.", label="Title")
-    metadata_author: str | None = opt(None, "Who made it.", label="Author")
-    metadata_description: str | None = opt(None, "What it is.", label="Description", kind="text")
-    metadata_license: str | None = opt(None, "The license of the file.", label="License")
-    metadata_tags: str | None = opt(None, "Tags, with commas between.", label="Tags")
-    metadata_trigger_phrase: str | None = opt(None, "The words that call it up.", label="Trigger phrase")
-    metadata_usage_hint: str | None = opt(None, "How to use it.", label="Usage hint", advanced=True)
+    metadata_author: str | None = opt(None, "The author in the metadata.", label="Author")
+    metadata_description: str | None = opt(None, "The description in the metadata.", label="Description", kind="text")
+    metadata_license: str | None = opt(None, "The license in the metadata.", label="License")
+    metadata_tags: str | None = opt(None, "The tags in the metadata, separated by commas.", label="Tags")
+    metadata_trigger_phrase: str | None = opt(None, "The trigger phrase in the metadata.", label="Trigger phrase")
+    metadata_usage_hint: str | None = opt(None, "The usage hint in the metadata.", label="Usage hint", advanced=True)
     metadata_thumbnail: str | None = opt(
-        None, "A small picture: a file or a data URL.", label="Thumbnail", kind="file", advanced=True
+        None,
+        "The thumbnail in the metadata: an image file or a data URL.",
+        label="Thumbnail",
+        kind="file",
+        advanced=True,
     )
-    metadata_merged_from: str | None = opt(None, "The models it was merged from.", label="Merged from", advanced=True)
-    metadata_preprocessor: str | None = opt(None, "The preprocessor it needs.", label="Preprocessor", advanced=True)
+    metadata_merged_from: str | None = opt(
+        None, "The merged models in the metadata.", label="Merged from", advanced=True
+    )
+    metadata_preprocessor: str | None = opt(
+        None, "The preprocessor in the metadata.", label="Preprocessor", advanced=True
+    )
     metadata_is_negative_embedding: str | None = opt(
         None, "true for a negative embedding.", label="Negative embedding", advanced=True
     )
@@ -146,7 +154,7 @@ class Hub:
     huggingface_path_in_repo: str | None = opt(None, "The folder inside the repository.", label="Path in repository")
     huggingface_token: str | None = opt(
         None,
-        "The access token. Better kept in the environment as HF_TOKEN; it is never saved.",
+        "The access token. Prefer the environment variable HF_TOKEN; the token is never saved.",
         label="Token",
         kind="secret",
     )
@@ -154,7 +162,7 @@ class Hub:
         None, "public makes the repository public. Empty: private.", label="Visibility"
     )
     save_state_to_huggingface: bool = opt(False, "Upload saved states too.", label="Upload states")
-    async_upload: bool = opt(False, "Upload while the training goes on.", label="Upload in the background")
+    async_upload: bool = opt(False, "Upload in the background, during the training.", label="Upload in the background")
 
     def check(self, run: Any) -> Iterator[str]:
         """An upload needs an address."""
@@ -174,9 +182,9 @@ class Log:
 
     logging_dir: str | None = opt(None, "The folder for TensorBoard logs.", kind="folder", label="Log folder")
     log_with: Literal["tensorboard", "wandb", "all"] | None = opt(
-        None, "Where numbers are logged. Empty: TensorBoard, if there is a log folder."
+        None, "The tracker of the training. Empty: TensorBoard, if a log folder is set."
     )
-    log_prefix: str | None = opt(None, "How the name of the log's folder begins.", advanced=True)
+    log_prefix: str | None = opt(None, "The prefix of the log folder's name.", advanced=True)
     log_tracker_name: str | None = opt(None, "The project name in the tracker.", label="Project name", advanced=True)
     log_tracker_config: str | None = opt(
         None, "A TOML file with settings of the tracker.", label="Tracker settings", kind="file", advanced=True
@@ -187,12 +195,12 @@ class Log:
     wandb_run_name: str | None = opt(None, "The name of the run on Weights & Biases.", label="W&B run name")
     wandb_api_key: str | None = opt(
         None,
-        "The API key. Better kept in the environment as WANDB_API_KEY; it is never saved.",
+        "The API key. Prefer the environment variable WANDB_API_KEY; the key is never saved.",
         label="W&B key",
         kind="secret",
     )
     console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = opt(
-        None, "How much is printed. Empty: INFO.", label="Log level", advanced=True
+        None, "The level of the log messages. Empty: INFO.", label="Log level", advanced=True
     )
     console_log_file: str | None = opt(
         None, "Print to this file instead of the console.", label="Log file", kind="file", advanced=True

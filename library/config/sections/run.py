@@ -7,7 +7,7 @@ from library.config import pending, schema
 from library.config.retired import ALIASES, FOREIGN, RETIRED
 
 IDLE_EVERYWHERE: Mapping[str, str] = {
-    "lowram": "weights are read straight from the file, and never held twice",
+    "lowram": "weights are always read directly from the file",
     "highvram": "the GPU's cache is emptied once after encoding, and not after every batch",
     "mem_eff_save": "files are always written tensor by tensor",
 }

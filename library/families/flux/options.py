@@ -11,28 +11,28 @@ from library.config.reading import count
 from library.config.retired import FOREIGN
 from library.config.schema import opt, section
 
-_NOISE = "FLUX.1 is trained on straight paths from noise to image, where it has no meaning"
+_NOISE = "it is for diffusion models, and FLUX.1 is trained by flow matching"
 _WEIGHT = "it weighs steps of a diffusion model; for FLUX.1 see weighting_scheme"
 # Parsed by sd-scripts for every family, without a meaning for this one.
 IDLE = {
     "vae": "FLUX.1 has its autoencoder in ae; vae is only written into the metadata",
     "v_parameterization": "FLUX.1 always predicts a velocity",
     "max_token_length": "captions of FLUX.1 are as long as t5xxl_max_token_length",
-    "clip_skip": "FLUX.1 reads the last layer; it is only written into the metadata",
-    "weighted_captions": "FLUX.1 captions have no weights",
+    "clip_skip": "FLUX.1 uses the last layer; it is only written into the metadata",
+    "weighted_captions": "FLUX.1 does not support prompt weights",
     "noise_offset": _NOISE,
     "noise_offset_random_strength": _NOISE,
     "adaptive_noise_scale": _NOISE,
     "multires_noise_iterations": _NOISE,
     "multires_noise_discount": _NOISE,
     "zero_terminal_snr": _NOISE,
-    "min_timestep": "FLUX.1 draws its noise by timestep_sampling",
-    "max_timestep": "FLUX.1 draws its noise by timestep_sampling",
+    "min_timestep": "timesteps of FLUX.1 are sampled by timestep_sampling",
+    "max_timestep": "timesteps of FLUX.1 are sampled by timestep_sampling",
     "min_snr_gamma": _WEIGHT,
     "debiased_estimation_loss": _WEIGHT,
     "scale_v_pred_loss_like_noise_pred": _WEIGHT,
     "v_pred_like_loss": _WEIGHT,
-    "sample_sampler": "FLUX.1 samples are always drawn with Euler steps",
+    "sample_sampler": "sample images of FLUX.1 always use the Euler sampler",
 }
 
 OTHERS = {
@@ -53,17 +53,19 @@ class FluxModel(sections.Model):
     ae: str | None = opt(None, "The FLUX.1 autoencoder (ae.safetensors).", kind="file", label="Autoencoder")
     t5xxl_max_token_length: int | None = opt(
         None,
-        "Caption tokens that T5 reads. Empty: 512 for FLUX.1 dev, 256 for schnell.",
+        "The maximum number of T5 tokens. Empty: 512 for FLUX.1 dev, 256 for schnell.",
         parse=count,
         label="T5 caption length",
     )
     apply_t5_attn_mask: bool = opt(
-        False, "Keep T5 and the transformer from looking at the padding after a caption.", label="T5 attention mask"
+        False,
+        "Mask the padding after a caption, in the attention of T5 and the transformer.",
+        label="T5 attention mask",
     )
     guidance_scale: float = opt(
-        3.5, "The guidance the model is told during training. Most people train FLUX.1 dev with 1.", min=0.0
+        3.5, "The guidance value that the model is given during training. 1 is usual for FLUX.1 dev.", min=0.0
     )
-    model_type: Literal["flux", "chroma"] = opt("flux", "The kind of transformer.", advanced=True)
+    model_type: Literal["flux", "chroma"] = opt("flux", "The type of the transformer.", advanced=True)
 
     def missing(self, run: Any) -> Iterator[str]:
         """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
@@ -100,21 +102,24 @@ class Flow(sections.Noise):
     """How much noise a step has, and what the model answers."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
-        "sigma", "How the amount of noise is drawn. Most people use shift, flux_shift or sigmoid."
+        "sigma", "How timesteps are sampled. shift, flux_shift and sigmoid are usual."
     )
     discrete_flow_shift: float = opt(
-        3.0, "Above 1 trains noisier steps more. For the shift and sigma samplings.", label="Flow shift", min=0.0
+        3.0,
+        "The shift of the timesteps; above 1 trains noisy timesteps more often. For shift and sigma.",
+        label="Flow shift",
+        min=0.0,
     )
     sigmoid_scale: float = opt(
-        1.0, "Above 1 trains very clean and very noisy steps more. For sigmoid, shift and flux_shift.", min=0.0
+        1.0, "Above 1 trains very low and very high timesteps more often. For sigmoid, shift and flux_shift.", min=0.0
     )
     model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
         "sigma_scaled",
-        "How the model's answer is read. Most people use raw, the only consistent one.",
+        "How the prediction of the model is interpreted. raw is usual.",
         label="Prediction type",
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "uniform", "Which amounts of noise count more. For sigma sampling and sigma_scaled prediction."
+        "uniform", "The weighting of timesteps. For sigma sampling and sigma_scaled prediction."
     )
     logit_mean: float = opt(0.0, "The mean of logit_normal.", advanced=True)
     logit_std: float = opt(
@@ -125,7 +130,7 @@ class Flow(sections.Noise):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxLoss(sections.Loss):
-    """How wrong an answer is."""
+    """Loss function and loss weighting."""
 
     def check(self, run: Any) -> Iterator[str]:
         """A straight path has no signal-to-noise table to take a threshold from."""
@@ -149,7 +154,7 @@ class FluxMemory(sections.Memory):
 
     blocks_to_swap: int | None = opt(
         None,
-        "Keep this many blocks in host memory, at most 35. A double block counts as two single ones.",
+        "The number of blocks that are swapped to CPU memory, at most 35. A double block counts as two single ones.",
         min=0,
         max=35,
     )
@@ -179,7 +184,7 @@ class FluxFullSave(sections.FullSave):
 
     mem_eff_save: bool = opt(
         False,
-        "Write the file tensor by tensor, which needs little host memory.",
+        "Write the file tensor by tensor, which needs little CPU memory.",
         label="Save with little memory",
         advanced=True,
     )

@@ -11,7 +11,7 @@ from library.config.retired import FOREIGN
 from library.config.schema import opt, section
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
-IDLE = {"clip_skip": "SDXL always reads the last but one layer; it is only written into the metadata"}
+IDLE = {"clip_skip": "SDXL always uses the last but one layer; it is only written into the metadata"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class SdxlAdapterCache(sections.Cache):
         """A text encoder that learns cannot be asked once."""
         yield from sections.Cache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
-            yield "cache_text_encoder_outputs needs network_train_unet_only: encoders that learn are asked each step"
+            yield "cache_text_encoder_outputs needs network_train_unet_only: trained text encoders run in each step"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class SdxlFullOptim(sections.FullOptim):
     )
     block_lr: str | None = opt(
         None,
-        "23 learning rates with commas between: embeddings, 9 in, 3 middle, 9 out, last. 0 freezes.",
+        "23 learning rates, separated by commas: embeddings, 9 input, 3 middle and 9 output blocks, last. 0 freezes.",
         label="Block learning rates",
         parse=numbers,
         advanced=True,
