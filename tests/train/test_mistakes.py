@@ -115,7 +115,7 @@ CASES = {
     "no prompts": (SDXL, ["--sample_at_first", "--sample_prompts", "WRONG/none.txt"], ["sample_prompts", "none.txt"]),
     # what learns, and how
     "an unknown optimizer": (FLUX, ["--optimizer_type", "AdamX"], ["optimizer_type", "AdamX"]),
-    "a package that is missing": (SDXL, ["--optimizer_type", "DAdaptAdam"], ["DAdaptAdam", "pip install dadaptation"]),
+    "a package that is missing": (SDXL, ["--optimizer_type", "nowhere.Best"], ["nowhere.Best", "pip install nowhere"]),
     "an argument it has not": (SDXL, ["--optimizer_args", "weight_dekay=1"], ["weight_dekay", "weight_decay"]),
     "no LoRA to go on with": (FLUX, ["--network_weights", "WRONG/none"], ["network_weights", "none"]),
     "no state": (FLUX, ["--resume", "WRONG/none"], ["resume", "none"]),
@@ -152,7 +152,7 @@ def test_all_mistakes_of_the_files_at_once(refused):
     wrong = refused.wrong
     said = refused(
         FLUX, MODEL, given("SDXL", refused), "--clip_l", wrong / "none", "--train_data_dir", wrong / "torn", "--resume",
-        wrong / "empty", "--optimizer_type", "DAdaptAdam", "--mixed_precision", "fp16",
+        wrong / "empty", "--optimizer_type", "nowhere.Best", "--mixed_precision", "fp16",
         "--network_weights", wrong / "gone", "--sample_at_first",
     )  # fmt: skip
     for word in ("pretrained_model", "clip_l", "decoded", "resume", "pip install", "fp16", "gone", "sample_prompts"):

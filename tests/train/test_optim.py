@@ -8,6 +8,7 @@ from torch import nn
 from library.config.schema import ConfigError, build
 from library.families.flux.options import FluxLora
 from library.train import choices, optim
+from tests.packages import hide
 
 
 def config(**values):
@@ -60,7 +61,8 @@ def test_every_name_has_a_line_in_the_table():
     assert set(get_args(SchedulerName)) == set(FUNCTIONS)
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_all_that_is_wrong_is_said_at_once(monkeypatch):
+    hide(monkeypatch, "prodigyopt")
     wrong = config(
         optimizer_type="Prodigy",
         optimizer_args=["weight_decay", "betas=(0.9", "d_coef=abc"],
@@ -90,7 +92,8 @@ def test_all_that_is_wrong_is_said_at_once():
         ({"optimizer_type": "Adafactor", "optimizer_args": ["warmup_init=True", "relative_step=False"]}, ""),
     ],
 )
-def test_wrong_choices(values, sentence):
+def test_wrong_choices(values, sentence, monkeypatch):
+    hide(monkeypatch, "bitsandbytes")
     said = list(optim.problems(config(**values)))
     assert any(sentence in s for s in said) if sentence else not said
 
