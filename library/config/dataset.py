@@ -68,7 +68,8 @@ class DatasetConfig:
     """Images that are trained at one resolution.
 
     Without a dataset file `subsets` is empty: they are the <repeats>_<words> folders in `train_data_dir` and
-    `reg_data_dir`, each a `replace(dataset.template, image_dir=..., num_repeats=..., class_tokens=..., is_reg=...)`.
+    `reg_data_dir`, or these folders themselves where they hold images and no such folders; each is a
+    `replace(dataset.template, image_dir=..., num_repeats=..., class_tokens=..., is_reg=...)`.
     """
 
     resolution: tuple[int, int] | None = opt(None, "width and height to train at", parse=positive_pair)

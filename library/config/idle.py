@@ -89,7 +89,6 @@ SHARED: tuple[Rule, ...] = (
      lambda c: c.data.enable_bucket or c.data.dataset_config, "enable_bucket is off"),
     ("min_bucket_reso max_bucket_reso", lambda c: not c.data.bucket_no_upscale,
      "bucket_no_upscale cuts each image to its own size"),
-    ("dataset_repeats", lambda c: c.data.in_json or c.data.dataset_config, "folders say their repeats in their names"),
     ("keep_tokens keep_tokens_separator", _tags, "shuffle_caption and caption_tag_dropout_rate are off"),
     ("caption_separator", lambda c: _tags(c) or c.captions.secondary_separator or c.data.in_json,
      "shuffle_caption and caption_tag_dropout_rate are off"),

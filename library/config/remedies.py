@@ -11,6 +11,7 @@ from typing import Any
 
 from library.config.schema import ConfigError, build, missing, options, values
 
+USUAL_REPEATS = 10  # of a folder whose name does not say them, as guides for sd-scripts have it
 Remedy = Callable[[re.Match[str], Any], dict[str, Any]]
 
 
@@ -55,8 +56,9 @@ def _free_name(config: Any) -> dict[str, Any]:
 REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^resolution is not set", lambda m, c: {"resolution": "1024"}),
     (r"^output_name: .*(would be overwritten|writes these files)", lambda m, c: _free_name(c)),
-    (r"^(?:train_data_dir|reg_data_dir)\b.*give the folder above it: (?P<above>.+)$",
-     lambda m, c: {m[0].split(":")[0]: m["above"]}),
+    (r"^(?P<one>train_data_dir|reg_data_dir)\b.*give (?:the folder above it|that folder|the folder that holds them): "
+     r"(?P<folder>.+)$", lambda m, c: {m["one"]: m["folder"]}),
+    (r"set dataset_repeats to see them more often", lambda m, c: {"dataset_repeats": USUAL_REPEATS}),
     (r"network_args bypass_mode|add bypass_mode=True to network_args",
      lambda m, c: {"network_args": (*c.network.network_args, "bypass_mode=True")}),
     (r"^cache_text_encoder_outputs needs network_train_unet_only", lambda m, c: {"network_train_unet_only": True}),

@@ -235,9 +235,11 @@ def _find(album: Album) -> None:
     here = folders.listing(album.root)
     inner = [(name, found) for name in here.folders if (found := _inner(album, name)) is not None]
     has_concepts = any(folders.concept(album.root / name) for name, _ in inner)
-    own = folders.concept(album.root)
-    why = "images directly in the folder are not used: they belong into one named <repeats>_<words>"
-    _take(album, here, Place("", own.repeats if own else 1, own.words if own else "", 0, why if has_concepts else ""))
+    flat, own = folders.is_flat(album.root), folders.concept(album.root)
+    why = "" if flat or not has_concepts else "images directly in the folder are not used beside <repeats>_<words>"
+    given = album.config.data.dataset_repeats
+    repeats, words = (own.repeats, own.words) if own and not flat else (given, "")
+    _take(album, here, Place("", repeats, words, 0, why))
     for name, listing in inner:
         concept = folders.concept(album.root / name)
         reason = "" if concept else "its name does not begin with a number of repeats"
@@ -248,10 +250,10 @@ def _find(album: Album) -> None:
         deeper = [one for one in listing.folders if folders.listing(album.root / name / one).images]
         if deeper:
             album.notes.append(f"Images in {folders.some(deeper)} inside {name} are not used: one level is read.")
-    if own and not has_concepts and here.images:
+    if flat:
+        album.notes.append(f"Times each image is seen per epoch: {given}. Repeats in the settings says how often.")
+    elif own and not has_concepts and here.images:
         album.notes.append(f"As the image folder of a training, name the folder above: {album.root.parent}")
-    elif not has_concepts and here.images:
-        album.notes.append("A training wants these images in a folder named <repeats>_<words>: see Prepare folder.")
 
 
 def _inner(album: Album, name: str) -> Listing | None:

@@ -92,19 +92,24 @@ def survey(config: Any, report: Report | None = None, keep: bool = True) -> Surv
 
 
 def _with_folders(result: Survey, dataset: Any) -> Any:
-    """Without a dataset file, each folder named <repeats>_<words> is a subset."""
+    """Without a dataset file, each folder named <repeats>_<words> is a subset, or else the folder that is given."""
     if dataset.subsets:
         return dataset
     if not dataset.train_data_dir:
-        result.problems.append("train_data_dir is not set: choose the folder that holds your folders of images")
+        result.problems.append("train_data_dir is not set: choose the folder of your images")
     subsets = []
-    for option in ("train_data_dir", "reg_data_dir"):
+    # Regularisation images are repeated until they are as many as the others, so each counts once to begin with.
+    for option, repeats in (("train_data_dir", dataset.template.num_repeats), ("reg_data_dir", 1)):
         if not (parent := getattr(dataset, option)):
             continue
         if problems := list(folders.problems_of_parent(option, parent)):
             result.problems += problems
             continue
-        result.warnings += folders.warnings_of_parent(option, Path(parent))
+        result.warnings += folders.warnings_of_parent(option, Path(parent), repeats)
+        if option == "train_data_dir" and repeats > 1 and not folders.is_flat(Path(parent)):
+            result.warnings.append(
+                "dataset_repeats has no effect: the folders of images say their repeats in their names"
+            )
         subsets += [
             replace(
                 dataset.template,
@@ -113,7 +118,7 @@ def _with_folders(result: Survey, dataset: Any) -> Any:
                 class_tokens=one.words or None,
                 is_reg=option == "reg_data_dir",
             )
-            for one in folders.concepts(Path(parent))
+            for one in folders.trained(Path(parent), repeats)
         ]
     return replace(dataset, subsets=tuple(subsets))
 

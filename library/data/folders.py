@@ -11,6 +11,7 @@ from library.data.pixels import PLUGINS, extensions
 
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.npz")
 MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
+DEEPEST, MOST_FOLDERS = 6, 2000  # how far down, and in how many folders, misplaced images are looked for
 
 
 class File(NamedTuple):
@@ -45,7 +46,7 @@ class Listing:
 
 
 class Concept(NamedTuple):
-    """A folder named <repeats>_<words>."""
+    """A folder named <repeats>_<words>, or, without words, one that holds images directly."""
 
     folder: Path
     repeats: int
@@ -98,50 +99,94 @@ def concepts(parent: Path) -> list[Concept]:
     return [one for one in found if one is not None and one.repeats > 0]
 
 
+def is_flat(parent: Path) -> bool:
+    """Whether the images that are trained on lie directly in this folder, as other trainers have it.
+
+    Folders named <repeats>_<words> come first: beside them, and in one that is named so itself, sd-scripts' rule holds.
+    """
+    own = concept(parent.absolute())
+    if own is not None and own.repeats < MANY_REPEATS:
+        return False
+    here = listing(parent)
+    inner = (concept(parent / name) for name in here.folders)
+    return bool(here.images) and not any(one.repeats for one in inner if one)
+
+
+def trained(parent: Path, repeats: int) -> list[Concept]:
+    """The folders that a training takes its images from: those inside `parent`, or `parent` with these repeats."""
+    return [Concept(parent, repeats, "")] if is_flat(parent) else concepts(parent)
+
+
 def problems_of_parent(option: str, parent: str | Path) -> Iterator[str]:
-    """Say why a folder of concept folders cannot be used, and what to do instead."""
+    """Say why a folder cannot be used as the images of a training, and what to do instead."""
     parent = Path(parent)
     if not parent.exists():
         yield f"{option}: {parent} does not exist"
         return
     if not parent.is_dir():
-        yield f"{option}: {parent} is a file; give the folder that holds your folders of images"
+        yield f"{option}: {parent} is a file; give the folder that holds your images"
         return
-    if concepts(parent):
+    if concepts(parent) or is_flat(parent):
         return
     here = listing(parent)
     with_images = [name for name in here.folders if listing(parent / name).images]
-    if here.images and concept(parent):
+    if here.images:
         yield f"{option}: {parent} holds the images themselves; give the folder above it: {parent.absolute().parent}"
-    elif here.images:
-        yield (
-            f"{option}: {parent} holds images directly, but they belong one folder deeper; "
-            f"move them into {parent / ('10_' + parent.name)} (10 is how often each is seen per epoch)"
-        )
     elif with_images and (idle := [name for name in with_images if concept(parent / name)]):
         yield f"{option}: {parent / idle[0]} has 0 repeats, and there is no other folder; rename it to begin with 1_"
+    elif len(with_images) == 1:
+        name = with_images[0]
+        yield (
+            f"{option}: no folder in {parent} is named <repeats>_<words>; rename '{name}' to '1_{name}', "
+            f"or give that folder: {(parent / name).absolute()}"
+        )
     elif with_images:
         name = with_images[0]
         yield (
-            f"{option}: no folder in {parent} is named <repeats>_<words>; "
-            f"rename '{name}' to '1_{name}'{' and so on' if len(with_images) > 1 else ''}"
+            f"{option}: no folder in {parent} is named <repeats>_<words>; rename '{name}' to '1_{name}' and so on, "
+            "or give one of them"
+        )
+    elif here.undecodable:
+        yield f"{option}: {some(here.undecodable)} in {parent} cannot be decoded here; convert them to PNG or WebP"
+    elif deeper := next(_with_images(parent), None):
+        yield (
+            f"{option}: {parent} holds images only further down, and folders inside folders are not read; "
+            f"give the folder that holds them: {deeper.absolute()}"
         )
     elif here.folders:
-        yield f"{option}: the folders in {parent} hold no images; images lie directly in folders named 10_words"
+        yield f"{option}: neither {parent} nor a folder in it holds images (png, jpg, webp, bmp)"
     else:
-        yield f"{option}: {parent} is empty; it should hold folders named 10_words, each with images"
+        yield f"{option}: {parent} is empty; it should hold images, or folders named 10_words with images"
 
 
-def warnings_of_parent(option: str, parent: Path) -> Iterator[str]:
-    """Say what in a folder of concept folders is not used, or perhaps not meant."""
-    here = listing(parent)
+def _with_images(parent: Path) -> Iterator[Path]:
+    """Folders below `parent` that hold images, the nearest first; links are not followed."""
+    level, looked = [parent], 0
+    for _ in range(DEEPEST):
+        below = [folder / name for folder in level for name in listing(folder).folders]
+        level = [folder for folder in below if not folder.is_symlink()][: MOST_FOLDERS - looked]
+        looked += len(level)
+        yield from (folder for folder in level if listing(folder).images)
+
+
+def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[str]:
+    """Say what in a folder of images is not used, or perhaps not meant; `repeats` are those of a flat folder."""
+    here, flat = listing(parent), is_flat(parent)
     skipped = [name for name in here.folders if concept(parent / name) is None and listing(parent / name).images]
-    if skipped:
+    if skipped and not flat:
         yield (
             f"{option}: images in {some(skipped)} are not used, since the names do not start with a number of repeats; "
             f"rename them like '1_{skipped[0]}' to use them"
         )
-    if here.images:
+    count = number(len(here.images), "image")
+    if flat and option == "train_data_dir" and repeats > 1:
+        yield f"{option}: {count} directly in {parent}, each seen {repeats} times per epoch"
+    elif flat and option == "train_data_dir":
+        yield (
+            f"{option}: {count} directly in {parent}, each seen once per epoch; "
+            "set dataset_repeats to see them more often"
+        )
+    elif here.images and not flat:
         yield f"{option}: images directly in {parent} are not used ({len(here.images)}); move them one folder deeper"
     for found in map(concept, (parent / name for name in here.folders)):
         if found and found.repeats == 0:

@@ -55,9 +55,11 @@ def test_what_is_cut_is_what_the_trainer_cuts(found):
     assert wide.cut[0] == pytest.approx(1 - width) and width == wide.fit.bucket[0] / wide.fit.resized[0]
 
 
-def test_a_folder_of_images_says_what_it_lacks(data):
+def test_a_folder_of_images_says_how_often_each_is_seen(data):
     alone = album.opened(data / "later", config())
-    assert [p.repeats for p in alone.pictures] == [1] and "<repeats>_<words>" in alone.notes[0]
+    assert [p.repeats for p in alone.pictures] == [1] and "seen per epoch: 1" in alone.notes[0]
+    often = album.opened(data / "later", config(dataset_repeats=5))
+    assert [(p.repeats, p.used) for p in often.pictures] == [(5, True)] and "seen per epoch: 5" in often.notes[0]
     leaf = album.opened(data / "10_cat", config())
     assert {p.repeats for p in leaf.pictures} == {10} and str(data) in leaf.notes[0]
     other = album.opened(data / "10_cat", config(caption_extension=".caption"))

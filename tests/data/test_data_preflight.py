@@ -3,6 +3,7 @@
 import pytest
 
 from library import data
+from library.config.remedies import remedy
 from tests.data import make
 
 
@@ -37,10 +38,72 @@ def test_the_leaf_instead_of_its_parent_is_told_the_parent(tmp_path):
     assert problem.endswith(f"give the folder above it: {tmp_path}")
 
 
-def test_images_directly_in_the_folder_are_told_where_to_go(tmp_path):
+@pytest.mark.parametrize("script", ["sdxl_train_network", "sdxl_train", "flux_train_network", "flux_train"])
+def test_images_directly_in_the_folder_are_trained_on_and_a_fix_sets_repeats(tmp_path, script):
     make.folder(tmp_path, "cats")
-    (problem,) = problems(make.config(tmp_path / "cats"))
-    assert str(tmp_path / "cats" / "10_cats") in problem
+    config = make.config(tmp_path / "cats", script)
+    assert problems(config) == []
+    (hint,) = data.warnings(config, 32)
+    assert "4 images directly in" in hint and "each seen once per epoch" in hint
+    (name, repeats), *others = remedy(hint, config).items()
+    assert name == "dataset_repeats" and repeats > 1 and not others
+    fixed = make.config(tmp_path / "cats", script, dataset_repeats=repeats)
+    assert [image.repeats for image in data.scan(fixed).items] == [repeats] * 4
+    (hint,) = data.warnings(fixed, 32)
+    assert f"each seen {repeats} times" in hint and not remedy(hint, fixed)
+
+
+def test_loose_images_beside_folders_with_a_number_are_said_not_to_be_used(tmp_path):
+    make.folder(tmp_path, "3_cat")
+    make.folder(tmp_path, ".", ((64, 64),) * 2)
+    config = make.config(tmp_path, dataset_repeats=7)
+    assert {image.repeats for image in data.scan(config).items} == {3} and len(data.scan(config).items) == 4
+    told = "\n".join(data.warnings(config, 32))
+    assert "are not used (2)" in told and "dataset_repeats has no effect" in told
+
+
+def test_a_flat_folder_whose_images_have_no_captions_says_so(tmp_path):
+    make.folder(tmp_path, "cats", captions=False)
+    assert any("caption" in told for told in data.warnings(make.config(tmp_path / "cats"), 32))
+    assert {image.caption for image in data.scan(make.config(tmp_path / "cats")).items} == {""}
+
+
+def test_regularisation_images_may_lie_flat_too_and_count_as_many_as_the_others(tmp_path):
+    make.folder(tmp_path, "cats")
+    make.folder(tmp_path, "reg", ((64, 64),) * 2, captions=False)
+    images = data.scan(make.config(tmp_path / "cats", reg_data_dir=str(tmp_path / "reg"), dataset_repeats=3)).items
+    assert {reg: sum(i.repeats for i in images if i.is_reg is reg) for reg in (True, False)} == {True: 12, False: 12}
+
+
+def test_a_folder_called_by_a_year_is_flat_and_one_with_0_repeats_does_not_count(tmp_path):
+    make.folder(tmp_path, "2024_holiday")
+    images = data.scan(make.config(tmp_path / "2024_holiday")).items
+    assert [image.repeats for image in images] == [1] * 4 and {image.subset.class_tokens for image in images} == {None}
+    make.folder(tmp_path / "mixed", ".")
+    make.folder(tmp_path / "mixed", "0_old")
+    assert len(data.scan(make.config(tmp_path / "mixed")).items) == 4
+    assert any("0 repeats" in told for told in data.warnings(make.config(tmp_path / "mixed"), 32))
+
+
+def test_images_that_lie_only_deeper_are_found_for_the_user(tmp_path):
+    make.folder(tmp_path, "sets/summer/cats")
+    config = make.config(tmp_path)
+    (problem,) = problems(config)
+    assert "only further down" in problem
+    assert remedy(problem, config) == {"train_data_dir": str(tmp_path / "sets/summer/cats")}
+    make.folder(tmp_path / "one", "cats")
+    (problem,) = problems(config := make.config(tmp_path / "one"))
+    assert remedy(problem, config) == {"train_data_dir": str(tmp_path / "one" / "cats")}
+    (tmp_path / "bare" / "inner").mkdir(parents=True)
+    assert "neither" in problems(make.config(tmp_path / "bare"))[0]
+
+
+def test_sub_folders_of_a_flat_folder_are_said_not_to_be_read(tmp_path):
+    make.folder(tmp_path, ".")
+    make.folder(tmp_path, "more")
+    config = make.config(tmp_path)
+    assert len(data.scan(config).items) == 4
+    assert any("images in more" in told and "not used" in told for told in data.warnings(config, 32))
 
 
 def test_folders_without_a_number_are_told_their_name(tmp_path):

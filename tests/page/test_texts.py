@@ -123,7 +123,7 @@ def counted(part):
     ("full_fp16 and full_bf16 exclude each other: choose one", True),
     ("And full_bf16 exclude each other: choose one", True),
     ("Image folder: /a b/c does not exist", True),
-    ("train_data_dir: /x/1_y is empty; it should hold folders named 10_words, each with images", True),
+    ("train_data_dir: /x/1_y is empty; it should hold images, or folders named 10_words with images", True),
     ("1 image very large and slow to read; scale them down: 1.png", True),
     ("A cat that is asleep", False),
 ])  # fmt: skip

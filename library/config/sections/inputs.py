@@ -82,7 +82,7 @@ class Data:
 
     train_data_dir: str | None = opt(
         None,
-        "A folder that contains folders named <repeats>_<words>, each with images and captions.",
+        "A folder with images and captions, or one that contains folders named <repeats>_<words> with them.",
         kind="folder",
         label="Image folder",
     )
@@ -146,7 +146,11 @@ class Data:
         advanced=True,
     )
     dataset_repeats: int = opt(
-        1, "How often each image of a metadata file is seen per epoch.", label="Repeats", min=1, advanced=True
+        1,
+        "How often each image is seen per epoch; folders named <repeats>_<words> say it in their names instead.",
+        label="Repeats",
+        min=1,
+        advanced=True,
     )
     cache_info: bool = opt(
         False,
@@ -198,7 +202,7 @@ class Data:
     def missing(self, run: Any) -> Iterator[str]:
         """A training needs images and a size."""
         if not self.train_data_dir and not self.dataset_config:
-            yield "train_data_dir is not set: choose the folder that holds your folders of images"
+            yield "train_data_dir is not set: choose the folder of your images"
         if not self.resolution and not self.dataset_config:
             yield "resolution is not set: 1024 suits SDXL and FLUX.1"
 
