@@ -122,7 +122,7 @@ def images(page: Page, demo: Any) -> None:
     page.get_by_role("tab", name="LoRA", exact=True).click()
     lora(page, demo)
     page.get_by_role("tab", name="Data set", exact=True).click()
-    page.get_by_role("button", name="Take this tab's settings").click()
+    page.get_by_role("button", name="Use this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
 
 

@@ -22,7 +22,7 @@ DOCTOR_PATIENCE = 120  # seconds; it imports PyTorch
 WORDS = {
     "after_step": "It stops after this step and saves a state to resume from.",
     "now": "It was stopped.",
-    "sample": "It draws its samples after this step.",
+    "sample": "Sample images are generated after this step.",
     "save": "It saves a file and a state after this step.",
 }
 
@@ -89,14 +89,14 @@ class Acts:
     def resumed(self, run: reader.Run) -> str:
         """Go on with a run now, or as soon as there is room; what was done, in a sentence."""
         if not run.active and not _is_wanted(run, reader.runs()):  # another browser was first, or there is nothing left
-            raise ConfigError(f"{run.id} has finished, or is gone on with already.")
+            raise ConfigError(f"{run.id} has finished, or was resumed already.")
         job, state = again.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
         if lanes.choose(job.how, lanes.free(active)):
             start.begin(job)
-            return f"It goes on after step {resume.step_of(state)}." if state else "It starts again from the beginning."
+            return f"It resumes after step {resume.step_of(state)}." if state else "It starts again from the beginning."
         queue.add(job, first=True)
-        return "Another training works: this one goes on when that has ended (see the Queue tab)."
+        return "Another training is running: this one resumes when that has ended (see the Queue tab)."
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, for the downloads."""

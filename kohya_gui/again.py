@@ -30,7 +30,7 @@ def _config(script: str, given: Mapping[str, Any]) -> Any:
         made = config_class(script)
     except (KeyError, ConfigError):
         raise ConfigError(
-            f"This run was made by {script or 'an unknown script'}, which this version has not."
+            f"This run was made by {script or 'an unknown script'}, which this version does not have."
         ) from None
     known = options(made)  # an older version may have had others
     return draft(made, {name: known[name].read(value) for name, value in given.items() if name in known})

@@ -106,9 +106,11 @@ def check(argv: list[str]) -> int:
     from library.config.schema import ConfigError, build, read_toml
     from library.families import RUNS, config_class
 
-    parser = argparse.ArgumentParser("kohya check", description="Look for mistakes in a config without training.")
+    parser = argparse.ArgumentParser("kohya check", description="Check a config for errors, without training.")
     parser.add_argument("file", type=Path, help="the TOML of a training")
-    parser.add_argument("--script", choices=list(RUNS), help="what it is for; guessed from the file when not given")
+    parser.add_argument(
+        "--script", choices=list(RUNS), help="the training script; detected from the file when not given"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     asked = parser.parse_args(argv)
     script = asked.script or script_of(asked.file)
@@ -200,16 +202,16 @@ def cache(argv: list[str]) -> int:
 COMMANDS = {
     "gui": Command("open the page", gui),
     "train": Command("train with a config, headless", train),
-    "check": Command("look for mistakes in a config, without training", check),
-    "probe": Command("try two steps of a training, and propose settings that fit", probe),
+    "check": Command("check a config for errors, without training", check),
+    "probe": Command("run two steps of a training, and propose settings that fit into memory", probe),
     "demo": Command("make a tiny model and pictures, and train a LoRA on them", demo),
-    "doctor": Command("look at this machine and say what it can do", doctor),
-    "caption": Command("caption images with a tagger or captioner of your own", caption),
-    "cache": Command("show or clean the compiled code that is kept for the next training", cache),
+    "doctor": Command("check this machine: GPU, PyTorch, packages, compiling", doctor),
+    "caption": Command("caption images with a local tagger or captioning model", caption),
+    "cache": Command("show or clean the cache of compiled code", cache),
     "tools": Command("merge, extract, resize, convert and check LoRA files", tools),
-    "import": Command("turn the settings of another trainer into a config", import_),
-    "diff": Command("say what differs between two files of settings", diff),
-    "bench": Command("measure a model on this machine, compiled and not; --profile tells what takes the time", bench),
+    "import": Command("convert the settings of another trainer into a config", import_),
+    "diff": Command("list the differences between two config files", diff),
+    "bench": Command("benchmark a model on this machine, compiled and not; --profile shows where the time goes", bench),
 }
 
 
@@ -233,7 +235,7 @@ def script_of(path: Path) -> str:
     if len(fitting) > 1:  # of two families, not the one whose own files are not named
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, known)]
     if len(fitting) != 1:
-        raise ConfigError(f"{path} does not tell what it is for; name the script: {', '.join(RUNS)}")
+        raise ConfigError(f"the training script cannot be told from {path}: name it, {', '.join(RUNS)}")
     return fitting[0]
 
 

@@ -34,11 +34,11 @@ window.kohyaCommands = (() => {
     const kind = { finished: "good", failed: "bad", interrupted: "bad" }[job.state] ?? (busy(job) ? "busy" : "");
     return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
       make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, [job.about, job.when].filter(Boolean).join(" · ")), make("span", { className: "state" }, STATES[job.state] ?? job.state),
-        busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End it now" : "Stop")),
+        busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
       busy(job) && make("p", { className: "quiet" }, job.total ? `${job.text} ${job.done} / ${job.total}` : "starting"),
       busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, Object.assign(make("i"), { style: `width:${share * 100}%` })),
       last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
-      lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "What it said"), make("pre", {}, lines.join("\n"))) : null);
+      lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "Output"), make("pre", {}, lines.join("\n"))) : null);
   }
 
   /** Show the last processes of a command, and follow those that work. `ended` is called with each that ends. */

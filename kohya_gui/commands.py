@@ -38,7 +38,7 @@ class Commands:
         words = forms.words(name, sent.values("values"), self.guard)
         working = [job.id for job in jobs.every(forms.command) if job.active]
         if len(working) >= AT_ONCE[forms.command]:
-            raise ConfigError(f"{working[0]} is still at work: stop it, or wait until it has ended")
+            raise ConfigError(f"{working[0]} is still running: stop it, or wait until it has ended")
         return told(jobs.start(forms.command, words))
 
     def read(self, sent: Sent) -> dict[str, Any]:

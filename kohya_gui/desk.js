@@ -90,7 +90,7 @@ window.kohyaDesk = (() => {
     const box = field.closest(".field");
     field.placeholder = isKept ? say("Kept; type to replace it") : "";
     const button = box.querySelector(".forget");
-    if (isKept && !button) box.append(make("button", { type: "button", className: "forget" }, say("Forget it")));
+    if (isKept && !button) box.append(make("button", { type: "button", className: "forget" }, say("Delete the stored key")));
     if (!isKept) button?.remove();
   }
 

@@ -34,11 +34,11 @@ def ledger(run: Run, progress: Progress, events: Sequence[dict[str, Any]]) -> st
     again = total.get("recompiles") if total else sum(bool(event.get("reason")) for event in good)
     hits = total.get("cache_hits") if total else sum(_number(event.get("cache_hits")) for event in good)
     said = [f"{graphs} graph{'s' * (graphs != 1)} in {seconds:.0f} s"]
-    said += [f"{again} again"] if again else []
+    said += [f"{again} recompiled"] if again else []
     said += [f"{hits:.0f} from the cache"] if hits else []
     gained = total.get("saved_seconds", progress.last.get("compile/saved_seconds"))
     if isinstance(gained, int | float):
-        said.append(f"{gained:.0f} s saved" if gained >= 0 else f"{-gained:.0f} s not yet won back")
+        said.append(f"{gained:.0f} s saved" if gained >= 0 else f"{-gained:.0f} s lost so far")
     return ", ".join(said)
 
 
@@ -69,7 +69,7 @@ def compiled(event: dict[str, Any]) -> str:
     line = f"{event['block']}: {'forward' if event.get('forward', True) else 'backward'} graph"
     if isinstance(event.get("seconds"), int | float):
         line += f" in {event['seconds']:.1f} s"
-    for key, words in (("failed", "failed"), ("reason", "again because")):
+    for key, words in (("failed", "failed"), ("reason", "recompiled because")):
         if event.get(key):
             line += f", {words}: {event[key]}"
     return line

@@ -117,13 +117,13 @@ window.kohyaImages = (() => {
     const numbers = [
       ["Images used", `${told.images.toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`],
       ["With a caption", `${found.captioned.toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`],
-      ["Steps an epoch", told.steps_per_epoch.toLocaleString("en")],
+      ["Steps per epoch", told.steps_per_epoch.toLocaleString("en")],
       ["Buckets", told.buckets.length.toLocaleString("en")],
     ];
     if ("trigger" in kinds) numbers.push(["With the trigger word", `${(kinds.all - kinds.trigger).toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`]);
     one(".numbers").replaceChildren(...numbers.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
     one(".steps").textContent = told.repeats
-      ? `${count(told.images, "image")} with repeats are ${count(told.repeats, "picture")} an epoch; in batches of ${told.batch} that is ${count(told.steps_per_epoch, "step")}. ${count(told.steps, "step")} are ${count(told.epochs, "epoch")}.`
+      ? `${count(told.images, "image")} with repeats are ${count(told.repeats, "picture")} per epoch; in batches of ${told.batch} that is ${count(told.steps_per_epoch, "step")}. ${count(told.steps, "step")} are ${count(told.epochs, "epoch")}.`
       : "A training would find no images here.";
     one(".findings").replaceChildren(...Object.entries(kinds).filter(([kind, n]) => (n || kind === view.show) && kind !== "all").map(([kind, n]) => {
       const chip = make("button", { type: "button", "data-kind": kind, "aria-pressed": String(view.show === kind), className: ["broken", "foreign"].includes(kind) ? "bad" : ["reg", "held"].includes(kind) ? "calm" : "" }, make("b", {}, n.toLocaleString("en")), make("span", {}, found.titles[kind]));
@@ -132,13 +132,13 @@ window.kohyaImages = (() => {
     }));
     one(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
     one(".buckets").hidden = !told.buckets.length;
-    one(".buckets summary").textContent = `${count(told.buckets.length, "bucket")}: how many pictures each has in an epoch`;
+    one(".buckets summary").textContent = `${count(told.buckets.length, "bucket")}: number of images per epoch`;
     const several = told.buckets.some((bucket) => bucket.dataset);
     one(".buckets .chips").replaceChildren(...told.buckets.map((bucket) => make("span", { title: several ? `Data set ${bucket.dataset + 1}` : "" }, `${bucket.size[0]} × ${bucket.size[1]}`, make("b", {}, bucket.repeats.toLocaleString("en")))));
     const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`])];
     fill(one(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
     fill(one(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
-    one("[data-do=compare]").textContent = found.compared ? "Find doubles again" : "Find doubles";
+    one("[data-do=compare]").textContent = found.compared ? "Find duplicates again" : "Find duplicates";
     history(found.past);
   }
 
@@ -171,7 +171,7 @@ window.kohyaImages = (() => {
     if (!found || mine !== turn) return;
     view.start = found.start;
     one(".cards").replaceChildren(...found.rows.map(card));
-    if (!found.rows.length) one(".cards").append(make("p", { className: "quiet" }, "No image is like that."));
+    if (!found.rows.length) one(".cards").append(make("p", { className: "quiet" }, "No image matches."));
     for (const pager of all(".pager")) pager.replaceChildren(...turns(found));
     now.rows = found.rows;
     selection();
@@ -211,16 +211,16 @@ window.kohyaImages = (() => {
   function badges(row) {
     const found = [];
     if (row.broken) found.push(["bad", row.broken]);
-    if (row.role) found.push(["", row.role === "reg" ? "regularisation" : "held back for validation"]);
+    if (row.role) found.push(["", row.role === "reg" ? "regularisation" : "used for validation"]);
     if (row.unused) found.push(["warn", `not used: ${row.unused}`]);
     if (row.foreign) found.push(["bad", "caption is no UTF-8"]);
     if (row.caption === null) found.push(["warn", "no caption"]);
     else if (!row.caption.trim()) found.push(["warn", "empty caption"]);
     if (row.trigger === false) found.push(["warn", "no trigger word"]);
-    if (row.double) found.push(["warn", row.double === "alike" ? `looks like others (group ${row.group + 1})` : `the same as others (group ${row.group + 1})`]);
-    if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", `${Math.round(row.cut * 100)} % cut`]);
+    if (row.double) found.push(["warn", row.double === "alike" ? `similar to others (group ${row.group + 1})` : `duplicate of others (group ${row.group + 1})`]);
+    if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", `${Math.round(row.cut * 100)} % cropped`]);
     if (row.larger > 1.5) found.push(["warn", `enlarged ${row.larger.toFixed(1)} times`]);
-    if (row.turned) found.push(["warn", "lies on its side"]);
+    if (row.turned) found.push(["warn", "EXIF rotation, ignored"]);
     return found.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
   }
 
@@ -232,7 +232,7 @@ window.kohyaImages = (() => {
   function card(row) {
     const box = make("input", { type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name), "aria-label": `Choose ${row.name}` });
     box.onchange = () => (box.checked ? chosen.add(row.name) : chosen.delete(row.name), selection());
-    const picture = make("button", { type: "button", className: "look", title: "Look closer" }, frame(row, 320));
+    const picture = make("button", { type: "button", className: "look", title: "Enlarge" }, frame(row, 320));
     picture.onclick = () => window.kohyaImagePanels.closer(row);
     const made = make("article", { "data-name": row.name }, picture,
       make("div", { className: "about" }, make("label", { className: "name" }, box, make("span", {}, row.name)), writer(row),
@@ -284,7 +284,7 @@ window.kohyaImages = (() => {
   const acts = {
     open: () => open(),
     halt: () => working && ask("images_stop", { work: working }).catch(() => {}),
-    compare: () => change("images_compare", {}, (found) => found.kinds.double ? `${count(found.kinds.double, "image")} are the same as others, or look alike.` : "No image is there twice, and none look alike.").then((done) => done && now.kinds.double && sieve({ show: "double" })),
+    compare: () => change("images_compare", {}, (found) => found.kinds.double ? `${count(found.kinds.double, "image")} are duplicates of others, or similar to them.` : "No duplicates and no similar images were found.").then((done) => done && now.kinds.double && sieve({ show: "double" })),
     undo: () => change("images_undo", {}, undone),
     remove: () => change("images_remove", { names: [...chosen] }, (found) => `${count(found.done, "image")} moved to the trash. Undo brings back what was moved.`).then((done) => done && (chosen.clear(), selection())),
     none: () => (chosen.clear(), page()),

@@ -171,7 +171,7 @@ class Images:
         """How far some work is, or what came of it."""
         work = self.works.get(sent.text("work"))
         if work is None:
-            raise ConfigError("this work is not known any more: look at the folder again")
+            raise ConfigError("this task does not exist any more: open the folder again")
         return self._told(work, 0.3)
 
     def stop(self, sent: Sent) -> dict[str, Any]:

@@ -15,7 +15,7 @@ window.kohyaImagePanels = (() => {
     const found = await base.attempt(() => base.ask("images_tags", base.asked({ prefix: one("#tags-filter").value })));
     if (!found || mine !== turn) return;
     one(".frequencies").replaceChildren(...found.tags.map(([tag, n]) => {
-      const chip = make("button", { type: "button", title: "Put it into Find" }, make("code", {}, tag), make("b", {}, n.toLocaleString("en")));
+      const chip = make("button", { type: "button", title: "Use as the search text" }, make("code", {}, tag), make("b", {}, n.toLocaleString("en")));
       chip.onclick = () => {
         const field = one(one("#tags-action").value === "add" ? "#tags-put" : "#tags-find");
         field.value = tag;
@@ -37,7 +37,7 @@ window.kohyaImagePanels = (() => {
     one(".change .find").hidden = action === "add";
     one(".change .put").hidden = action === "remove";
     one(".change .end").hidden = action !== "add";
-    one(".change .put label").textContent = action === "add" ? "Tags to add" : "Put instead";
+    one(".change .put label").textContent = action === "add" ? "Tags to add" : "Replace with";
     ready = "";
     one("[data-do=edit]").disabled = true;
     one(".preview").replaceChildren();
@@ -120,7 +120,7 @@ window.kohyaImagePanels = (() => {
       make("div", { className: "head" }, make("b", {}, row.name), make("span", { className: "acts" },
         button("Previous", () => show(at - 1), at === 0), button("Next", () => show(at + 1), at === rows.length - 1), button("Close", () => dialog.close()))),
       make("div", { className: "large" }, base.frame(row, 1280)),
-      make("small", { className: "quiet" }, base.facts(row), row.cut > 0.001 ? ". What is shaded is cut away." : ""),
+      make("small", { className: "quiet" }, base.facts(row), row.cut > 0.001 ? ". The shaded part is cropped." : ""),
       make("div", { className: "badges" }, base.badges(row)), base.writer(row));
     dialog.setAttribute("aria-label", row.name);
   }

@@ -84,12 +84,12 @@ window.kohyaImageSources = (() => {
   function show(found) {
     const { places, count: told } = found;
     one(".sources").replaceChildren(...(places.length ? [
-      make("thead", {}, make("tr", {}, ["Folder", "Images", "Repeats", "An epoch"].map((title) => make("th", { scope: "col" }, title)))),
+      make("thead", {}, make("tr", {}, ["Folder", "Images", "Repeats", "Per epoch"].map((title) => make("th", { scope: "col" }, title)))),
       make("tbody", {}, places.map(line))] : []));
     const also = [];
     if (told.regularisation) also.push(`${count(told.regularisation, "image")} for regularisation, seen as often as the others.`);
     const both = told.validation - found.kinds.held;
-    if (told.validation) also.push(`${count(told.validation, "image")} held back for validation.`);
+    if (told.validation) also.push(`${count(told.validation, "image")} used for validation.`);
     if (both) also.push(`${both.toLocaleString("en")} of them ${both === 1 ? "is" : "are"} learned from as well, as the share does not come out even.`);
     if (told.world > 1) also.push(`${told.world} processes share the batches.`);
     if (found.fixed) also.push(`${found.fixed} to change them.`);

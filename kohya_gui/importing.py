@@ -24,15 +24,17 @@ def main(argv: list[str]) -> int:
     """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
     parser = argparse.ArgumentParser(
         "kohya import",
-        description="Turn the settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
-        "ai-toolkit (YAML) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
+        description="Convert settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
+        "ai-toolkit (YAML) into a TOML for this trainer, and report what becomes of each key. Without -o the TOML is "
         "printed, and the report goes to stderr.",
     )
     parser.add_argument("file", type=Path, help="the file with the settings")
-    parser.add_argument("-o", "--output", type=Path, help="where to write; a file that exists is never written over")
-    parser.add_argument("--script", choices=list(RUNS), default="", help="what it is for; else the file tells")
-    parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
-    parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
+    parser.add_argument("-o", "--output", type=Path, help="the file to write; an existing file is never overwritten")
+    parser.add_argument(
+        "--script", choices=list(RUNS), default="", help="the training script; detected from the file when not given"
+    )
+    parser.add_argument("--to", choices=["kohya_ss"], help="export to a JSON file of kohya_ss instead")
+    parser.add_argument("--base", type=Path, help="with --to: a kohya_ss JSON file, whose other keys are kept")
     asked = parser.parse_args(argv)
     if asked.base and not asked.to:
         parser.error("--base goes with --to kohya_ss")
@@ -61,7 +63,12 @@ def diff(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("kohya diff", description="Options that differ between two files of settings.")
     parser.add_argument("first", type=Path, help="a file, or the folder of a run")
     parser.add_argument("second", type=Path, help="the other one")
-    parser.add_argument("--script", choices=list(RUNS), default="", help="what both are for; else the files tell")
+    parser.add_argument(
+        "--script",
+        choices=list(RUNS),
+        default="",
+        help="the training script of both; detected from the files when not given",
+    )
     asked = parser.parse_args(argv)
     try:
         files = [path / "run.toml" if path.is_dir() else path for path in (asked.first, asked.second)]

@@ -32,7 +32,7 @@ EXTENTS = {
     "step": ("The training step", ["--part", "step"]),
     "all": ("Text encoders, VAE, blocks and step", []),
 }
-WAYS = {"usual": ("The usual ways", []), "every": ("Every way", ["--candidate", "all"])}
+WAYS = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
 KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
 LISTED = 12
 SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
@@ -82,7 +82,7 @@ class Lab:
         known = {name: o for config in self.forms[tab].configs.values() for name, o in options(config).items()}
         values = {name: shown_value(known[name], value) for name, value in found.items() if name in known}
         if not values:
-            raise ConfigError("This measurement advises nothing that the form could take.")
+            raise ConfigError("This measurement recommends no settings that the form has.")
         set_to = ", ".join(f"{name} = {str(found[name]).lower()}" for name in values)
         return {"tab": tab, "values": values, "said": f"Now in the form of {self.titles[tab]}: {set_to}."}
 
@@ -195,7 +195,11 @@ def _bar(result: Mapping[str, Any], bar: picture.Bar) -> dict[str, Any]:
 def profile(result: Mapping[str, Any]) -> dict[str, Any]:
     """Where the time goes, the verdict, and the longest operations."""
     idle = f", the GPU idle for {result['idle']:.0%}" if result.get("idle") is not None else ""
-    counts = {"kernel launches": "launches", "waits for the GPU": "syncs", "numbers read": "reads"} if idle else {}
+    counts = (
+        {"kernel launches": "launches", "waits for the GPU": "syncs", "values read from the GPU": "reads"}
+        if idle
+        else {}
+    )
     counts["casts"] = "casts"
     return {
         "heading": [*report.heading(result), f"{result['way']['name']} at {result['resolution']}"],
@@ -211,7 +215,7 @@ def profile(result: Mapping[str, Any]) -> dict[str, Any]:
 def doctor(result: Mapping[str, Any]) -> dict[str, Any]:
     """The findings, with the recommended settings last."""
     found = result["findings"]
-    healthy = "This machine can train." if result["healthy"] else "Something keeps this machine from training."
+    healthy = "This machine can train." if result["healthy"] else "This machine cannot train: fix the lines marked ✗."
     return {
         "verdict": healthy if result.get("finished") else "",
         "findings": [{"topic": f["topic"], "verdict": f["verdict"], "text": f["text"]} for f in found],

@@ -51,8 +51,8 @@ def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str,
     return _box("bad" if wrong else "good", title, body, alert=bool(wrong))
 
 
-PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Tries some real steps at the '
-         "largest size, and proposes what fits and is fastest.</span></p>")  # fmt: skip
+PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
+         "largest image size, and proposes the fastest settings that fit.</span></p>")  # fmt: skip
 
 
 def button(values: Mapping[str, bool | str]) -> str:
@@ -97,7 +97,7 @@ def command(line: str, toml: str, name: str, notes: Iterable[str]) -> str:
     """The command line and the config it needs, each with a button that copies it."""
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     shown = _copied("Command", line) + _copied(name, toml) + (f"<ul>{listed}</ul>" if listed else "")
-    return _box("plain", f"Train runs this command. For a shell of your own, save the second part as {name}.", shown)
+    return _box("plain", f"Train runs this command. To run it in a shell, save the second part as {name}.", shown)
 
 
 def _copied(title: str, text: str) -> str:

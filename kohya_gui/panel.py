@@ -47,10 +47,10 @@ def waiting(found: Queue) -> str:
     if not found.paused and not found.halted:
         more = f", and {len(names) - 1} more" if len(names) > 1 else ""
         return f'<p class="next">Next in the queue: {html.escape(names[0])}{more}</p>'
-    why = "The queue waits since the computer or its process ended."
+    why = "The queue is halted since the computer or its process ended."
     if found.paused:
         why = "The queue is paused" + ("." if found.paused == BY_USER else f": {found.paused}")
-    go = '<button type="button" data-queue="go_on">Go on</button>'
+    go = '<button type="button" data-queue="go_on">Continue</button>'
     return f'<div class="next halted"><p>{html.escape(why)} {count} left.</p>{go}</div>'
 
 
@@ -75,7 +75,7 @@ def _bar(run: Run, progress: Progress, now: float) -> str:
     if run.state == "stopping":
         left += " · stops after this step"
     if run.active and (silent := _silent(progress, now)):
-        left += f" · nothing new for {duration(silent)}"
+        left += f" · no progress for {duration(silent)}"
     share = min(1.0, done / of) if of else 0.0
     waiting = " waiting" if run.active and not of else ""
     return (
@@ -112,9 +112,9 @@ def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int
         done, of = number(phase.get("done")), number(phase.get("total"))
         return str(phase.get("name") or "").capitalize(), f"{done} / {of}" if of else "", done, of
     if run.active and not step:
-        return ("Loading Python and the trainer" if run.state == "starting" else "Getting ready"), "", 0, 0
+        return ("Loading Python and the trainer" if run.state == "starting" else "Preparing"), "", 0, 0
     if not step:
-        return "It did not get to the first step", _eta(run, progress, now), 0, 0
+        return "Ended before the first step", _eta(run, progress, now), 0, 0
     return (f"Step {step} / {total}" if total else f"Step {step}"), _eta(run, progress, now), step, total
 
 
@@ -164,7 +164,7 @@ def rates(given: Any) -> dict[str, float]:
     return {"": next(iter(known.values()))} if len(set(known.values())) == 1 else dict(list(known.items())[:3])
 
 
-PARTS = (("data_s", "waiting for data"), ("transfer_s", "moving it"), ("compute_s", "computing"))
+PARTS = (("data_s", "waiting for data"), ("transfer_s", "copying to the GPU"), ("compute_s", "computing"))
 
 
 def split(last: dict[str, Any]) -> str:
@@ -176,7 +176,7 @@ def split(last: dict[str, Any]) -> str:
     bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, _, seconds in parts)
     said = ", ".join(f"{seconds / whole:.0%} {words}" for _, words, seconds in parts)
     return (
-        '<div class="split"><h3>A step\'s time</h3>'
+        '<div class="split"><h3>Time per step</h3>'
         f'<div class="track" role="img" aria-label="{said}">{bars}</div><p>{said}</p></div>'
     )
 

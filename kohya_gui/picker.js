@@ -107,7 +107,7 @@ window.kohyaPick = (() => {
     part.list.replaceChildren(...found.entries.map((entry, at) => make("li",
       { id: `pick-${at}`, role: "option", "data-at": String(at), "aria-selected": "false", className: entry.folder ? "folder" : "file" },
       make("span", {}, entry.name), entry.folder ? null : make("small", {}, size(entry.size)))));
-    const empty = part.filter.value ? "Nothing here has that in its name." : wanted.kind === "folder" ? "No folders in here." : "Nothing to choose in here.";
+    const empty = part.filter.value ? "Nothing in this folder matches." : wanted.kind === "folder" ? "This folder contains no folders." : "This folder contains no matching files.";
     part.note.textContent = found.more ? `${found.more} more: type a part of the name.` : found.entries.length ? "" : empty;
     if (found.entries.length && (part.filter.value || wanted.kind === "file")) mark(0);
   }

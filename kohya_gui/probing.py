@@ -9,7 +9,7 @@ from library.config.schema import ConfigError, to_toml
 from library.files import write_atomic
 
 KIND = "probe"
-BEGUN = {"state": "running", "doing": "Getting ready", "tries": [], "best": None}
+BEGUN = {"state": "running", "doing": "Preparing", "tries": [], "best": None}
 
 
 def start(config: Any, launch: Mapping[str, Any]) -> str:

@@ -63,23 +63,23 @@ window.kohyaQueue = (() => {
   }
 
   function how({ entries, waiting, paused, halted, lanes }) {
-    if (!entries.length) return words("Nothing waits. Fill in a form and press Add to queue: trainings run one after the other, also while this page is closed.");
-    if (halted) return `${words("The queue waits, since the computer or its process ended.")} ${count(waiting, words("training"))} ${words("left.")}`;
+    if (!entries.length) return words("The queue is empty. Fill in a form and press Add to queue: trainings run one after the other, also while this page is closed.");
+    if (halted) return `${words("The queue is halted, since the computer or its process ended.")} ${count(waiting, words("training"))} ${words("left.")}`;
     if (paused) return `${words("Paused: nothing new is started.")} ${paused === "by you" ? "" : paused}`;
-    if (!waiting) return words("Nothing waits.");
+    if (!waiting) return words("The queue is empty.");
     const each = lanes.length > 1 ? ` ${words("One training at a time on each GPU")} (${lanes.join(", ")}).` : "";
     return `${count(waiting, words("training"))} ${words("waiting.")}${each}`;
   }
 
   function tools({ entries, waiting, paused, halted, go_on: goOn }) {
     const made = [];
-    if (paused || halted) made.push(button("Go on", "go", () => change({ act: "go_on" }), "primary"));
+    if (paused || halted) made.push(button("Continue", "go", () => change({ act: "go_on" }), "primary"));
     else if (waiting) made.push(button("Pause", "pause", () => change({ act: "pause" })));
     if (entries.some((entry) => !entry.waits && MOODS[entry.state] !== "busy"))
       made.push(button("Clear what has ended", "clear", () => change({ act: "clear" })));
     const box = make("input", { type: "checkbox", checked: goOn, "data-key": "after" });
     box.addEventListener("change", () => change({ act: "after_failure", go_on: box.checked }));
-    if (entries.length) made.push(make("label", {}, box, make("span", {}, words("Go on when one fails"))));
+    if (entries.length) made.push(make("label", {}, box, make("span", {}, words("Continue when a training fails"))));
     return made;
   }
 

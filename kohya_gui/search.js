@@ -105,7 +105,7 @@
       { id: `${list.id}-${number}`, role: "option", "data-at": String(number), "aria-selected": String(number === at) },
       make("b", {}, hit.label), make("code", {}, hit.name), make("small", {}, hit.shown))));
     if (elsewhere) list.prepend(make("li", { role: "presentation" }, `Only found for ${titles(input.form, elsewhere.field)}: ${elsewhere.label}`));
-    if (asked && !hits.length && !elsewhere) list.append(make("li", { role: "presentation" }, "No setting has that in its name or help."));
+    if (asked && !hits.length && !elsewhere) list.append(make("li", { role: "presentation" }, "No setting matches."));
     input.setAttribute("aria-activedescendant", at >= 0 ? `${list.id}-${at}` : "");
     const bar = input.closest(".training").querySelector(".bar").getBoundingClientRect();
     if (asked && list.getBoundingClientRect().top + ROOM > bar.top) input.scrollIntoView({ block: "start" });

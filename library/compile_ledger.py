@@ -87,8 +87,8 @@ class Savings:
         paces = f"{self.compiled_step:.3g} s a step instead of {self.eager_step:.3g} s, "
         paces += f"timed over {self.compiled} and {len(self.eager)} steps"
         if self.paid_step is None:
-            return f"It has not paid for itself yet, by {-saved:.1f} s ({paces})."
-        return f"That saved {saved:.1f} s on the whole ({paces}); it had paid for itself at step {self.paid_step}."
+            return f"Compiling has cost {-saved:.1f} s more than it saved so far ({paces})."
+        return f"Compiling saved {saved:.1f} s in total ({paces}); its time was recovered at step {self.paid_step}."
 
 
 class Ledger:

@@ -84,7 +84,7 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
     assert script_of("a.toml", flux) == "flux_train"
     assert script_of("b.toml", flux + "network_dim = 8\n") == "flux_train_network"
     assert script_of("c.toml", model + "network_dim = 8\nnoise_offset_type = 'Original'\n") == "sdxl_train_network"
-    with pytest.raises(ConfigError, match="name the script"):
+    with pytest.raises(ConfigError, match="training script cannot be told"):
         script_of("d.toml", "ae = 'a'\nblock_lr = '1'\n")
 
 

@@ -33,7 +33,9 @@ SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, tor
 
 def main(argv: list[str] | None = None) -> int:
     """Print the report; 0 when a training can run here, else 1."""
-    parser = argparse.ArgumentParser("kohya doctor", description="Look at this machine and say what it can do.")
+    parser = argparse.ArgumentParser(
+        "kohya doctor", description="Check this machine: GPU, PyTorch, packages, compiling."
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)

@@ -39,7 +39,7 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     """The options; the page makes its form of these."""
     made = kind(
         "kohya caption",
-        description="Captions by a model of your own. The page's data set tab can take back what was written.",
+        description="Caption images with a local model. The page's data set tab can undo what was written.",
     )
     ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"

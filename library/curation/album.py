@@ -45,7 +45,7 @@ class Picture:
     broken: str = ""  # why it cannot be decoded
     foreign: bool = False  # its caption file is no UTF-8
     turned: bool = False  # it says that it should be shown turned, which trainers do not follow
-    role: str = ""  # "reg": a regularisation image; "held": held back for validation
+    role: str = ""  # "reg": a regularisation image; "held": used for validation
     fixed: str = ""  # why neither it nor its words can be changed here
 
     @property
@@ -126,7 +126,7 @@ class Album:
         try:
             return self.known[name]
         except KeyError:
-            raise ConfigError(f"{name} is not in {self.root}: look at the folder again") from None
+            raise ConfigError(f"{name} is not in {self.root}: open the folder again") from None
 
     def hold(self, pictures: list[Picture]) -> None:
         """Have these pictures from now on."""
@@ -193,7 +193,7 @@ def opened(root: Path, config: Any, report: Report | None = None, may: May = lam
 
 def examine(album: Album, pictures: list[Picture], report: Report | None = None) -> None:
     """Look into the files of pictures: size, whether they can be decoded, and their captions."""
-    facts = spread(partial(_facts, album), pictures, report, "looking at images")
+    facts = spread(partial(_facts, album), pictures, report, "scanning images")
     for picture, (size, broken, turned) in zip(pictures, facts, strict=True):
         picture.size, picture.broken, picture.turned = size, broken, turned
     spread(partial(reread, album), pictures, report, "reading captions")
@@ -335,17 +335,17 @@ Test = Callable[[Album, Picture], bool]
 KINDS: dict[str, tuple[str, Test]] = {
     "all": ("All images", lambda a, p: True),
     "missing": ("Without a caption", lambda a, p: p.caption is None),
-    "empty": ("Caption without words", lambda a, p: p.caption is not None and not p.words and not p.foreign),
+    "empty": ("Empty caption", lambda a, p: p.caption is not None and not p.words and not p.foreign),
     "foreign": ("Caption that cannot be read", lambda a, p: p.foreign),
     "lines": ("Caption of several lines", lambda a, p: len(captions.lines(p.caption or "").split("\n")) > 1),
     "broken": ("Broken images", lambda a, p: bool(p.broken)),
     "unused": ("Not used", lambda a, p: bool(p.unused)),
-    "cut": ("Cut by more than a fifth", lambda a, p: p.used and max(p.cut) > MUCH_CUT),
-    "enlarged": ("Enlarged over 1.5 times", lambda a, p: p.used and p.larger > MUCH_LARGER),
-    "turned": ("Lying on the side", lambda a, p: p.turned),
+    "cut": ("Cropped by more than 20 %", lambda a, p: p.used and max(p.cut) > MUCH_CUT),
+    "enlarged": ("Upscaled more than 1.5 times", lambda a, p: p.used and p.larger > MUCH_LARGER),
+    "turned": ("EXIF rotation", lambda a, p: p.turned),
     "reg": ("Regularisation images", lambda a, p: p.role == "reg"),
-    "held": ("Held back for validation", lambda a, p: p.role == "held"),
-    "double": ("The same or alike", lambda a, p: p.name in a.doubles),
+    "held": ("Validation images", lambda a, p: p.role == "held"),
+    "double": ("Duplicates and similar images", lambda a, p: p.name in a.doubles),
 }
 
 

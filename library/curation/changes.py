@@ -115,7 +115,7 @@ def compare(album: Album, report: Report | None = None) -> None:
         [at[path] for path in group] for group in alike.same_bytes([(p.path, p.num_bytes) for p in pictures], report)
     ]
     content = {i: number for number, group in enumerate(same) for i in group}
-    groups = alike.near(spread(alike.looks, [p.path for p in pictures], report, "comparing looks"))
+    groups = alike.near(spread(alike.looks, [p.path for p in pictures], report, "comparing images"))
     # Pictures too plain to be known by their looks are in no such group, but may be there twice.
     groups += [group for group in same if not any(i in members for members in groups for i in group)]
     album.doubles, album.double_groups, album.compared = {}, [], True

@@ -18,7 +18,7 @@ from library.data.images import Image
 from library.data.threads import Report
 
 LEFT_OVER = "there are more than needed"
-TOLD_ELSEWHERE = "{} tells its words: change them there, and open its folder to change the image"
+TOLD_ELSEWHERE = "its caption is in {}: change it there, and open its folder to change the image"
 ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
 
 
@@ -54,7 +54,7 @@ def _share(config: Any) -> float:
 
 def _crops(found: Survey) -> Iterator[str]:
     if any(subset.random_crop for dataset in found.images.datasets for subset in dataset.subsets):
-        yield "Crops are random: what is shaded is cut when the middle is seen."
+        yield "Crops are random: the shading shows a center crop."
 
 
 def _guard(config: Any, may: May) -> None:

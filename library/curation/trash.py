@@ -90,7 +90,7 @@ class Change:
             if os.path.lexists(new):
                 raise ConfigError(f"{new} is there already: nothing was moved")
             if not os.path.lexists(old):
-                raise ConfigError(f"{old} is gone: look at the folder again")
+                raise ConfigError(f"{old} is gone: open the folder again")
         if len({new for _, new in pairs}) < len(pairs):
             raise ConfigError("two files would get the same name: nothing was moved")
         self._journal({"move": self._name(old), "to": self._name(new)} for old, new in pairs)
@@ -153,7 +153,7 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
             raise ConfigError("there is nothing to take back")
         about = _about(last.folder)
         if last.state == OPEN and process.alive(about):
-            raise ConfigError(f"{last.title!r} is still at work: stop it, or wait until it has ended")
+            raise ConfigError(f"{last.title!r} is still running: stop it, or wait until it has ended")
         count, left = _take_back(root, last.folder, report)
         write_atomic(last.folder / ABOUT, json.dumps({**about, "state": UNDONE}, indent=1))
         return Undone(last.title, count, tuple(left))

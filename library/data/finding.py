@@ -124,7 +124,7 @@ def _with_folders(result: Survey, dataset: Any) -> Any:
 
 
 def _images_of(result: Survey, position: int, dataset: Any, seed: int) -> tuple[list[Image], list[Image]]:
-    """The images of one data set: those to learn from, and those held back for validation."""
+    """The images of one data set: those to learn from, and those used for validation."""
     rules = bucket_rules(dataset)
     learned: list[Image] = []
     regular: list[Image] = []

@@ -83,8 +83,8 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[str]:
 def _about_images(images: list[Image]) -> Iterator[str]:
     if turned := sorted({image.path for image in images if is_turned(image.path, image.size)}):
         yield (
-            f"{number(len(turned), 'photo')} stored lying on the side with a note to turn them (EXIF), which trainers "
-            f"do not follow; save them turned: {some(turned)}"
+            f"{number(len(turned), 'photo')} with an EXIF rotation, which training ignores; "
+            f"save them rotated: {some(turned)}"
         )
     small = sorted({i.path for i in images if i.fit.resized[0] > i.size[0] * 1.5 or i.fit.resized[1] > i.size[1] * 1.5})
     if small:

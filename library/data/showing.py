@@ -22,7 +22,7 @@ def lines(config: Any, seed: int) -> Iterator[str]:
     yield from _sets(images)
     yield from _batches(data.batches(images, config, seed), config)
     if images.validation:
-        yield f"held back for validation: {len(images.validation)}"
+        yield f"used for validation: {len(images.validation)}"
         yield from (f"  {image.path}" for image in images.validation.items)
 
 
@@ -30,7 +30,7 @@ def _sets(images: Images) -> Iterator[str]:
     told = summary(images)
     yield (
         f"{told['images']} images ({told['regularisation']} of them regularisation), seen {told['repeats']} times "
-        f"in {told['batches_per_epoch']} batches an epoch"
+        f"in {told['batches_per_epoch']} batches per epoch"
     )
     for number, dataset in enumerate(images.datasets):
         width, height = dataset.resolution

@@ -216,7 +216,7 @@ def told(entry: Entry) -> str:
     queue = read()
     before = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
-        return f"{entry.name} is in the queue, which waits: press Go on in the Queue tab."
+        return f"{entry.name} is in the queue, which is paused: press Continue in the Queue tab."
     ahead = f"after {len(before)} other{'s' * (len(before) > 1)}" if before else "as soon as there is room"
     return f"{entry.name} is in the queue and starts {ahead}. It does not need this page to be open."
 

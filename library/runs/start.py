@@ -58,7 +58,7 @@ def begin(asked: Job) -> str:
         own = lanes.choose(asked.how, lanes.free(run.facts for run in active))
         if not own:
             names = " and ".join(run.id for run in active)
-            doing = f"{names} is still {active[0].state}" if len(active) == 1 else f"{names} are still at work"
+            doing = f"{names} is still {active[0].state}" if len(active) == 1 else f"{names} are still running"
             raise ConfigError(f"{doing}: stop it, or wait until it has ended, or add this one to the queue.")
         if twin := next((run for run in active if writes_into(run.facts) == (asked.output, asked.name)), None):
             raise ConfigError(f"output_name: {twin.id} is writing {asked.name} into this folder; choose another name.")

@@ -71,7 +71,7 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
         return found
     found.style = adapters.style_of(groups)
     for i, (name, parts) in enumerate(sorted(groups.items())):
-        report("looking at modules", i, len(groups))
+        report("checking modules", i, len(groups))
         _look(found, name, parts)
     _overall(found)
     try:

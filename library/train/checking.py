@@ -135,7 +135,7 @@ def _images(config: Any, images: Any) -> str:
     buckets = len(told["buckets"])
     return (
         f"{told['images']} image{'s' * (told['images'] != 1)} in {buckets} bucket{'s' * (buckets != 1)}, "
-        f"{told['batches_per_epoch']} batches an epoch: {clock.total:,} steps are "
+        f"{told['batches_per_epoch']} batches per epoch:  {clock.total:,} steps are "
         f"{clock.total / clock.per_epoch:,.1f} epochs"
     )
 

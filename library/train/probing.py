@@ -253,9 +253,13 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     """`kohya probe RUN.toml`. 0 when something fits, else 1. `script_of` guesses what a file is for."""
     from library.families import RUNS, config_class
 
-    parser = argparse.ArgumentParser("kohya probe", description="Try some steps of a training, and say what fits.")
+    parser = argparse.ArgumentParser(
+        "kohya probe", description="Run some steps of a training, and propose settings that fit into memory."
+    )
     parser.add_argument("file", type=Path, help="the TOML of a training")
-    parser.add_argument("--script", choices=list(RUNS), help="what it is for; guessed from the file when not given")
+    parser.add_argument(
+        "--script", choices=list(RUNS), help="the training script; detected from the file when not given"
+    )
     parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
     asked = parser.parse_args(argv)
     with joined("probe") as work:

@@ -233,7 +233,7 @@ class Run:
             self.record.plan(self.clock.total, epochs=self.clock.epochs, data=summary)
         sizes = len(batches.shapes)
         self.say(
-            f"{summary['images']} images, {len(batches)} batches an epoch in {sizes} size{'s' * (sizes != 1)}; "
+            f"{summary['images']} images, {len(batches)} batches per epoch in {sizes} size{'s' * (sizes != 1)}; "
             f"{self.clock.total} steps in {self.clock.epochs} epochs"
         )
 

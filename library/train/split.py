@@ -1,4 +1,4 @@
-"""Where the time of a step goes: waiting for data, moving it to the device, computing.
+"""Where the time of a step goes: waiting for data, copying to the GPU to the device, computing.
 
 On a GPU the moments are events in its own stream, so the answer is the GPU's and not that of the host, which runs
 ahead; they are read when the numbers of the step have arrived anyway, and nothing waits for them.

@@ -15,16 +15,16 @@ def after(eager, compiled, spent):
 def test_the_first_step_and_steps_that_compile_count_for_neither_side():
     savings = after((None, 2.0, 2.0), (None, 1.0, 1.0, 1.0), spent=2.5)
     assert savings.facts(2.5) == {"eager_s_it": 2.0, "compiled_s_it": 1.0, "saved_seconds": 0.5, "paid_step": 7}
-    assert savings.sentence(2.5).startswith("That saved 0.5 s on the whole (1 s a step instead of 2 s,")
-    assert savings.sentence(2.5).endswith("it had paid for itself at step 7.")
+    assert savings.sentence(2.5).startswith("Compiling saved 0.5 s in total (1 s a step instead of 2 s,")
+    assert savings.sentence(2.5).endswith("its time was recovered at step 7.")
 
 
 def test_what_has_not_paid_for_itself_is_not_called_a_gain():
     savings = after((None, 2.0), (None, 1.0, 1.0), spent=30)
     assert savings.paid_step is None and savings.facts(30)["saved_seconds"] == -28
-    assert savings.sentence(30).startswith("It has not paid for itself yet, by 28.0 s")
+    assert savings.sentence(30).startswith("Compiling has cost 28.0 s more than it saved so far")
     slower = after((None, 1.0), (None, 1.5, 1.5), spent=1)
-    assert slower.facts(1)["saved_seconds"] == -2 and "not paid" in slower.sentence(1)
+    assert slower.facts(1)["saved_seconds"] == -2 and "more than it saved" in slower.sentence(1)
 
 
 def test_a_late_recompilation_moves_the_step_at_which_it_has_paid():
@@ -50,6 +50,6 @@ def test_a_comparison_of_one_step_is_refused():
     from library import families
     from library.config.schema import ConfigError, build
 
-    with pytest.raises(ConfigError, match="compile_compare_steps = 1 times nothing"):
+    with pytest.raises(ConfigError, match="compile_compare_steps = 1 measures nothing"):
         build(families.config_class("flux_train_network"), {"compile_compare_steps": 1})
     assert not LEDGER.held

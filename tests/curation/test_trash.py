@@ -107,7 +107,7 @@ def test_a_killed_change_can_be_taken_back(root, reached):
     with open(change.folder / "journal.jsonl", "a") as file:
         file.write('{"write": "10_cat/3.t')  # torn
     about = json.loads((change.folder / "operation.json").read_text())
-    with pytest.raises(ConfigError, match="still at work"):
+    with pytest.raises(ConfigError, match="still running"):
         undo(root)
     (change.folder / "operation.json").write_text(json.dumps({**about, "process_start": 1.0}))
     assert undo(root).count == reached

@@ -85,7 +85,7 @@ def test_a_setting_is_found_by_its_flag_its_name_in_kohya_ss_and_with_typing_err
     box.fill("min snr")  # a field that is hidden, as it means nothing there
     assert rows.first.inner_text() == "Only found for SDXL: Min-SNR gamma"
     box.fill("zzzzqq")
-    assert rows.all_inner_texts() == ["No setting has that in its name or help."]
+    assert rows.all_inner_texts() == ["No setting matches."]
 
 
 def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):

@@ -42,23 +42,23 @@ def test_the_long_first_step_is_not_a_mystery(tmp_path):
     events = [{"kind": "phase", "name": "caching captions", "done": 12, "total": 12}]
     assert "Preparing the first step" in shown(tmp_path, events)
     assert "Compiling in the first step" in shown(tmp_path, events, config={"compile": {"compile": True}})
-    assert "Getting ready" in shown(tmp_path)
+    assert "Preparing" in shown(tmp_path)
 
 
 @pytest.mark.parametrize(("paused", "worker", "words"), [
     ("by you", {}, "The queue is paused. 2 trainings left."),
     ("fox has failed.", {}, "The queue is paused: fox has failed. 2 trainings left."),
-    ("", {}, "The queue waits since the computer or its process ended. 2 trainings left."),
+    ("", {}, "The queue is halted since the computer or its process ended. 2 trainings left."),
     ("", process.identity(), "Next in the queue: a&lt;b, and 1 more"),
 ])  # fmt: skip
 def test_a_line_says_how_the_queue_stands(paused, worker, words):
     entries = [Entry(name, "flux_train", "", name, "/out") for name in ("a<b", "c")]
     page = panel.waiting(Queue(entries, paused=paused, worker=worker))
-    assert words in page and ("Go on" in page) == (not worker) and panel.waiting(Queue()) == ""
+    assert words in page and ("Continue" in page) == (not worker) and panel.waiting(Queue()) == ""
 
 
 def test_a_run_that_hangs_says_so(tmp_path):
-    assert "nothing new for 10 min" in shown(tmp_path, [step(7, t=time.time() - 600, s_it=1.0)])
+    assert "no progress for 10 min" in shown(tmp_path, [step(7, t=time.time() - 600, s_it=1.0)])
     assert "nothing new" not in shown(tmp_path, [step(7, t=time.time() - 600, s_it=60.0)])  # its steps take long
     assert "nothing new" not in shown(tmp_path, [step(7, t=time.time() - 600, s_it=1.0)], state="finished")
 
@@ -83,7 +83,11 @@ def test_where_a_steps_time_goes_and_how_busy_the_machine_is(tmp_path, monkeypat
     )
     events = [step(1, data_s=0.25, transfer_s=0.0, compute_s=0.75)]
     page = shown(tmp_path, events, lanes=["0"], output_dir=str(tmp_path))
-    for words in ("25% waiting for data, 0% moving it, 75% computing", "18.2 / 24.0 GB, 97 %, 71 °C, 320 W", "GB free"):
+    for words in (
+        "25% waiting for data, 0% copying to the GPU, 75% computing",
+        "18.2 / 24.0 GB, 97 %, 71 °C, 320 W",
+        "GB free",
+    ):
         assert words in page
     assert "GPU 0" in page and "GPU 1" not in page and "waiting for data" not in shown(tmp_path, [step(1)])
 
@@ -106,10 +110,10 @@ def test_the_ledger_warnings_and_files(tmp_path):
     page = shown(tmp_path, events)
     for words in (
         "forward graph in 9.7 s",
-        "again because: a new size",
+        "recompiled because: a new size",
         "2 images have no caption",
         "00400.safetensors <small>(2.5 MB)",
-        "2 graphs in 13 s, 1 again",
+        "2 graphs in 13 s, 1 recompiled",
     ):
         assert words in page
 

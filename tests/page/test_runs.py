@@ -95,7 +95,7 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
     shows(second, ("one", "waiting"), ("two", "waiting"))
     for visitor in (first, second):
         visitor.until("Paused", ".how")
-    second.page.locator(".queue").get_by_role("button", name="Go on").click()
+    second.page.locator(".queue").get_by_role("button", name="Continue").click()
     shows(first, ("one", "running"), ("two", "waiting"))
     for visitor in (first, second):
         visitor.state("running")
@@ -234,14 +234,14 @@ def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, page, tmp_path)
     for pid in (queue.read().worker["pid"], reader.run(run_id).facts["pid"]):  # a power cut ends all of it at once
         os.kill(pid, 9)
     assert visitor.state("interrupted") == run_id
-    visitor.until("The queue waits since", ".next")
+    visitor.until("The queue is halted since", ".next")
     assert queue.state_of(queue.read().waiting[0])[0] == "waiting"
-    visitor.page.locator(".next").get_by_role("button", name="Go on").click()
+    visitor.page.locator(".next").get_by_role("button", name="Continue").click()
     assert visitor.state("running") != run_id
     queue_tab(visitor)
     shows(visitor, ("two", "running"), ("one", "interrupted"))
     press(visitor, "Resume", "one")  # nothing was saved, so it starts again, when the other one has ended
-    visitor.until("this one goes on when that has ended", ".queue .answer")
+    visitor.until("this one resumes when that has ended", ".queue .answer")
     shows(visitor, ("two", "running"), ("one", "waiting"), ("one", "interrupted"))
     assert visitor.complaints == []
     visitor.context.close()
@@ -323,12 +323,12 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     monkeypatch.setattr(start, "begin", begun.append)
     run, answers = reader.run(record.id), acts.Acts({})
     assert run.state == "failed" and "Resume from step 3" in acts.buttons(run, [run])
-    assert answers.resumed(run) == "It goes on after step 3."
+    assert answers.resumed(run) == "It resumes after step 3."
     (job,) = begun
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
     monkeypatch.setattr(queue, "work", lambda: None)
     queue.add(job)  # as if another browser had been first, and had to wait
     assert "Resume" not in acts.buttons(run, [run])
-    with pytest.raises(ConfigError, match="gone on with already"):
+    with pytest.raises(ConfigError, match="resumed already"):
         answers.resumed(run)

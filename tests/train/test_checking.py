@@ -43,7 +43,7 @@ def test_a_good_config_is_told_what_there_is(config):
     report = checking.report(config)
     assert report.problems == []
     texts = {finding.topic: finding.text for finding in report.findings}
-    assert "12 images in 3 buckets, 18 batches an epoch: 60 steps are 3.3 epochs" in texts["images"]
+    assert "12 images in 3 buckets, 18 batches per epoch:  60 steps are 3.3 epochs" in texts["images"]
     assert {"model", "captions", "caches", "training", "GPU", "compiling", "disk"} <= set(texts)
     assert json.loads(json.dumps(report.as_json()))["fit"]["peak"] > 0
 

@@ -41,7 +41,7 @@ def shown(demo, tmp_path, capsys):
 def test_buckets_captions_and_sizes_are_told_and_nothing_is_written(shown):
     lines = shown(caption_prefix="by me,", flip_aug=True, cache_text_encoder_outputs=False)
     assert not shown.out.exists()
-    assert "4 images (0 of them regularisation), seen 8 times in 4 batches an epoch" in lines
+    assert "4 images (0 of them regularisation), seen 8 times in 4 batches per epoch" in lines
     assert [line.strip() for line in lines if line.startswith("  bucket")] == [
         "bucket 64x64: 3 images, 3 batches", "bucket 128x64: 1 images, 1 batches",
     ]  # fmt: skip
@@ -56,7 +56,7 @@ def test_buckets_captions_and_sizes_are_told_and_nothing_is_written(shown):
 def test_captions_that_are_cached_are_shown_as_they_are_cached(shown):
     lines = shown(caption_prefix="by me,", cache_text_encoder_outputs=True, validation_split=0.25)
     assert not any('"by me' in line for line in lines)
-    assert "held back for validation: 1" in lines
+    assert "used for validation: 1" in lines
 
 
 def test_what_is_wrong_with_the_data_is_said(shown, capsys):
