@@ -17,9 +17,16 @@ def told(run: Run, progress: Progress) -> str:
     parts = [
         _list("Warnings", [html.escape(text(event)) for event in seen.get("warning", ())], "warn"),
         _list("Compiled", [html.escape(compiled(e)) for e in compiles], "compiled", ledger(run, progress, compiles)),
-        _list("Saved", [saved(event) for event in seen.get("saved", ())], "saved"),
+        _list("Saved", [saved(event) for event in _kept(seen.get("saved", ()))], "saved"),
     ]
     return "".join(parts)
+
+
+def _kept(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was saved, less the states by time that a newer one has replaced."""
+    every = list(events)
+    newest = next((event for event in reversed(every) if event.get("backup")), None)
+    return [event for event in every if not event.get("backup") or event is newest]
 
 
 def ledger(run: Run, progress: Progress, events: Sequence[dict[str, Any]]) -> str:

@@ -74,6 +74,16 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Pat
     return path
 
 
+def remove_folder(path: Path) -> None:
+    """Delete a folder so that it is never there in part: it loses its name first."""
+    doomed = path.with_name(f".{path.name}.{_mark()}.tmp")
+    try:
+        _replace(path, doomed)
+    except OSError:  # on Windows somebody reads in it
+        doomed = path
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
 def clean_up(folder: str | Path, ours: Callable[[str], object]) -> None:
     """Remove what writers that died on the way have left in a folder; `ours` says of which names.
 

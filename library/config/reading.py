@@ -20,6 +20,14 @@ def count_or_off(value: Any) -> int | None:
     return max(0, whole(value)) or None
 
 
+def minutes(value: Any) -> float | None:
+    """A time in minutes; 0 is how forms say "not set"."""
+    result = number(value)
+    if not 0 <= result < float("inf"):
+        raise ConfigError(f"must be a number of minutes above 0 (or 0 for not set), got {shown(value)}")
+    return result or None
+
+
 def steps_or_share(value: Any) -> int | float:
     """Steps (100), or a share of the training (0.05, "5%")."""
     if isinstance(value, str) and value.translate(WIDE).strip().endswith("%"):

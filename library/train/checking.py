@@ -173,11 +173,16 @@ def _compiling(config: Any, on_gpu: bool) -> Finding:
 
 def _disk(config: Any) -> Finding:
     free = free_space(Path(config.save.output_dir))
-    one = saved_size(config)
-    more = _saves(config) * one
+    one, every = saved_size(config), config.save.save_state_every_n_minutes
+    state = fitting.state_size(config, anatomy_of(config)) if every else 0.0
+    more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
     text = f"{_size(free)} free, one saved file takes about {_size(one)}"
+    text += f", a state to resume from {_size(state)}" if every else ""
     if free < one * 1.2:
         return Finding("disk", "bad", f"output_dir: {text}; make room, or choose another folder")
+    if free < one + 3 * state:  # another one is saved when the training is stopped
+        return Finding("disk", "hint", f"output_dir: {text}; without room for three states, save_state_every_n_minutes "
+                       "leaves some out: make room, or choose another folder")  # fmt: skip
     if free < more:
         return Finding("disk", "hint", f"output_dir: {text}, and all of this training's about {_size(more)}; "
                        "keep fewer with save_last_n_steps or save_last_n_epochs")  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 from library.config.schema import ConfigError
 from library.train import optim, readback, save, state, trouble
+from library.train.backups import Backups
 from library.train.figures import figures
 from library.train.metadata import Metadata
 
@@ -15,7 +16,7 @@ class Keeper:
     def __init__(self, run: Any, family: Any, learner: Any, updates: Any, batches: Any, images: Any) -> None:
         config = self._config = run.config
         self._run, self._learner, self._updates, self._batches = run, learner, updates, batches
-        self._names = save.names(config)
+        self._names, self._backups = save.names(config), Backups(run)
         self._every_epochs = save.every_n_epochs(config, run.clock.epochs)
         self._shapes: readback.Shapes = {}
         if run.main:
@@ -40,6 +41,8 @@ class Keeper:
                 self._keep(step=clock.step)
             elif clock.epoch < clock.epochs:  # the last epoch's file is the final one
                 self._keep(epoch=clock.epoch)
+        if self._run.granted("backup") and not clock.done:  # and unless a state has just been saved
+            self._backup()
 
     def _asked(self) -> None:
         """A file of this step and a state to go on from; nothing is removed for them."""
@@ -56,6 +59,8 @@ class Keeper:
             self._state(self._names.state())
         path = self._names.last
         self._file(path)
+        if run.main:
+            self._backups.discard()
         run.say(f"Saved {path}")
         return path
 
@@ -107,7 +112,23 @@ class Keeper:
         return self._shapes
 
     def _state(self, folder: Path) -> None:
-        self._run.phase("saving the state")
-        state.save(folder, self._run, self._learner, self._updates, self._batches)
-        if self._run.main:
-            self._run.saved(folder)
+        run = self._run
+        run.phase("saving the state")
+        if found := self._collected():
+            found.write(folder)
+            run.saved(folder)
+            self._backups.discard()
+        run.accelerator.wait_for_everyone()
+        run.state_saved()
+
+    def _backup(self) -> None:
+        self._check()
+        run = self._run
+        run.phase("saving the state")
+        if found := self._collected():
+            self._backups.write(found)
+        run.accelerator.wait_for_everyone()
+        run.state_saved()
+
+    def _collected(self) -> state.State | None:
+        return state.collect(self._run, self._learner, self._updates, self._batches)

@@ -101,8 +101,7 @@ def _share(config: Any) -> float:
 
 def _parts(config: Any, model: Anatomy, size: tuple[int, int]) -> dict[str, float]:
     learning = numbers_that_learn(config, model)
-    grads, per_state = (2, 0.5) if config.precision.full_bf16 or config.precision.full_fp16 else (4, 1.0)
-    name = (config.optim.optimizer or "AdamW").lower()
+    grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     early = bool(config.optim.stepped_early)
     return {
         "model": _weights(config, model),
@@ -110,16 +109,28 @@ def _parts(config: Any, model: Anatomy, size: tuple[int, int]) -> dict[str, floa
         "VAE": 0 if config.cache.latents else model.vae * 4,
         "what learns": learning * 4 if config.adapters else 0,
         "gradients": 0 if early else learning * grads,
-        "optimizer": learning * STATES.get(name, USUAL_STATES) * (per_state if "8bit" not in name else 1),
+        "optimizer": learning * _per_number(config, (config.optim.optimizer or "AdamW").lower()),
         "activations": _activations(config, model, size),
         "driver": CONTEXT,
     }
 
 
+def _per_number(config: Any, optimizer: str) -> float:
+    """Bytes that an optimizer keeps for each number that learns."""
+    half = (config.precision.full_bf16 or config.precision.full_fp16) and "8bit" not in optimizer
+    return STATES.get(optimizer, USUAL_STATES) * (0.5 if half else 1)
+
+
+def state_size(config: Any, model: Anatomy) -> float:
+    """About how many bytes a state to resume from has: what learns, its average, and what the optimizer keeps."""
+    optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # on the disk nothing is paged
+    weight = 4 if config.adapters else _width(config)
+    average = 4 if getattr(config.optim, "ema_decay", None) else 0
+    return numbers_that_learn(config, model) * (weight + average + _per_number(config, optimizer))
+
+
 def _weights(config: Any, model: Anatomy) -> float:
-    precision = config.precision
-    half = config.adapters or config.family == "flux" or precision.full_bf16 or precision.full_fp16
-    each = BYTES[precision.mixed_precision] if half else 4
+    precision, each = config.precision, _width(config)
     in_blocks = 1 if config.adapters and (precision.fp8_denoiser or precision.int8_base) else each
     names = ("double", "single") if config.family == "flux" else ("transformer",)
     blocks = [block.matrices for block in model.blocks if block.kind in names]
@@ -134,6 +145,13 @@ def _weights(config: Any, model: Anatomy) -> float:
     flying = min(IN_FLIGHT * max(blocks, default=0), gone) if swapped else 0
     stays = sum(blocks) - min(gone, sum(blocks)) + flying
     return (stays + convs) * in_blocks + model.outside * each
+
+
+def _width(config: Any) -> float:
+    """Bytes of each of the model's weights outside of blocks."""
+    precision = config.precision
+    half = config.adapters or config.family == "flux" or precision.full_bf16 or precision.full_fp16
+    return BYTES[precision.mixed_precision] if half else 4
 
 
 def numbers_that_learn(config: Any, model: Anatomy) -> float:

@@ -59,7 +59,7 @@ class Run:
         self._footprint = footprint.Footprint(self.device)
         self._numbers = trouble.Numbers(scaled=self.accelerator.scaler is not None)
         self.uploads = Uploads(config, self)
-        self.wishes = Wishes(self.record)
+        self.wishes = Wishes(self.record, config.save.save_state_every_n_minutes)
         self.stopping = False
         self.wished: set[str] = set()  # what somebody wants to be done after this step
         self._progress = Progress(self.say)
@@ -144,7 +144,13 @@ class Run:
         self.newest[trouble.kind_of(path)] = path
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
         self.event("saved", file=str(path), step=self.clock.step, bytes=size, **checked)
-        self.uploads.add(path)
+        if not checked.get("backup"):
+            self.uploads.add(path)
+
+    def state_saved(self) -> None:
+        """There is something to resume from after this step, or it could not be saved: wait for the next."""
+        self.wished.discard("backup")
+        self.wishes.state_saved()
 
     def validated(self, when: str, losses: dict[str, float]) -> None:
         """The held back images were measured, at the end of a "step" or an "epoch": the loss by noise level."""
@@ -346,7 +352,7 @@ class Run:
         return self.stopping
 
     def granted(self, wish: str) -> bool:
-        """Whether somebody wants "sample" or "save" after this step; asked once, it is forgotten."""
+        """Whether "sample", "save" or "backup" is wanted after this step; asked once, it is forgotten."""
         found = wish in self.wished
         self.wished.discard(wish)
         return found

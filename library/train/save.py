@@ -2,14 +2,13 @@
 
 import logging
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError
-from library.files import clean_up, need_space, write_atomic, write_folder_atomic
+from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 
 if TYPE_CHECKING:
     import torch
@@ -55,13 +54,24 @@ class Names:
             file = self.step(step)
         return file.with_name(file.name.removesuffix(self.extension) + "-state")
 
+    def backup(self, step: int) -> Path:
+        """The folder of the state that is saved now and then, after a step."""
+        return self.folder / f"{self.name or 'at'}-backup-step{step:08d}-state"
+
+    def backups(self) -> list[Path]:
+        """Such folders that are there, by step."""
+        stem = re.escape(self.name or "at")
+        wanted = re.compile(rf"{stem}-backup-step\d{{8}}-state")
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(path for path in found if wanted.fullmatch(path.name) and path.is_dir())
+
     def average(self, file: Path) -> Path:
         """Beside a file, the one with the averaged weights (EMA)."""
         return file.with_name(f"{file.name.removesuffix(self.extension)}-ema{self.extension}")
 
     def owns(self, name: str) -> bool:
         """Whether a file or folder of this name is one that a training of this name writes."""
-        number = r"(-\d{6}|-step\d{8})?"
+        number = r"(-\d{6}|(-backup)?-step\d{8})?"
         stems = {re.escape(self.name)} if self.name else {"epoch", "at", "last"}
         ending = rf"(?:-ema)?(?:-state|{re.escape(self.extension)})"
         return re.fullmatch(f"(?:{'|'.join(stems)}){number}{ending}", name) is not None
@@ -224,7 +234,7 @@ def remove(path: Path | None) -> None:
         return
     log.info("removing %s, which is older than what shall be kept", path)
     if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
+        remove_folder(path)
     else:
         path.unlink(missing_ok=True)
 

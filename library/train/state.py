@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +24,60 @@ WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS = "model.safetensors", "optimizer.bin", 
 SCALER = "scaler.pt"
 
 
-def save(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> Path:
-    """Write a state folder. It appears under its name only when it is complete.
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a state folder will hold. Its tensors are those of the training, not copies."""
 
-    Raises ConfigError when the disk is full; an earlier folder of that name is then untouched.
-    """
+    tensors: Mapping[str, Mapping[str, Tensor]]  # by the name of the file
+    values: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk, a little too many."""
+        return _size([self.tensors, self.values]) + 2**20
+
+    @property
+    def size_of_weights(self) -> int:
+        """Of these, the weights that learn."""
+        return _size(self.tensors[WEIGHTS])
+
+    def write(self, folder: Path) -> None:
+        """Write the folder. It appears under its name only when it is complete.
+
+        Raises ConfigError when the disk is full; an earlier folder of that name is then untouched.
+        """
+        need_space(folder, self.size)
+        write_folder_atomic(folder, self._fill)
+
+    def _fill(self, place: Path) -> None:
+        for name, named in self.tensors.items():
+            Layout(named, lambda _, tensor: tensor.dtype).write(place / name, {})
+        for name, value in self.values.items():
+            with open(place / name, "wb") as file:  # by itself, PyTorch would not say that the disk is full
+                torch.save(value, file)
+        (place / PROGRESS).write_text(json.dumps(self.facts), encoding="utf-8")
+
+
+def collect(run: Any, learner: Any, updates: Any, batches: Any) -> State | None:
+    """The state as it is now, in the main process; every process must ask."""
     sources = run.gathered(chance.state(run.device))
-    if run.main:
-        tensors = {WEIGHTS: learner.snapshot()}
-        values = {OPTIMIZER: updates.bare.state_dict(), SCHEDULER: updates.schedule.state_dict()}
-        values |= {_randomness(rank): source for rank, source in enumerate(sources)}
-        if updates.average:
-            tensors[AVERAGE] = updates.average.state_dict()
-        if run.accelerator.scaler:
-            values[SCALER] = run.accelerator.scaler.state_dict()
-        facts = {"version": VERSION, **run.clock.state(), "seed": run.seed, "losses": run.meter.state()}
-        facts |= {"batches": batches.state_dict(), "settings": exact.settings(run.config, run.clock.total)}
-        need_space(folder, _size([tensors, values]) + 2**20)
-        write_folder_atomic(folder, lambda place: _fill(place, tensors, values, facts))
-    run.accelerator.wait_for_everyone()
-    return folder
-
-
-def _fill(place: Path, tensors: Mapping[str, Any], values: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    for name, named in tensors.items():
-        Layout(named, lambda _, tensor: tensor.dtype).write(place / name, {})
-    for name, value in values.items():
-        with open(place / name, "wb") as file:  # by itself, PyTorch would not say that the disk is full
-            torch.save(value, file)
-    (place / PROGRESS).write_text(json.dumps(facts), encoding="utf-8")
+    if not run.main:
+        return None
+    tensors = {WEIGHTS: learner.snapshot()}
+    values = {OPTIMIZER: updates.bare.state_dict(), SCHEDULER: updates.schedule.state_dict()}
+    values |= {_randomness(rank): source for rank, source in enumerate(sources)}
+    if updates.average:
+        tensors[AVERAGE] = updates.average.state_dict()
+    if run.accelerator.scaler:
+        values[SCALER] = run.accelerator.scaler.state_dict()
+    facts = {"version": VERSION, **run.clock.state(), "seed": run.seed, "losses": run.meter.state()}
+    facts |= {"batches": batches.state_dict(), "settings": exact.settings(run.config, run.clock.total)}
+    return State(tensors, values, facts)
 
 
 def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> None:
-    """Take over a state folder written by `save`. ConfigError when it does not fit this run."""
+    """Take over a state folder written by `State.write`. ConfigError when it does not fit this run."""
     device = run.device
     facts = read_progress(folder)
     if not run.config.steps.moved and (why := finished(folder, facts, run.clock.total, names(run.config).last)):

@@ -4,6 +4,7 @@ The first wish ends it after its step, with everything saved. Before the first s
 ends at once. A second signal ends it at once in any case.
 """
 
+import math
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import psutil
 
 from library.runs import layout
 
-ASKED = ("stop", *layout.WISHES)  # all that a run can be asked for while it works
+ASKED = ("stop", *layout.WISHES, "backup")  # all that a run can be asked for while it works; the last by its clock
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # Windows has the third, others the fourth
 ONE_WISH = 1.0  # seconds in which signals are the same wish: a terminal and torchrun both hand Ctrl+C on
@@ -29,10 +30,15 @@ class Stopped(KeyboardInterrupt):
 
 
 class Wishes:
-    """Listens for the wish to stop. `record` is the run's diary, in the process that writes one."""
+    """Listens for the wish to stop. `record` is the run's diary, in the process that writes one.
 
-    def __init__(self, record: Any = None) -> None:
+    There, every so many `minutes` after the last state was saved, another one ("backup") is a wish, too.
+    """
+
+    def __init__(self, record: Any = None, minutes: float | None = None) -> None:
         self._record = record
+        self._every = minutes * 60 if minutes and record else math.inf
+        self._next_state = math.inf
         self._first = 0.0  # when the first signal came; 0 is never
         self._patient = self._raised = self._asked = False
         self._next_look = 0.0
@@ -70,10 +76,18 @@ class Wishes:
     def be_patient(self) -> None:
         """From now on there is something to save: a signal is noted, and interrupts nothing."""
         self._patient = True
+        self.state_saved()
+
+    def state_saved(self) -> None:
+        """From now on counts the time to the next."""
+        self._next_state = time.monotonic() + self._every
 
     def asked(self) -> bool:
         """Whether somebody wants the training to stop. Cheap enough for every step."""
         begin = time.monotonic()
+        if begin >= self._next_state:
+            self._wished.add("backup")
+            self._next_state = math.inf
         if not self._asked and (self._first or begin >= self._next_look):
             self._asked = bool(self._first) or self._on_disk() or self._alone()
             self._wished |= set(self._record.wishes() if self._record else ())
@@ -84,7 +98,7 @@ class Wishes:
         return self._asked
 
     def taken(self) -> set[str]:
-        """What somebody wants to be done after this step ("sample", "save"), each wish once; see `asked`."""
+        """What is wanted after this step ("sample", "save", "backup"), each wish once; see `asked`."""
         taken, self._wished = self._wished, set()
         return taken
 

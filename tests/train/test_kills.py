@@ -12,23 +12,30 @@ from tests.source import ROOT
 from tests.training import config_of, pictures
 
 KILLS = 30
+OWN = {"save_state": True, "save_every_n_steps": 1, "save_last_n_steps": 2, "save_every_n_epochs": 1}
+BY_TIME = {"save_state_every_n_minutes": 1e-9, "save_state_on_train_end": True}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="every life is a fork")
-def test_a_training_survives_30_deaths(demo, tmp_path):
+@pytest.mark.parametrize(
+    "kills, how, seen",
+    [(KILLS, OWN, ("_flux.", "_flux_te.", "m-step", "-state")), (10, BY_TIME, ("m-backup-step",))],
+    ids=["of all files", "of states by time"],
+)
+def test_a_training_survives_30_deaths(demo, tmp_path, kills, how, seen):
     config = config_of(
         demo, "flux_train_network", train_data_dir=pictures(tmp_path / "images", ((64, 64),) * 6, repeats=1),
         output_dir=tmp_path / "out", output_name="m", max_train_steps=6, cache_latents_to_disk=True,
         cache_text_encoder_outputs_to_disk=True, text_encoder_batch_size=1, network_dim=4, network_alpha=4,
-        save_every_n_steps=1, save_last_n_steps=2, save_every_n_epochs=1, save_state=True, max_data_loader_n_workers=0,
+        max_data_loader_n_workers=0, **how,
     )  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     made = subprocess.run(
-        [sys.executable, "-m", "tests.lives", str(tmp_path / "run.toml"), str(tmp_path / "lives"), str(KILLS), "1"],
+        [sys.executable, "-m", "tests.lives", str(tmp_path / "run.toml"), str(tmp_path / "lives"), str(kills), "1"],
         capture_output=True, text=True, cwd=ROOT, timeout=600,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout)
-    assert len(found["deaths"]) == KILLS and found["finished"] >= 1
-    for what in ("_flux.", "_flux_te.", "m-step", "-state"):
+    assert len(found["deaths"]) == kills and found["finished"] >= 1
+    for what in seen:
         assert any(what in death for death in found["deaths"]), (what, found["deaths"])

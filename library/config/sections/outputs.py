@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from library.config.reading import count, count_or_off
+from library.config.reading import count, count_or_off, minutes
 from library.config.schema import opt
 
 REPOSITORIES = ("model", "dataset", "space")  # that Hugging Face has
@@ -52,6 +52,13 @@ class Save:
         label="Keep states of last N steps",
         parse=count,
         advanced=True,
+    )
+    save_state_every_n_minutes: float | None = opt(
+        None,
+        "Save the training state every N minutes, to resume from after a crash or a power cut. Only the newest is kept, "
+        "and none after the training has finished.",
+        label="Save state every N minutes",
+        parse=minutes,
     )
 
     def missing(self, run: Any) -> Iterator[str]:

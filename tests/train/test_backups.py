@@ -1,0 +1,238 @@
+"""States that are saved by time: what is left of a training that is killed, and that they cost nothing else."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from kohya_gui import acts, history
+from library.config.schema import ConfigError, build, replace, to_toml
+from library.families import config_class
+from library.files import remove_folder
+from library.runs import reader, resume
+from library.runs.lineage import step_of
+from library.train import backups, checking, fit, save, state
+from library.train.anatomy import of as anatomy_of
+from library.train.run import Run
+from tests.source import ROOT
+from tests.training import config_of, runs_in, train, wait_for
+
+STEPS = 8
+OFTEN = {"save_state_every_n_minutes": 1e-9}  # as often as it can be
+
+
+class Cut(BaseException):
+    """The training is gone, as after a kill: nothing else is written."""
+
+
+def states(folder):
+    return sorted(path for path in Path(folder).glob("*-state"))
+
+
+def number_of(path):
+    return int(path.name.removesuffix("-state")[-8:])
+
+
+def launched():
+    """How two processes are started, beside whatever else runs here."""
+    with socket.socket() as at:
+        at.bind(("127.0.0.1", 0))
+        port = str(at.getsockname()[1])
+    two = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", port]
+    two += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    return [sys.executable, "-m", "accelerate.commands.launch", *two]
+
+
+@pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
+def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(demo, shapes, tmp_path, script, monkeypatch):
+    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": STEPS, "gradient_accumulation_steps": 2}
+    straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
+    values |= {"output_dir": tmp_path / "out", **OFTEN}
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        log = Run.log
+
+        def cut(self, *told):
+            log(self, *told)
+            if self.clock.step == 6:
+                raise Cut
+
+        patch.setattr(Run, "log", cut)
+        train(config_of(demo, script, **values))
+    (kept,) = states(tmp_path / "out")
+    assert kept.name == "m-backup-step00000005-state" and state.problems(kept) == []
+    (folder,) = runs_in(tmp_path / "out")
+    run = reader.at(folder)
+    assert resume.newest_state(run) == kept and "Resume from step 5" in acts.buttons(run, [run])
+    rows = history.told(run, reader.progress(folder).update())
+    assert rows.count("backup") == 1  # those before are not there any more
+
+    again = train(config_of(demo, script, **values, resume=kept))
+    assert again.numbers() == {step: loss for step, loss in straight.numbers().items() if step > 5}
+    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in straight.tensors().items())
+    assert states(tmp_path / "out") == []  # a training that has finished needs none
+
+
+def test_another_state_replaces_it_and_starts_its_clock_anew(demo, squares, tmp_path):
+    config = config_of(
+        demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m", max_train_steps=6,
+        save_state=True, save_every_n_steps=3, **OFTEN,
+    )  # fmt: skip
+    saved = [Path(event["file"]).name for event in train(config).events("saved") if event["file"].endswith("state")]
+    assert saved == [
+        *("m-backup-step00000002-state", "m-step00000003-state", "m-backup-step00000004-state"),
+        *("m-backup-step00000005-state", "m-step00000006-state", "m-state"),
+    ]
+    assert {path.name for path in states(tmp_path)} == {"m-step00000003-state", "m-step00000006-state", "m-state"}
+
+
+def test_two_processes_are_killed_and_go_on(demo, squares, tmp_path):
+    config = config_of(
+        demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
+        max_train_steps=100000, **OFTEN,
+    )  # fmt: skip
+    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    script = [str(ROOT / "sd-scripts" / "flux_train_network.py"), "--config_file", str(tmp_path / "run.toml")]
+    started = subprocess.Popen(
+        [*launched(), *script], cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    try:
+        known = psutil.Process(started.pid)
+        wait_for(lambda: started.poll() is not None or any(number_of(path) > 3 for path in states(tmp_path / "out")))
+    finally:
+        for process in (known, *known.children(recursive=True)) if started.poll() is None else ():
+            process.kill()  # the launcher first, so that nobody is asked to end kindly
+        print(started.communicate()[0])
+    newest = states(tmp_path / "out")[-1]
+    assert state.problems(newest) == [] and number_of(newest) == step_of(newest) > 3
+    assert {f"random_states_{rank}.bin" for rank in range(2)} <= {path.name for path in newest.iterdir()}
+    more = replace(config, resume=str(newest), max_train_steps=step_of(newest) + 2)
+    (tmp_path / "run.toml").write_text(to_toml(more), encoding="utf-8")
+    subprocess.run([*launched(), *script], cwd=ROOT, check=True)
+    assert (tmp_path / "out" / "m.safetensors").is_file() and states(tmp_path / "out") == []
+
+
+# ---- room on the disk
+
+
+def test_without_room_it_is_left_out_and_said_once(demo, squares, tmp_path, monkeypatch):
+    values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6}
+    plain = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "plain", **values))
+    monkeypatch.setattr(backups, "free_space", lambda place: 10**6)
+    made = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "full", **values, **OFTEN))
+    (told,) = [event["text"] for event in made.events("warning") if "save_state_every_n_minutes" in event["text"]]
+    assert "there is none yet" in told and "0.0 GB free" in told
+    assert states(tmp_path / "full") == [] and made.facts["state"] == "finished"
+    assert made.losses == plain.losses
+
+
+def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monkeypatch):
+    """Nor does it fill the disk: what is saved at the end has its room."""
+    free, asked = [2**40, 0], []
+
+    def room(place):
+        asked.append(states(tmp_path))
+        return free[0] if len(asked) == 1 else free[1]
+
+    monkeypatch.setattr(backups, "free_space", room)
+    config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m",
+                       max_train_steps=5, **OFTEN)  # fmt: skip
+    (told,) = [event["text"] for event in train(config).events("warning") if "minutes" in event["text"]]
+    assert "the newest is m-backup-step00000002-state" in told
+    assert [len(there) for there in asked] == [0, 1, 1, 1][: len(asked)] and len(asked) >= 3
+
+
+def test_room_is_kept_for_what_is_saved_later(tmp_path, monkeypatch):
+    found = state.State({state.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
+    names = save.Names(tmp_path, "m", ".safetensors")
+    keeper = backups.Backups.__new__(backups.Backups)
+    keeper._names = names
+    later = found.size + found.size_of_weights
+    for free, held, fits in (
+        (found.size + later, 0, True),
+        (found.size + later - 1, 0, False),
+        (later, found.size, True),
+        (later - 1, found.size, False),
+    ):
+        shutil.rmtree(tmp_path / "m-backup-step00000001-state", ignore_errors=True)
+        if held:
+            names.backup(1).mkdir()
+            (names.backup(1) / "x").write_bytes(bytes(held))
+        monkeypatch.setattr(backups, "free_space", lambda place, free=free: free)
+        assert (keeper._short(names.backup(2), found) == "") == fits, (free, held)
+
+
+def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
+    def broken(self, folder):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state.State, "write", broken)
+        config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m",
+                           max_train_steps=4, **OFTEN)  # fmt: skip
+        made = train(config)
+    assert made.facts["state"] == "finished" and made.file.is_file()
+    assert sum("was not saved" in event["text"] for event in made.events("warning")) == 1
+
+
+def test_check_counts_the_room(demo, squares, tmp_path, monkeypatch):
+    config = config_of(demo, "sdxl_train", train_data_dir=squares, output_dir=tmp_path / "out")
+    size = fit.state_size(config, anatomy_of(config))
+
+    def disk(config):
+        return next(finding for finding in checking.report(config).findings if finding.topic == "disk")
+
+    often = replace(config, save_state_every_n_minutes=10)
+    assert "a state to resume from" in disk(often).text and "a state" not in disk(config).text
+    monkeypatch.setattr(checking, "free_space", lambda place: checking.saved_size(config) + 2.9 * size)
+    assert disk(config).verdict == "ok"
+    assert disk(often).verdict == "hint" and "save_state_every_n_minutes" in disk(often).text
+
+
+def test_the_estimate_is_near_to_what_is_written(demo, squares, tmp_path):
+    for script in ("flux_train_network", "sdxl_train"):
+        config = config_of(demo, script, train_data_dir=squares, output_dir=tmp_path / script, output_name="m",
+                           max_train_steps=1, save_state_on_train_end=True)  # fmt: skip
+        train(config)
+        written = sum(path.stat().st_size for path in (tmp_path / script / "m-state").iterdir())
+        assert fit.state_size(config, anatomy_of(config)) == pytest.approx(written, rel=0.35)
+
+
+# ---- names
+
+
+def test_names_of_another_training_are_left_alone(tmp_path):
+    mine = save.Names(tmp_path, "m", ".safetensors")
+    for name in ("m-backup-step00000001-state", "m-2-backup-step00000001-state", "m-backup-step1-state", "m-state"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in mine.backups()] == ["m-backup-step00000001-state"]
+    assert mine.owns("m-backup-step00000001-state") and not mine.owns("m-2-backup-step00000001-state")
+
+
+def test_a_folder_is_never_there_in_part(tmp_path, monkeypatch):
+    """Who is killed while it is deleted leaves a name that is tidied up at the next start."""
+    folder = save.Names(tmp_path, "m", ".safetensors").backup(3)
+    folder.mkdir()
+    (folder / "train_state.json").write_text("{}")
+    monkeypatch.setattr("library.files.shutil.rmtree", lambda *given, **how: None)
+    remove_folder(folder)
+    assert not folder.exists() and len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir())[0].name.endswith(".tmp")
+
+
+@pytest.mark.parametrize("given", [-1, "nan", "inf", "soon"])
+def test_no_number_of_minutes(given):
+    with pytest.raises(ConfigError, match="save_state_every_n_minutes"):
+        build(config_class("flux_train_network"), {"save_state_every_n_minutes": given})
+
+
+def test_nothing_is_the_default_as_upstream():
+    made = config_class("flux_train_network")
+    assert build(made, {}).save.save_state_every_n_minutes is None
+    assert build(made, {"save_state_every_n_minutes": "0"}).save.save_state_every_n_minutes is None
+    assert build(made, {"save_state_every_n_minutes": "7.5"}).save.save_state_every_n_minutes == 7.5
