@@ -16,16 +16,17 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from library.config.values import ConfigError, Option, meant
+from library.config.values import ConfigError, Option, closest, meant
 
 __all__ = [
     "ConfigError",
     "Layer",
     "Option",
+    "Reading",
     "build",
     "build_layers",
     "changed",
@@ -37,6 +38,7 @@ __all__ = [
     "opt",
     "options",
     "parse",
+    "read_layers",
     "read_section",
     "read_toml",
     "replace",
@@ -77,6 +79,21 @@ class Layer:
         if self.source == "--":
             return f"--{option}"
         return f"in {self.source}: {option}" if self.source else option
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading(Generic[C]):
+    """What came of reading values that may be wrong, so that all else can be judged as well.
+
+    In `config` an option whose value cannot be read has its default; `wrong` names these options, and those that a
+    misspelt name was meant for: what a later check says of them would only be a consequence of `problems`.
+    """
+
+    config: C
+    problems: list[str]
+    notes: list[str]
+    wrong: frozenset[str] = frozenset()
+    known: bool = True  # false when a file could not be read at all: nothing can be said of what it may have set
 
 
 # ---- what a config consists of
@@ -155,13 +172,27 @@ def build(config: type[C], values: Mapping[str, Any], source: str = "", notes: l
 
 def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | None = None) -> C:
     """Like `build`, from several layers of values; a later layer wins over an earlier one."""
-    known, problems, told = options(config), [], []
+    reading = read_layers(config, layers)
+    if reading.problems:
+        raise ConfigError("\n".join(reading.problems))
+    _tell(reading.notes, notes)
+    return reading.config
+
+
+def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[str] = ()) -> Reading[C]:
+    """Like `build_layers`, but what is wrong is told in the answer and never raised.
+
+    `unheard` are options that somebody tried to set in a way that could not be understood.
+    """
+    known, problems, told, meant_for = options(config), [], [], set()
     chosen: dict[str, tuple[str, Any]] = {}  # option -> how to name it, and its value
     for layer in layers:
         for name, value in layer.values.items():
             if option := _resolve(config, layer, name, value, problems, told):
                 chosen[option] = layer.name(name), value
-    read, wrong = {}, set()
+            elif name not in known:
+                meant_for.add(closest(name, known))
+    read, wrong = {}, (meant_for | {*unheard}) & known.keys() - chosen.keys()
     for name, (title, value) in chosen.items():
         try:
             read[name] = known[name].read(value)
@@ -171,10 +202,8 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | No
     made = _assemble(config, read)
     # A rule that speaks of a value which could not be read would only repeat that it is wrong.
     problems += [p for p in _ask(made, "check") if wrong.isdisjoint(re.findall(r"\w+", p))]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    _tell([*told, *_ask(made, "notes")], notes)
-    return made
+    notes = told if problems else [*told, *_ask(made, "notes")]
+    return Reading(made, problems, notes, frozenset(wrong))
 
 
 def draft(config: type[C], read: Mapping[str, Any]) -> C:

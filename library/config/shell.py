@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -18,17 +19,20 @@ from library.config.schema import (
     ConfigError,
     Layer,
     Option,
-    build_layers,
+    Reading,
+    draft,
     flat,
     load_toml,
     options,
+    read_layers,
     read_section,
     to_toml,
 )
-from library.config.values import meant
+from library.config.values import closest, meant
 
 C = TypeVar("C")
 TRAIN = "library.train:train"
+BEYOND = "library.train.preflight:beyond"
 OWN = ("config_file", "output_config", "help")
 INTERRUPTED = 130  # what shells say of Ctrl+C
 PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
@@ -36,34 +40,30 @@ PATIENCE = 5.0  # seconds between the starts of processes that are launched toge
 
 def parse(config: type[C], argv: list[str] | None = None) -> C:
     """defaults < --config_file < flags. On mistakes: one line each on stderr, exit code 2."""
-    return _parsed(config, argv)[0]
-
-
-def _parsed(config: type[C], argv: list[str] | None) -> tuple[C, list[str]]:
-    """The config, and what its user has just been told about it."""
-    try:
-        flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv)
-        if flags.pop("help", False):
-            print(help_text(config))
-            raise SystemExit(0)
-        return _parse(config, flags, problems)
-    except ConfigError as e:
-        fail(e)
+    reading = read(config, argv)
+    if reading.problems:
+        fail("\n".join(reading.problems))
+    _tell(reading.notes)
+    return reading.config
 
 
 def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     """All of a training script: read the command line, then train. The answer is the exit code.
 
-    What only the training can find out (a missing file, a full disk) is told in a sentence too and ends with 1, and so
-    does a mistake in this program: where its traceback is kept, the sentence says so. A training that is stopped before
-    its first step ends with 130; one that is stopped later has saved its work and ends with 0. `work` is named and not
-    imported, so that reading a command line needs no torch.
+    Mistakes are told all at once, with those that the training would find afterwards. What only the training can find
+    out (a missing file, a full disk) is told in a sentence too and ends with 1, and so does a mistake in this program:
+    where its traceback is kept, the sentence says so. A training that is stopped before its first step ends with 130;
+    one that is stopped later has saved its work and ends with 0. `work` is named and not imported, so that reading a
+    command line needs no torch.
     """
-    made, notes = _parsed(config, argv)
+    reading = read(config, argv)
+    if reading.problems:
+        fail("\n".join([*reading.problems, *beyond(reading)]))
+    _tell(reading.notes)
     module, name = work.split(":")
     try:
         surroundings.check()
-        getattr(importlib.import_module(module), name)(made, notes)
+        getattr(importlib.import_module(module), name)(reading.config, reading.notes)
     except ConfigError as e:
         fail(e, code=1)
     except KeyboardInterrupt:
@@ -78,38 +78,68 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     return 0
 
 
-def _parse(config: type[C], flags: dict[str, Any], problems: list[str]) -> tuple[C, list[str]]:
-    path = config_path(flags.pop("config_file", None))
-    writing = flags.pop("output_config", False)
-    layers = [Layer(flags, "--")]
-    # With --output_config the file is where to write, as in sd-scripts.
-    if path and not writing:
-        layers.insert(0, Layer(_read_file(path, config, layers[0], problems), path.name))
-    notes: list[str] = []
+def beyond(reading: Reading[Any], judge: str = BEYOND) -> list[str]:
+    """What would be wrong with a training besides the problems of this reading: its files, packages and this machine.
+
+    Torch is loaded for it. Nothing where a config file could not be read, as that may have said anything.
+    """
+    if not reading.known:
+        return []
+    found: list[str] = []
     try:
-        made = build_layers(config, layers, notes)
+        surroundings.check()
     except ConfigError as e:
-        raise ConfigError("\n".join([*problems, str(e)])) from None
-    if problems:
-        raise ConfigError("\n".join(problems))
-    if first_process():
-        for note in notes:
-            print(f"note: {note}", file=sys.stderr)
-    if writing:
-        write_config(made, path)
+        found = str(e).splitlines()
+        surroundings.forget()
+    module, name = judge.split(":")
+    return [*found, *getattr(importlib.import_module(module), name)(reading)]
+
+
+def read(config: type[C], argv: list[str] | None = None) -> Reading[C]:
+    """A command line and the file it names -> a config, and everything that is wrong with them, in one answer.
+
+    --help and --output_config do what they say and end the process.
+    """
+    flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv)
+    if flags.pop("help", False):
+        print(help_text(config))
         raise SystemExit(0)
-    return made, notes
+    path, writing = config_path(flags.pop("config_file", None)), flags.pop("output_config", False)
+    reading = _read(config, flags, problems, None if writing else path)
+    if writing:
+        if reading.problems:
+            fail("\n".join(reading.problems))
+        _tell(reading.notes)
+        write_config(reading.config, path)
+        raise SystemExit(0)
+    return reading
 
 
-def _read_file(path: Path, config: type, flags: Layer, problems: list[str]) -> dict[str, Any]:
-    try:
-        return flat(load_toml(path))
-    except ConfigError as e:
-        problems.append(str(e))
-        # Rules across options cannot be judged without the file, but the flags' own values can.
-        known = {name: value for name, value in flags.values.items() if name in options(config)}
-        read_section(options(config), Layer(known, flags.source), problems)
-        raise ConfigError("\n".join(problems)) from None
+def _read(config: type[C], flags: dict[str, Any], problems: list[str], path: Path | None) -> Reading[C]:
+    layers, unheard = [Layer(flags, "--")], _spoken_of(config, problems)
+    if path:
+        try:
+            layers.insert(0, Layer(flat(load_toml(path)), path.name))
+        except ConfigError as e:
+            # Rules across options cannot be judged without the file, but the flags' own values can.
+            found = [*problems, str(e)]
+            known = {name: value for name, value in flags.items() if name in options(config)}
+            read_section(options(config), Layer(known, "--"), found)
+            return Reading(draft(config, {}), found, [], known=False)
+    reading = read_layers(config, layers, unheard)
+    return replace(reading, problems=[*problems, *reading.problems], known="config_file" not in unheard)
+
+
+def _spoken_of(config: type, problems: list[str]) -> set[str]:
+    """The options that flags which could not be understood are, or were meant for."""
+    known = options(config)
+    names = {line.split()[0].removeprefix("--").removeprefix("no-") for line in problems if line.startswith("--")}
+    return {name if name in known else closest(name, [*known, *OWN]) for name in names} - {""}
+
+
+def _tell(notes: list[str]) -> None:
+    for note in notes if first_process() else ():
+        print(f"note: {note}", file=sys.stderr)
 
 
 def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -184,14 +214,14 @@ def config_path(given: str | None) -> Path | None:
 def write_config(config: Any, path: Path | None) -> None:
     """--output_config: what differs from the defaults, without secrets, into a file that must not exist yet."""
     if path is None:
-        raise ConfigError("--output_config needs --config_file, which names the file to write")
+        fail("--output_config needs --config_file, which names the file to write")
     try:
         with open(path, "x", encoding="utf-8", newline="\n") as f:
             f.write(to_toml(config))
     except FileExistsError:
-        raise ConfigError(f"{path} already exists; name another file or delete it first") from None
+        fail(f"{path} already exists; name another file or delete it first")
     except OSError as e:
-        raise ConfigError(f"{path} cannot be written: {e.strerror or e}") from None
+        fail(f"{path} cannot be written: {e.strerror or e}")
     print(f"wrote {path}")
 
 

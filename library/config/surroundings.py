@@ -17,3 +17,8 @@ def check() -> None:
     except OSError as error:
         why = f"{CACHE}: {wanted} cannot be made ({error.strerror}), and PyTorch ends there"
         raise ConfigError(f"{why}; choose another folder, or unset it") from error
+
+
+def forget() -> None:
+    """Let PyTorch be loaded in this process all the same, to look for other mistakes."""
+    os.environ.pop(CACHE, None)

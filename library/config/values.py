@@ -224,13 +224,19 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def meant(name: str, known: Any) -> str:
-    """The ending " (did you mean ...?)" when something close is known, else nothing."""
+def closest(name: str, known: Any) -> str:
+    """The known name that was probably meant by an unknown one, or ""."""
     import difflib  # only needed when something is wrong
 
     names = {k.casefold(): k for k in known}
     close = difflib.get_close_matches(name.strip("-").replace("-", "_").casefold(), names, n=1, cutoff=0.6)
-    return f" (did you mean {names[close[0]]}?)" if close else ""
+    return names[close[0]] if close else ""
+
+
+def meant(name: str, known: Any) -> str:
+    """The ending " (did you mean ...?)" when something close is known, else nothing."""
+    close = closest(name, known)
+    return f" (did you mean {close}?)" if close else ""
 
 
 def _pointed(value: Any) -> str:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from library.data.finding import scan
 from library.data.images import Image, Images, summary
-from library.data.preflight import check, problems, warnings
+from library.data.preflight import Check, check, problems, warnings
 
 if TYPE_CHECKING:
     from library.data.encoding import Run
     from library.data.loading import Batches
 
-__all__ = ["Image", "Images", "batches", "check", "encode", "problems", "scan", "summary", "warnings"]
+__all__ = ["Check", "Image", "Images", "batches", "check", "encode", "problems", "scan", "summary", "warnings"]
 
 
 def encode(images: Images, family: Any, parts: Any, config: Any, run: "Run") -> None:

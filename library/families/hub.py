@@ -2,11 +2,14 @@
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from library.config.schema import ConfigError
 
+PATIENCE = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -35,25 +38,89 @@ def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], 
         if problem := missing(option, name, "a file, a folder or a Hugging Face id (owner/name)"):
             raise ConfigError(problem)
         return Path(name)
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub import snapshot_download
 
     token = token or os.environ.get("HF_TOKEN")
     try:
-        files = wanted(HfApi().list_repo_files(name, token=token))
-        return Path(snapshot_download(name, allow_patterns=files, token=token))
-    except GatedRepoError as e:
-        advice = f"accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
-        raise ConfigError(f"{option}: {name} asks for a licence to be accepted: {advice}") from e
-    except RepositoryNotFoundError as e:
-        advice = "check the spelling, or set HF_TOKEN when it is private"
-        raise ConfigError(f"{option}: there is no Hugging Face repository {name}: {advice}") from e
-    except Exception as e:  # no network, in the words of whichever library noticed it
+        return Path(snapshot_download(name, allow_patterns=wanted(listed(name, token)), token=token))
+    except Exception as e:
+        if here := kept(name):
+            return here
+        raise ConfigError(why(option, name, e)) from e
+
+
+def unreachable(
+    option: str, name: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None
+) -> str | None:
+    """Why a model on the hub could not be fetched, known within seconds and without fetching it; None when it can."""
+    here = kept(name)
+    if here and _holds((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
+        return None
+    try:
+        files = listed(name, token or os.environ.get("HF_TOKEN"))
+        wanted(files)  # may say in its own words what is not there
+    except Exception as e:
+        return why(option, name, e)
+    return (
+        None if _holds(files, wanted) else f"{option}: {name} does not hold what is needed: choose another repository"
+    )
+
+
+def _holds(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -> bool:
+    try:
+        return any(name.endswith(".safetensors") for name in wanted(names))
+    except ConfigError:
+        return False
+
+
+def kept(name: str) -> Path | None:
+    """The folder of a repository in the hub's cache, however much of it is there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def listed(name: str, token: str | None = None) -> list[str]:
+    """The files of a repository. Asked once, and not waited for long: whoever has no network shall know it soon."""
+    from huggingface_hub import HfApi
+
+    answer: list[Any] = []
+
+    def ask() -> None:
         try:
-            return Path(snapshot_download(name, local_files_only=True))
-        except LocalEntryNotFoundError:
-            reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        raise ConfigError(
-            f"{option}: {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
-            "go online, or give a file or folder"
-        ) from e
+            about = HfApi().model_info(name, token=token, timeout=PATIENCE)
+            answer.append([file.rfilename for file in about.siblings or ()])
+        except Exception as e:
+            answer.append(e)
+
+    # A name server that is silent keeps the system waiting for longer than any timeout of a request.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE + 1)
+    found = answer[0] if answer else TimeoutError(f"no answer within {PATIENCE:.0f} s")
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def why(option: str, name: str, error: Exception) -> str:
+    """The sentence for a repository that cannot be had."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, ConfigError):  # it is there, and holds something else
+        return str(error)
+    if isinstance(error, GatedRepoError):
+        advice = f"accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
+        return f"{option}: {name} asks for a licence to be accepted: {advice}"
+    if isinstance(error, RepositoryNotFoundError):
+        advice = "check the spelling, or set HF_TOKEN when it is private"
+        return f"{option}: there is no Hugging Face repository {name}: {advice}"
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network, in whichever library's words
+    return (
+        f"{option}: {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
+        "go online, or give a file or folder"
+    )

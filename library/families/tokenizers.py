@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
+from library.families import hub
 from library.files import write_atomic
 
 CLIP_L = "openai/clip-vit-large-patch14"
@@ -87,8 +88,10 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
     """Fetch a tokenizer's few small files from the hub into the hub's own cache."""
     from huggingface_hub import snapshot_download
 
+    token = token or os.environ.get("HF_TOKEN")
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(FILES), token=token or os.environ.get("HF_TOKEN")))
+        hub.listed(name, token)  # a network that is down is noticed sooner by this
+        folder = Path(snapshot_download(name, allow_patterns=list(FILES), token=token))
     except Exception as e:  # every network library has its own family of errors; the advice is the same for all
         reason = str(e).strip().splitlines() or [type(e).__name__]
         places_tried = ", ".join(map(str, looked)) or "no local folder was given"

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from library.files import free_space
 from library.runs import reader
 from library.runs.record import Record
 from library.tools import names
-from library.train import hub, optim, prompts, save, schedule, state, trackers
+from library.train import hub, optim, prompts, save, state, trackers
 from library.train.progress import Progress
 
 PATIENCE = 2.0  # seconds after which a look at the images says how far it is
+AROUND = "(),:.=\"'"  # what may stand around an option's name in a sentence
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
 
@@ -52,44 +53,95 @@ def problems(config: Any) -> Iterator[str]:
     yield from findings(config)[0]
 
 
+def beyond(reading: schema.Reading[Any]) -> list[str]:
+    """What has to be fixed besides the problems that reading a config has found."""
+    return judged(reading.config, look(reading), reading)[0]
+
+
 def findings(config: Any, report: Report | None = None) -> tuple[list[str], list[str]]:
     """Problems that stop a run, and remarks that do not. `report` is told how far the look at the images is."""
     return judged(config, data.check(config, config.grid, report))
 
 
-def judged(config: Any, images: Any) -> tuple[list[str], list[str]]:
-    """The same, from what `data.check` has found."""
-    found = list(schema.missing(config))
-    named = {problem.split(":")[0].lstrip("-").split(" ")[0] for problem in found}
-    family = families.of(config)
-    of_model, of_network, of_optimizer = (
-        list(family.problems()),
-        list(learners.problems(config)),
-        list(optim.problems(config)),
-    )
-    others = [
-        *of_model,
-        *images.problems,
-        *of_network,
-        *of_optimizer,
-        *schedule.problems(config),
-        *save.problems(config),
-        *_space(config),
-        *_alone(config),
-        *_samples(config),
-        *_machine(config),
-        *hub.problems(config),
-        *trackers.problems(config),
-        *_resumed(config),
-        *_other_adapters(config),
-    ]
-    for problem in others:  # what is not given at all is said once
-        if problem not in found and problem.split(":")[0].lstrip("-").split(" ")[0] not in named:
-            found.append(problem)
-    # Notes about what cannot be read would only be errors.
-    remarks = [*images.warnings, *([] if of_model else family.notes()), *([] if of_network else learners.notes(config))]
-    remarks += [] if of_optimizer else optim.notes(config)
-    return found, [*remarks, *idle.remarks(config, [*remarks, *schema.notes(config)])]
+def look(reading: schema.Reading[Any]) -> data.Check:
+    """The look at the images of a config that may be wrong in itself."""
+    nothing = data.Check([], [])
+    with _tolerant(bool(reading.problems), nothing.problems):
+        return data.check(reading.config, reading.config.grid)
+    return nothing
+
+
+def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None) -> tuple[list[str], list[str]]:
+    """Problems and remarks, from what `data.check` has found.
+
+    Where reading the config has found problems already, these are not repeated, and what would only follow from them
+    is left out.
+    """
+    told, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
+    spoken = {word for line in told for word in named(line)} | wrong
+    missing = [line for line in schema.missing(config) if _subject(line) not in spoken]
+    silent = {*map(_subject, schema.missing(config))}  # what is not given at all is said once
+    found = list(missing)
+    failed: dict[str, bool] = {}
+    for stage, ask in _stages(config, images).items():
+        said: list[str] = []
+        with _tolerant(bool(told), said):
+            said += ask()
+        failed[stage] = bool(said)
+        for line in said:
+            if line not in found and _subject(line) not in silent and wrong.isdisjoint(named(line)):
+                found.append(line)
+    remarks = [*images.warnings]
+    with _tolerant(bool(told), []):  # notes about what cannot be read would only be errors
+        family = families.of(config)
+        remarks += [] if failed["model"] else family.notes()
+        remarks += [] if failed["network"] else learners.notes(config)
+        remarks += [] if failed["optimizer"] else optim.notes(config)
+        remarks += idle.remarks(config, [*remarks, *schema.notes(config)])
+    return found, [line for line in remarks if wrong.isdisjoint(named(line))]
+
+
+def _stages(config: Any, images: Any) -> dict[str, Callable[[], Iterable[str]]]:
+    """Everything that is looked at, by name."""
+    return {
+        "model": lambda: families.of(config).problems(),
+        "images": lambda: images.problems,
+        "network": lambda: learners.problems(config),
+        "optimizer": lambda: optim.problems(config),
+        "save": lambda: save.problems(config),
+        "space": lambda: _space(config),
+        "alone": lambda: _alone(config),
+        "samples": lambda: _samples(config),
+        "machine": lambda: _machine(config),
+        "hub": lambda: hub.problems(config),
+        "trackers": lambda: trackers.problems(config),
+        "resume": lambda: _resumed(config),
+        "other adapters": lambda: _other_adapters(config),
+    }
+
+
+def named(line: str) -> set[str]:
+    """The words of what a sentence states, without its advice behind a semicolon and without paths."""
+    stated = line.rpartition("; ")[0] or line
+    return {word.removeprefix("--").strip(AROUND) for word in stated.split()}
+
+
+def _subject(line: str) -> str:
+    """What a sentence is about, when it begins with an option."""
+    return line.split(":")[0].lstrip("-").split(" ")[0]
+
+
+@contextlib.contextmanager
+def _tolerant(unsound: bool, said: list[str]) -> Iterator[None]:
+    """What is to be fixed goes into `said`. Where a config is known to be wrong in itself, a check may fail in any way
+    over values that do not go together; it is made again when these are mended."""
+    try:
+        yield
+    except ConfigError as e:
+        said += str(e).splitlines()
+    except Exception:
+        if not unsound:
+            raise
 
 
 def _other_adapters(config: Any) -> Iterator[str]:

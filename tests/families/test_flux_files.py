@@ -272,10 +272,19 @@ def test_only_the_needed_files_of_a_repository_are_fetched():
         wanted_files(encoders, "ae")
 
 
-def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files):
+def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files, monkeypatch):
+    there = [f"{folder}/model.safetensors" for folder in ("transformer", "text_encoder", "text_encoder_2", "vae")]
+    monkeypatch.setattr("library.families.hub.listed", lambda name, token=None: there)
     given = {"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev", "clip_l": None, "t5xxl": None, "ae": None}
     of = family(files, **given, tokenizer_cache_dir=files["ae"].parent)
     assert all("tokenizer" in problem for problem in of.problems())
+    assert list(of.notes()) == []  # neither are its shapes known
+
+
+def test_a_hub_id_that_cannot_be_reached_is_one_sentence(files):
+    given = {"pretrained_model_name_or_path": "someone/flux", "clip_l": None, "t5xxl": None, "ae": None}
+    (said,) = family(files, **given).problems()
+    assert said.startswith("pretrained_model_name_or_path: someone/flux is not in the Hugging Face cache")
 
 
 def test_an_absent_tokenizer_is_one_clear_sentence(files, tmp_path, monkeypatch):

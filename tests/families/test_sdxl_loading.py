@@ -3,13 +3,16 @@
 import json
 import os
 from collections import Counter
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError, build
-from library.families import of, tokenizers
+from library.families import hub, of, tokenizers
 from library.families.sdxl import keys, model, tiny
 from library.families.sdxl.family import Sdxl
 from library.families.sdxl.options import SdxlLora
@@ -282,15 +285,19 @@ def test_a_hugging_face_id_fetches_each_part_once(tiny_sdxl_folder, monkeypatch)
     files = [f"{p}/{n}{m}.safetensors" for p, n in _STEMS.items() for m in ("", ".fp16")]
     files += ["unet/config.json", "tokenizer/vocab.json", "sd_xl_base.safetensors", "unet/openvino_model.bin"]
 
-    def snapshot_download(name, allow_patterns=None, token=None, **_):
+    def snapshot_download(name, allow_patterns=None, token=None, local_files_only=False):
+        if local_files_only:
+            raise LocalEntryNotFoundError("nothing here")
         asked.update(name=name, files=sorted(allow_patterns), token=token)
         return str(tiny_sdxl_folder)
 
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda self, name, token=None: files)
+    about = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda self, name, token=None, timeout=None: about)
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     monkeypatch.setenv("HF_TOKEN", "secret")
     loaded = family("someone/sdxl")
     assert not [problem for problem in loaded.problems() if "pretrained" in problem]
+    assert asked.get("name") != "someone/sdxl"
     loaded.load(torch.float16)
     assert (asked["name"], asked["token"]) == ("someone/sdxl", "secret")
     assert [f for f in asked["files"] if f.endswith(".safetensors")] == sorted(
@@ -306,6 +313,28 @@ _STEMS = {
     "text_encoder": "model",
     "text_encoder_2": "model",
 }
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [
+        (
+            ConnectionError("no route"),
+            "not in the Hugging Face cache and could not be downloaded (no route): go online",
+        ),
+        (None, "no answer within"),
+    ],
+)
+def test_an_id_that_cannot_be_reached_is_known_at_once_and_said_once(monkeypatch, fails, words):
+    def model_info(self, name, **_):
+        if fails is None:
+            Event().wait(60)  # a name server that does not answer
+        raise fails
+
+    monkeypatch.setattr(hub, "PATIENCE", -0.9)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    (said,) = family("someone/sdxl").problems()
+    assert "--pretrained_model_name_or_path: someone/sdxl" in said and words in said
 
 
 def test_an_id_that_cannot_be_fetched_is_one_sentence():

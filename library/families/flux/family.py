@@ -17,6 +17,7 @@ from library.objectives import flow
 # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
 TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, "tokenizer_2")}
 PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
+BASE = source.PARTS["denoiser"].option
 T5_LENGTH = {True: 512, False: 256}  # tokens that dev (with guidance) and schnell were trained with
 
 
@@ -78,15 +79,20 @@ class Flux:
         """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
         if self.config.model.model_type == "chroma":
             yield "model_type: Chroma is not trained here: use FLUX.1 dev or schnell with model_type = flux"
-        yield from source.problems(self.config)
-        for encoder in TOKENIZERS:
+        wrong = list(source.problems(self.config))
+        yield from wrong
+        for encoder in TOKENIZERS:  # one is looked for beside the networks, so it is said once these are found
+            if not source.named(self.config, encoder) or any(line.startswith((encoder, BASE)) for line in wrong):
+                continue
             try:
                 self._tokenizer_folder(encoder)
             except ConfigError as e:
                 yield str(e)
 
     def notes(self) -> Iterator[str]:
-        """What is set and has no meaning for this very model."""
+        """What is set and has no meaning for this very model, unless that has to be fetched to be known."""
+        if not source.located(self.config, "denoiser", fetch=False):
+            return
         if not self.guided and self.config.model.guidance_scale != 3.5:
             yield "guidance_scale has no effect here: FLUX.1 schnell is told none"
 

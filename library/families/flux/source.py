@@ -122,8 +122,10 @@ def problems(config: Any) -> Iterator[str]:
             continue  # the config itself says so
         try:
             path = located(config, part, fetch=False)
-            if path is None:
-                continue  # on the hub; what is fetched is checked when it is there
+            if path is None:  # on the hub; what is fetched is checked when it is there
+                if problem := _far(config, part):
+                    yield problem
+                continue
             entries = read_entries(path)
             if problem := unfit(path, entries, part):
                 yield f"{about.option}: {problem}"
@@ -135,6 +137,15 @@ def problems(config: Any) -> Iterator[str]:
             text = str(e)
             yield text if text.startswith(about.option) else f"{about.option}: {text}"
     yield from mismatched(found)
+
+
+def _far(config: Any, part: str) -> str | None:
+    """Why a part on the hub cannot be fetched; of a repository that has several parts, the first one says so."""
+    name = named(config, part) or ""
+    if name == named(config, "denoiser") and part != "denoiser":
+        return None
+    about, token = PARTS[part], config.hub.huggingface_token
+    return hub.unreachable(about.option, name, lambda names: wanted_files(names, part), token)
 
 
 def read_entries(path: Path) -> dict[str, dict[str, Any]]:

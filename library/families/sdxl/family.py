@@ -62,9 +62,12 @@ class Sdxl:
             wrong = [problem]
         elif Path(name).exists():
             wrong = list(_problems_of(Path(name), vae))
+        else:
+            choose = functools.partial(model.wanted_files, half=False)
+            wrong = [p for p in [hub.unreachable(f"--{OPTION}", name, choose, self.token)] if p]
         yield from wrong
         if vae:
-            yield from _problems_of_vae(vae)
+            yield from _problems_of_vae(vae, self.token)
         if wrong:
             return  # tokenizers lie beside the right model
         if Path(name).exists():
@@ -255,9 +258,12 @@ def _whole(path: Path, vae: str | None) -> str | None:
     return model.absent(path, shapes, vae)
 
 
-def _problems_of_vae(vae: str) -> Iterator[str]:
+def _problems_of_vae(vae: str, token: str | None) -> Iterator[str]:
     if problem := hub.missing("--vae", vae, "a VAE's .safetensors file or folder, or leave it out"):
         yield problem
+        return
+    if hub.is_id(vae):
+        yield from [p for p in [hub.unreachable("--vae", vae, _vae_files, token)] if p]
         return
     path = Path(vae)
     try:
