@@ -1,0 +1,183 @@
+"""docs/speed.svg and the table of presets in README.md, made of docs/measured/*.json: `python -m benchmarks.figure`.
+
+A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
+and may have a `note` on how to read its figures. A row has `family` (flux, sdxl), `method` (lora, finetune,
+dreambooth), `preset` (such as sdxl/lora-12gb, or null), `trainer` (sd-scripts or here), `how` (the settings, in at most
+45 letters), `batch`, `s_it` (seconds per step), `gpu_gib`, `compile_s`, `gpu_busy_s` (seconds per step; both null where
+not measured), and `shown`, which is true for the rows of the figure.
+"""
+
+import json
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURE = ROOT / "docs" / "speed.svg"
+README = ROOT / "README.md"
+TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
+FAMILIES = {"flux": "FLUX.1", "sdxl": "SDXL"}
+METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth"}
+WIDE, BAR, LINE = 480, 12, 40  # units of the picture; a phone shows about 360 of them
+LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}
+DARK = {"ground": "#0d1117", "ink": "#f0f6fc", "quiet": "#9198a1", "theirs": "#6e7681", "ours": "#3fb950"}
+
+Measured = dict[str, Any]
+
+
+def main() -> None:
+    """Write both."""
+    from library.files import write_atomic
+
+    every = measured()
+    write_atomic(FIGURE, figure(newest(every)))
+    write_atomic(README, with_table(README.read_text(encoding="utf-8"), every))
+    print(f"wrote {FIGURE} and the table of presets in {README}")
+
+
+def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
+    """All files of measurements, the newest first; their names begin with the date."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"), reverse=True)]
+
+
+def newest(every: list[Measured]) -> Measured:
+    """The newest file that compares both trainers on one machine."""
+    return next(one for one in every if {row["trainer"] for row in one["rows"] if row.get("shown")} >= {"sd-scripts"})
+
+
+def figure(one: Measured) -> str:
+    """Bars of seconds a step, by model and batch size; the GPU's busy time is the filled part of a bar."""
+    shown = [row for row in one["rows"] if row.get("shown")]
+    parts, y = [], 30
+    for text in _wrapped(machine(one["machine"])):
+        parts.append(f'<text x="0" y="{y + 16}" class="quiet">{escape(text)}</text>')
+        y += 16
+    y += 14
+    for family, method, batch in dict.fromkeys((r["family"], r["method"], r["batch"]) for r in shown):
+        rows = [r for r in shown if (r["family"], r["method"], r["batch"]) == (family, method, batch)]
+        longest = max(row["s_it"] for row in rows)
+        title = f"{FAMILIES[family]} {METHODS[method]}, batch size {batch}"
+        parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(title)}</text>')
+        y += 26
+        for row in rows:
+            parts.append(_bar(row, y, row["s_it"] / longest))
+            y += LINE
+        y += 10
+    below = _wrapped(_reading(one, shown))
+    parts += [f'<text x="0" y="{y + 8 + 16 * at}" class="quiet">{escape(text)}</text>' for at, text in enumerate(below)]
+    high = y + 16 * len(below) + 4
+    about = "; ".join(f"{FAMILIES[r['family']]}, batch {r['batch']}, {_name(r)}: {r['s_it']:.3g} s" for r in shown)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {WIDE + 24} {high}" width="{WIDE + 24}" '
+        f'height="{high}" role="img" aria-labelledby="title desc">'
+        f'<title id="title">Seconds per training step beside sd-scripts, on one {escape(one["machine"]["gpu"])}</title>'
+        f'<desc id="desc">{escape(about)}.</desc><style>{_style()}</style>'
+        f'<rect x="-12" width="{WIDE + 24}" height="{high}" class="ground"/>'
+        f'<text x="0" y="26" class="head">Seconds per training step (shorter is better)</text>'
+        f"{''.join(parts)}</svg>\n"
+    )
+
+
+def _bar(row: Measured, y: int, share: float) -> str:
+    """One row: its name and figures above its bar."""
+    kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * WIDE))
+    busy = row.get("gpu_busy_s")
+    filled = round(long * min(1.0, busy / row["s_it"])) if busy else long
+    told = f"{row['s_it']:.3f} s, {row['gpu_gib']:.1f} GiB" + (f", busy {busy:.3f} s" if busy else "")
+    outline = f'<rect x="0" y="{y + 19}" width="{long}" height="{BAR}" rx="2" class="{kind} open"/>' if busy else ""
+    return (
+        f'<text x="0" y="{y + 13}">{escape(_name(row))}</text>'
+        f'<text x="{WIDE}" y="{y + 13}" class="value">{told}</text>{outline}'
+        f'<rect x="0" y="{y + 19}" width="{filled}" height="{BAR}" rx="2" class="{kind}"/>'
+    )
+
+
+def _name(row: Measured) -> str:
+    return f"{'sd-scripts' if row['trainer'] == 'sd-scripts' else 'here'}: {row['how']}"
+
+
+def machine(known: Measured) -> str:
+    """GPU, processor and PyTorch in a line."""
+    processor = f"{known['cores']} cores of {known['processor'] or 'a processor that was not recorded'}"
+    return f"{known['gpu']}, {processor}, torch {known['torch']}"
+
+
+def _reading(one: Measured, shown: list[Measured]) -> str:
+    """How the bars are read."""
+    busy = "The filled part of a bar is the time in which the GPU was busy."
+    if not all(row.get("gpu_busy_s") for row in shown):
+        busy = "Where a bar says no GPU busy time, it was not measured."
+    if not any(row.get("gpu_busy_s") for row in shown):
+        busy = "The GPU's busy time was not measured."
+    return f"{one['machine'].get('note', '')} {busy} GiB: the most GPU memory in use.".strip()
+
+
+def _wrapped(text: str, most: int = 74) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) > most:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def _style() -> str:
+    def colours(of: dict[str, str]) -> str:
+        return (
+            f".ground{{fill:{of['ground']}}}text{{fill:{of['ink']}}}.quiet{{fill:{of['quiet']}}}"
+            f".theirs{{fill:{of['theirs']};stroke:{of['theirs']}}}.ours{{fill:{of['ours']};stroke:{of['ours']}}}"
+        )
+
+    return (
+        "text{font:13px system-ui,sans-serif}.head{font-size:17px;font-weight:600}.group{font-weight:600}"
+        ".quiet{font-size:12px}.value{text-anchor:end}"
+        f"{colours(LIGHT)}.open{{fill:none}}@media(prefers-color-scheme:dark){{{colours(DARK)}.open{{fill:none}}}}"
+    )
+
+
+def with_table(text: str, every: list[Measured]) -> str:
+    """The text with its table of presets made anew."""
+    lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
+    for path in sorted((ROOT / "presets").glob("*/*.toml"), key=_order):
+        if path.parent.name in FAMILIES:
+            _, _, details = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(": ")
+            name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
+            lines.append(f"| `{name}` | {size} GB | {details} | {_result(name, size, every)} |")
+    return TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
+
+
+def _gigabytes(path: Path) -> int:
+    """The memory of the GPU that a preset is for, from its name or else its title."""
+    title = path.read_text(encoding="utf-8").splitlines()[0]
+    found = re.search(r"-(\d+)gb$", path.stem) or re.search(r"(\d+) GB", title)
+    if not found:
+        raise ValueError(f"{path}: neither its name nor its title says for how much GPU memory it is")
+    return int(found[1])
+
+
+def _order(path: Path) -> tuple[bool, bool, str, int]:
+    """SDXL first, adapters first, then by kind and memory."""
+    kind = path.stem.partition("-")[0]
+    memory = _gigabytes(path) if path.parent.name in FAMILIES else 0
+    return path.parent.name != "sdxl", kind != "lora", kind, memory
+
+
+def _result(name: str, size: int, every: list[Measured]) -> str:
+    """The newest measurement of a preset, beside the fastest of sd-scripts that fits into as much memory there."""
+    of_preset = ((one, row) for one in every for row in one["rows"] if row.get("preset") == name)
+    one, row = next(of_preset, (None, None))
+    if one is None or row is None:
+        return "not measured"
+    like = [r for r in one["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
+    theirs = [r["s_it"] for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
+    beside = f" (sd-scripts: {min(theirs):.3g} s)" if theirs else ""
+    compiling = f", {row['compile_s']:.0f} s of compiling" if row.get("compile_s") else ""
+    return (
+        f"{row['s_it']:.3g} s per step{beside}, batch size {row['batch']}, {row['gpu_gib']:.1f} GiB{compiling}, "
+        f"{one['machine']['gpu']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

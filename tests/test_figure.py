@@ -1,0 +1,65 @@
+"""The figure and the table of presets in the README are those that the measurements make."""
+
+import re
+from xml.etree import ElementTree
+
+from benchmarks import figure
+
+
+def row(**other):
+    known = {"family": "flux", "method": "lora", "preset": None, "trainer": "here", "how": "compile", "batch": 1}
+    return known | {"s_it": 0.5, "gpu_gib": 20.0, "compile_s": None, "gpu_busy_s": None, "shown": True} | other
+
+
+MACHINE = {"gpu": "GPU X", "processor": "CPU Y", "cores": 8, "torch": "2.13.0", "note": "Read it with care."}
+
+
+def texts(svg):
+    return [(e.get("class"), e.text) for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("text")]
+
+
+def test_both_are_up_to_date_with_the_measurements_and_presets():
+    every = figure.measured()
+    again = "run: python -m benchmarks.figure"
+    assert figure.FIGURE.read_text(encoding="utf-8") == figure.figure(figure.newest(every)), again
+    page = figure.README.read_text(encoding="utf-8")
+    assert page == figure.with_table(page, every), again
+    assert page.count("\n| `") >= len(list((figure.ROOT / "presets").glob("[fs]*/*.toml")))
+
+
+def test_a_bar_shows_how_long_the_gpu_was_busy():
+    one = {"machine": MACHINE, "rows": [row(trainer="sd-scripts", s_it=1.0, gpu_busy_s=0.25), row(gpu_busy_s=0.5)]}
+    svg = figure.figure(one)
+    wide = [int(e.get("width")) for e in ElementTree.fromstring(svg).iter() if e.get("class") in ("theirs", "ours")]
+    assert wide == [figure.WIDE // 4, figure.WIDE // 2]
+    said = " ".join(text for _, text in texts(svg))
+    assert "1.000 s, 20.0 GiB, busy 0.250 s" in said and "The filled part of a bar" in said
+
+
+def test_what_was_not_measured_is_said():
+    one = {"machine": MACHINE | {"processor": None}, "rows": [row(trainer="sd-scripts"), row()]}
+    said = " ".join(text for _, text in texts(figure.figure(one)))
+    assert "GPU X, 8 cores of a processor that was not recorded, torch 2.13.0" in said
+    assert "Read it with care. The GPU's busy time was not measured." in said
+
+
+def test_the_figure_can_be_read_aloud_and_on_a_phone():
+    svg = figure.FIGURE.read_text(encoding="utf-8")
+    root = ElementTree.fromstring(svg)
+    named = {e.get("id") for e in root.iter() if e.tag.rpartition("}")[2] in ("title", "desc") and e.text}
+    assert root.get("role") == "img" and set(root.get("aria-labelledby").split()) == named
+    assert "prefers-color-scheme:dark" in svg
+    # At a phone's 360 pixels the smallest letters have at least 8.
+    smallest = min(int(size) for size in re.findall(r"(\d+)px", svg))
+    assert smallest * 360 / float(root.get("width")) >= 8
+    for kind, text in texts(svg):
+        assert len(text) * 6.2 < figure.WIDE, (kind, text)
+
+
+def test_a_preset_stands_beside_the_fastest_that_fits_into_its_memory():
+    theirs = [row(trainer="sd-scripts", s_it=0.9, gpu_gib=11.0), row(trainer="sd-scripts", s_it=0.3, gpu_gib=70.0)]
+    one = {"machine": MACHINE, "rows": [*theirs, row(preset="flux/lora-12gb", gpu_gib=10.5, compile_s=20.4)]}
+    older = {"machine": MACHINE, "rows": [row(preset="flux/lora-12gb", s_it=9.0)]}
+    said = figure._result("flux/lora-12gb", 12, [one, older])
+    assert said == "0.5 s per step (sd-scripts: 0.9 s), batch size 1, 10.5 GiB, 20 s of compiling, GPU X"
+    assert figure._result("flux/lora-8gb", 8, [one, older]) == "not measured"
