@@ -2,6 +2,7 @@
 
 import html
 import re
+import time
 from typing import Any
 
 from kohya_gui import history
@@ -34,7 +35,7 @@ def head(run: Run, progress: Progress, now: float) -> str:
     return (
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
         f'<div class="who"><span class="state">{html.escape(word)}</span><b>{name}</b><small>{kind}</small></div>'
-        f"{_failure(run)}{_bar(run, progress, now)}</div>"
+        f"{_deleted(run)}{_failure(run)}{_bar(run, progress, now)}</div>"
     )
 
 
@@ -59,6 +60,22 @@ def facts(run: Run, progress: Progress, now: float) -> str:
     inside = _numbers(run, progress, now) + split(progress.last) + (usage(run) if run.active else "")
     inside += history.told(run, progress)
     return f'<div class="facts">{inside}</div>' if inside else ""
+
+
+def _deleted(run: Run) -> str:
+    """That somebody has deleted the folder of a run, while it is gone and afterwards."""
+    where = html.escape(str(run.folder))
+    if run.facts.get("lost"):
+        said = "The folder of this run was deleted. The training still works; Stop now ends it."
+    elif restored := run.facts.get("restored"):
+        at = time.strftime("%H:%M", time.localtime(restored))
+        said = (
+            f"The folder of this run was deleted while it trained. Its record was written again at {at}; "
+            "files that were saved there before are lost."
+        )
+    else:
+        return ""
+    return f'<div class="cause" role="alert"><ul><li>{said}</li></ul><small>{where}</small></div>'
 
 
 def _failure(run: Run) -> str:
@@ -97,6 +114,8 @@ def _silent(progress: Progress, now: float) -> float:
 
 def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int]:
     """What goes on in words, what is left, and how much of how much is done (0 of 0 where that is not known)."""
+    if run.facts.get("lost"):  # what was read of it before is not true any more
+        return "How far it is cannot be seen", "", 0, 0
     step, total = number(progress.last.get("step")), number(run.facts.get("total_steps"))
     phase = progress.phase if run.active else None
     if phase and str(phase.get("name")).startswith("compiling "):

@@ -71,7 +71,7 @@ def active() -> Run | None:
 def at(folder: Path) -> Run:
     """The run in this folder. A run whose process is gone is told so, and its file is put right."""
     path = os.path.join(folder, layout.RUN)  # quicker than folder / layout.RUN, and asked for every run every second
-    facts = _loaded(path, _changed(path))
+    facts = _loaded(path, _changed(path)) or registry.working(folder.name)
     if facts.get("state") not in layout.ACTIVE:
         return Run(folder, facts)
     if ended := _how_it_ended(folder, facts):

@@ -10,18 +10,22 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from library.config.values import ConfigError
 from library.files import write_atomic
-from library.runs import layout, process, registry
+from library.runs import layout, process, registry, restoring
 
 HEARTBEAT = 2.0  # seconds between two signs of life
 SPACING = 0.5  # seconds between two lines about the same phase, since caching may report every image
 
 STORY = "The whole story is in"  # the log
+DELETED = (
+    "the folder of this run was deleted while it trained; its record was written again, "
+    "but files that were saved there before are lost"
+)
 
 ENVIRONMENT = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # where secrets come from besides the config
 SHORTEST = 6  # characters; a shorter word is no secret, and hiding it would spoil the text
@@ -59,10 +63,11 @@ class Record:
         self._hidden = hidden or Secrets({})
         self._lock, self._ended = threading.RLock(), threading.Event()
         self._phase_said = ("", 0.0)
-        self._progress = (folder / layout.PROGRESS).open("a", encoding="utf-8", buffering=1)
+        self._progress: IO[str] = (folder / layout.PROGRESS).open("a+", encoding="utf-8", buffering=1)
         self._log = _follow_logging(folder / layout.LOG, self._hidden) if in_shell else None
+        self._kept = restoring.Kept(folder)
         self._write()
-        registry.add(folder)
+        registry.add(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
 
     @classmethod
@@ -186,6 +191,7 @@ class Record:
         with self._lock:
             if self._ended.is_set():
                 return
+            self._restore()
             self._ended.set()
             if error:
                 error = self._hidden.out_of(error)
@@ -216,7 +222,27 @@ class Record:
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT):
+            with self._lock:
+                self._restore()
             self._write()
+
+    def _restore(self) -> None:
+        """Write the run's folder again when somebody has deleted it, so that the training goes on and is still seen."""
+        self._kept.look()
+        if self._progress.closed or restoring.is_same(self._progress, self.folder / layout.PROGRESS):
+            return
+        with contextlib.suppress(OSError, ConfigError):  # a disk that is gone: the next beat tries again
+            self._kept.put_back()
+            self._progress = restoring.copied(self._progress, self.folder / layout.PROGRESS)
+            if self._log and self._log.stream:
+                self._log.acquire()
+                self._log.stream.close()
+                self._log.stream = None  # type: ignore[assignment]  # opened again by the next line
+                self._log.release()
+            if not self.facts.get("restored"):
+                self.event("warning", text=DELETED)
+                self.say(f"warning: {DELETED}: {self.folder}")
+            self.facts["restored"] = time.time()
 
     def _write(self) -> None:
         with self._lock:

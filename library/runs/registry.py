@@ -1,12 +1,18 @@
 """Where the runs of this user are: one small pointer per run, so that a run started in a shell is found by the page."""
 
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
-from library.runs import layout
+from library.runs import layout, process
+
+# What a pointer repeats of a run: who it is, how its process is found, and what that occupies.
+TOLD = ("id", "script", "title", "started", "from", "output_dir", "output_name", "lanes", "launch", "pid",
+        "process_start", "host")  # fmt: skip
 
 
 def home() -> Path:
@@ -15,38 +21,53 @@ def home() -> Path:
     return Path(given).expanduser() if given else Path(platformdirs.user_data_dir("kohya", appauthor=False))
 
 
-def add(folder: Path) -> None:
-    """Remember a run's folder under its name."""
+def add(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
+    """Remember a run's folder under its name; with the `facts` that name its process, it is known without its folder."""
     pointers = home() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
-    layout.store(pointers / f"{folder.name}.json", {"folder": str(folder.absolute())})
+    told = {name: (facts or {})[name] for name in TOLD if name in (facts or {})}
+    layout.store(pointers / f"{folder.name}.json", {**told, "folder": str(folder.absolute())})
+
+
+def working(run_id: str) -> dict[str, Any]:
+    """What is known of a run whose process works although its folder, or what is in it, was deleted; else nothing."""
+    known = layout.load(home() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
+    if not _works(known):
+        return {}
+    return {name: value for name, value in known.items() if name in TOLD} | {"state": "running", "lost": True}
 
 
 def folders() -> dict[str, Path]:
-    """Every remembered run that still has its folder, by id."""
+    """Every remembered run that still has its folder, or a process that works without it, by id."""
     pointers = home() / "runs"
     try:
         changed = pointers.stat().st_mtime_ns
     except OSError:
         return {}
-    return {run_id: folder for run_id, folder in _known(pointers, changed).items() if os.path.isdir(folder)}
+    known = _known(pointers, changed).items()
+    return {run_id: Path(told["folder"]) for run_id, told in known if os.path.isdir(told["folder"]) or _works(told)}
+
+
+def _works(told: Mapping[str, Any]) -> bool:
+    """Whether the process that a pointer names is at work."""
+    return "pid" in told and process.alive(dict(told))
 
 
 @lru_cache(maxsize=4)
-def _known(pointers: Path, changed: int) -> dict[str, Path]:
-    """What the pointers say; none ever changes, and a new one changes its folder. The page asks every second."""
+def _known(pointers: Path, changed: int) -> dict[str, dict[str, Any]]:
+    """What the pointers say; one that is written changes its folder. The page asks every second."""
     found = {}
     for pointer in pointers.glob("*.json"):
-        folder = layout.load(pointer).get("folder")
-        if layout.is_id(pointer.stem) and folder:
-            found[pointer.stem] = Path(folder)
+        told = layout.load(pointer)
+        if layout.is_id(pointer.stem) and told.get("folder"):
+            found[pointer.stem] = told
     return found
 
 
 def folder(run_id: str) -> Path:
-    """The folder of one run. Raises KeyError for an id that is malformed, unknown or whose folder is gone."""
+    """The folder of one run. Raises KeyError for an id that is malformed, unknown or whose folder is gone for good."""
     if layout.is_id(run_id):
         found = layout.load(home() / "runs" / f"{run_id}.json").get("folder")
-        if found and Path(found).is_dir():
+        if found and (Path(found).is_dir() or working(run_id)):
             return Path(found)
     raise KeyError(f"No run is called {run_id!r}.")

@@ -76,7 +76,9 @@ def begin(asked: Job) -> str:
     except OSError as error:
         _failed(folder, f"The training could not be started: {error}.")
         raise ConfigError(f"The training could not be started: {error}.") from error
-    layout.store(folder / layout.LAUNCHER, {**process.identity(started.pid), "command": arguments})
+    own_process = process.identity(started.pid)
+    layout.store(folder / layout.LAUNCHER, {**own_process, "command": arguments})
+    registry.add(folder, layout.load(folder / layout.RUN) | own_process)
     return folder.name
 
 

@@ -3,14 +3,17 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 
-from library.runs import layout, process, reader, registry
+from library.runs import layout, process, reader, registry, stop
 from library.runs.record import Record
+from tests.source import ROOT
+from tests.training import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -164,3 +167,86 @@ def test_a_clock_that_is_set_interrupts_nothing(tmp_path):
         moved["process_start"] -= 3600  # when the system sets its clock, every process seems to have started then
         layout.store(record.folder / "run.json", moved)
         assert reader.run(record.id).state == "running"
+
+
+def deleted(record):
+    shutil.rmtree(record.folder.parents[1])
+    assert not record.folder.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
+def test_a_deleted_folder_is_written_again_with_all_that_was_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("library.runs.record.HEARTBEAT", 0.05)
+    with begin(tmp_path) as record:
+        (record.folder / "run.toml").write_text("max_train_steps = 10")
+        logging.getLogger("x").warning("before")
+        record.plan(10)
+        for step in range(1, 4):
+            record.step({"step": step, "loss": 0.5})
+        time.sleep(0.2)
+        for step in (4, 5):  # deleted twice, and told once
+            deleted(record)
+            record.step({"step": step, "loss": 0.5})
+            wait_for(lambda: (record.folder / "progress.jsonl").exists())
+            wait_for(lambda: (record.folder / "run.toml").exists())
+        logging.getLogger("x").warning("after")
+        run = reader.run(record.id)
+        assert run.state == "running" and run.facts["restored"] and run.facts["total_steps"] == 10
+    events, _ = reader.events(record.folder)
+    assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3, 4, 5]
+    assert ["was deleted" in event["text"] for event in events if event["kind"] == "warning"] == [True]
+    log = (record.folder / "log.txt").read_text()
+    assert "before" in log and "after" in log
+    assert reader.run(record.id).state == "finished" and reader.run(record.id).facts["restored"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
+def test_the_end_of_a_run_is_told_although_its_folder_was_just_deleted(tmp_path):
+    with begin(tmp_path) as record:
+        record.step({"step": 1, "loss": 0.5})
+        deleted(record)
+    assert reader.run(record.id).state == "finished"
+    assert [event["kind"] for event in reader.events(record.folder)[0]] == ["step", "warning"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
+def test_a_run_that_cannot_write_its_folder_again_is_still_seen_and_can_be_stopped(tmp_path):
+    code = (
+        "import sys, time; from library.runs.record import Record\n"
+        "with Record.start({}, 'sdxl_train', sys.argv[1], 'cat') as record:\n"
+        "    record._restore = record._write = lambda: None\n"
+        "    print(record.id, flush=True); time.sleep(60)"
+    )
+    out = tmp_path / "out"
+    asked = [sys.executable, "-c", code, str(out)]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, cwd=ROOT) as trainer:
+        run_id = trainer.stdout.readline().strip()
+        time.sleep(0.1)
+        shutil.rmtree(out)
+        (run,) = reader.runs()
+        assert (run.id, run.state, run.active, run.facts["lost"]) == (run_id, "running", True, True)
+        stop.request(run_id, "now")
+        trainer.wait(20)
+    assert not any(run.active for run in reader.runs())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
+def test_what_a_run_of_the_page_prints_goes_on_into_its_new_log(tmp_path):
+    code = (
+        "import sys, time, shutil, pathlib; from library.runs import record, layout\n"
+        "record.HEARTBEAT = 0.05\n"
+        "with record.Record.start({}, 'sdxl_train', sys.argv[1], 'cat') as made:\n"
+        "    print('one', flush=True); shutil.rmtree(sys.argv[1])\n"
+        "    while not (made.folder / layout.LOG).exists(): time.sleep(0.02)\n"
+        "    time.sleep(0.1); print('two', flush=True)"
+    )
+    out = tmp_path / "out"
+    folder = out / "runs" / "cat-20260101-000000-0000"
+    folder.mkdir(parents=True)
+    layout.store(folder / layout.RUN, {"id": folder.name, "state": "starting", "started": time.time()})
+    with (folder / layout.LOG).open("ab") as log:
+        given = {**os.environ, "KOHYA_RUN_DIR": str(folder)}
+        subprocess.run([sys.executable, "-c", code, str(out)], stdout=log, stderr=log, check=True, cwd=ROOT, env=given)
+    said = (folder / layout.LOG).read_text()
+    assert said.index("one") < said.index("deleted while it trained") < said.index("two")
+    assert reader.at(folder).state == "finished"

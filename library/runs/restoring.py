@@ -1,0 +1,73 @@
+"""The files of a run that works, kept at hand: whoever deletes its folder loses nothing of its record.
+
+A file that is open can be read after it was deleted, so what a run has said is copied back from there. (Windows deletes
+no open file in the first place.)
+"""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from library.files import write_atomic
+from library.runs import layout
+
+SMALL = (layout.TOML, layout.LAUNCHER)  # written once, by whoever prepared the run
+CONSOLE = (1, 2)  # standard output and errors, which of a run that the page started are its log
+
+
+class Kept:
+    """What the folder of a run holds besides run.json, which is written anew every few seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._small: dict[str, bytes] = {}
+        self._log: IO[bytes] | None = None
+        self.look()
+
+    def look(self) -> None:
+        """Take what has come into the folder since."""
+        for name in SMALL:
+            if name not in self._small:
+                with contextlib.suppress(OSError):
+                    self._small[name] = (self.folder / name).read_bytes()
+        if self._log is None:
+            with contextlib.suppress(OSError):
+                self._log = (self.folder / layout.LOG).open("rb")
+
+    def put_back(self) -> None:
+        """Write all of it again, where it is missing; the console goes on into the new log. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self._small.items():
+            if not (self.folder / name).exists():
+                write_atomic(self.folder / name, content)
+        log = self.folder / layout.LOG
+        if self._log is None or is_same(self._log, log):
+            return
+        with log.open("ab") as fresh:
+            self._log.seek(0)
+            shutil.copyfileobj(self._log, fresh)
+            for number in CONSOLE:
+                with contextlib.suppress(OSError):
+                    if os.path.sameopenfile(number, self._log.fileno()):
+                        os.dup2(fresh.fileno(), number)
+        self._log.close()
+        self._log = log.open("rb")
+
+
+def is_same(file: IO[bytes] | IO[str], path: Path) -> bool:
+    """Whether an open file is still the one under this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def copied(file: IO[str], path: Path) -> IO[str]:
+    """An open file of lines, written again under its name, and open there."""
+    fresh = path.open("a+", encoding="utf-8", buffering=1)
+    file.seek(0)
+    shutil.copyfileobj(file, fresh)
+    file.close()
+    return fresh

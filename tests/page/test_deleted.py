@@ -1,0 +1,32 @@
+"""The folder of a run is deleted while it works: the panel says so, and claims nothing that it cannot know."""
+
+import os
+import shutil
+
+import pytest
+
+from library.runs import reader
+from tests.training import wait_for
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file"),
+]
+
+
+def test_the_panel_says_so_and_the_training_goes_on(visit, tmp_path):
+    visitor = visit()
+    visitor.fill(pretrained_model_name_or_path="/models/base.safetensors", train_data_dir="/images", resolution="1024",
+                 output_name="cat", max_train_steps="220", output_dir=tmp_path / "out")  # fmt: skip
+    visitor.click("Train")
+    run = visitor.state("running")
+    visitor.until("Step", ".line")
+    shutil.rmtree(tmp_path / "out")
+    visitor.until("The folder of this run was deleted", ".cause")
+    visitor.until("Its record was written again", ".cause")
+    visitor.until("Step", ".line")
+    wait_for(lambda: (tmp_path / "out" / "runs" / run / "run.toml").exists())  # so that it can be gone on with
+    assert visitor.state("finished") == run
+    visitor.until("Its record was written again", ".cause")
+    steps = [event["step"] for event in reader.read(run)[0] if event["kind"] == "step"]
+    assert steps == list(range(1, 221)) and (tmp_path / "out" / "cat.safetensors").exists()

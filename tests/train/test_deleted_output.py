@@ -1,0 +1,36 @@
+"""The output folder is deleted during a training: it goes on, saves its result, and its record is whole."""
+
+import os
+import shutil
+
+import pytest
+
+from library.runs.record import Record
+from tests.training import config_of, train
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
+@pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train"])
+def test_the_result_and_the_record_are_there_at_the_end(demo, tmp_path, monkeypatch, script):
+    tell = Record.step
+
+    def step(self, values):
+        tell(self, values)
+        if values["step"] == 3:
+            shutil.rmtree(tmp_path / "out")
+
+    monkeypatch.setattr(Record, "step", step)
+    made = train(
+        config_of(
+            demo,
+            script,
+            output_dir=tmp_path / "out",
+            max_train_steps=5,
+            save_every_n_steps=2,
+            save_state=True,
+            save_last_n_steps=2,
+        )  # fmt: skip
+    )
+    assert made.file.is_file() and len(made.losses) == 5
+    assert made.facts["state"] == "finished" and made.facts["restored"]
+    assert sum("was deleted" in event["text"] for event in made.events("warning")) == 1
