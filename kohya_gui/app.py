@@ -20,6 +20,7 @@ from kohya_gui.images import Images
 from kohya_gui.lab import Lab
 from kohya_gui.monitor import Monitor
 from kohya_gui.picker import Picker
+from kohya_gui.printing import Printer
 from kohya_gui.queue import Queue
 from kohya_gui.routes import Protected, Routes
 from kohya_gui.service import Service
@@ -70,6 +71,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(images.answers, images.shows)
     page.service.add(Commands(roots or paths.roots()).answers)
     page.service.add(texts.answers())
+    page.service.add(Printer(roots or paths.roots()).answers)
     page.service.add(Helper(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
     page.service.add(lab.answers)
     acts = Acts(forms)

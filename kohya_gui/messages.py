@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
@@ -93,11 +94,22 @@ def _style(marks: list[str]) -> str:
     return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""
 
 
-def command(line: str, toml: str, name: str, notes: Iterable[str]) -> str:
-    """The command line and the config it needs, each with a button that copies it."""
+def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[str]) -> str:
+    """The command line and the config it needs, each with a button that copies it.
+
+    `file` is where the config is or should be, the script that reads it, and whether it is there.
+    """
+    path, script, is_there = file
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    shown = _copied("Command", line) + _copied(name, toml) + (f"<ul>{listed}</ul>" if listed else "")
-    return _box("plain", f"Train runs this command. To run it in a shell, save the second part as {name}.", shown)
+    shown = _copied("Command", line) + _copied(path.name, toml) + (f"<ul>{listed}</ul>" if listed else "")
+    if is_there:
+        return _box("plain", f"Train runs this command. {path.name} holds these settings.", shown)
+    given = f'data-path="{html.escape(str(path))}" data-script="{html.escape(script)}"'
+    save = f'<button type="button" class="keep" {given}>Save the file</button> <code>{html.escape(str(path))}</code>'
+    offer = f'<p class="offer keeping">{save}</p>'
+    return _box(
+        "plain", f"Train runs this command. Its file is not there yet: save it as {path.name} first.", offer + shown
+    )
 
 
 def _copied(title: str, text: str) -> str:

@@ -216,6 +216,21 @@ window.kohya = (() => {
     setTimeout(() => (button.textContent = "Copy"), 1500);
   }
 
+  /** Write the config that a printed command reads into its file, and say so in the button's place. */
+  async function keep(button) {
+    const { path, script } = button.dataset;
+    const toml = [...button.closest(".message").querySelectorAll("pre")].at(-1).textContent;
+    button.disabled = true;
+    try {
+      const { said } = await window.kohyaAsk.ask("keep", { path, script, toml });
+      button.parentElement.replaceChildren(said);
+    } catch (error) {
+      button.disabled = false;
+      const told = button.parentElement.querySelector("b") ?? button.parentElement.appendChild(document.createElement("b"));
+      told.textContent = error.message;
+    }
+  }
+
   /** Hand a text that the server made to the user as a file. */
   function download(sent) {
     if (!sent) return;
@@ -234,6 +249,8 @@ window.kohya = (() => {
     if (link) jump(link.dataset.field);
     const copier = target.closest?.(".copy");
     if (copier) copy(copier);
+    const keeper = target.closest?.(".keep");
+    if (keeper) keep(keeper);
     const back = target.closest?.(".reset");
     if (back) reset(back);
   });

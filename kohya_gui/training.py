@@ -10,13 +10,11 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui import checking, compiling, helping, messages, paths, picker, presets
+from kohya_gui import checking, compiling, helping, messages, paths, picker, presets, printing
 from kohya_gui.form import Form, Given
 from library.config import foreign
-from library.config.command import command, printable
 from library.config.remedies import remedy
 from library.config.schema import ConfigError, changed, flat, read_text, to_toml
-from library.config.values import at_home, pasted
 from library.families import RUNS, config_class
 from library.runs import keys, queue, start
 
@@ -210,12 +208,11 @@ class Training:
         return messages.report(report, places, lambda fix: self.form.shown(family, fix))
 
     def on_print(self, sent: str, where: str) -> Said:
-        """Show the command and the TOML that Train would use. Nothing is written."""
+        """Show the command that trains what the form says, and its TOML. Nothing is written."""
         given = self.form.hear(sent)
         config, notes = self.form.ready(given)
-        path = Path(at_home(pasted(where)) or presets.suggestion(config))
-        line = printable(command(path, config.script, **self._how(config, given.launch)))
-        return {self.message: messages.command(line, to_toml(config, presets.comment(config)), path.name, notes)}
+        how = self._how(config, given.launch)
+        return {self.message: printing.printed(config, where, how, notes, self.roots)}
 
     def on_save(self, sent: str, where: str, known: str) -> Said:
         """Write the form into the config file that is named."""

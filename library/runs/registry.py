@@ -22,7 +22,7 @@ def home() -> Path:
 
 
 def add(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
-    """Remember a run's folder under its name; with the `facts` that name its process, it is known without its folder."""
+    """Remember a run's folder under its name; `facts` that name its process let it be known without its folder."""
     pointers = home() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
     told = {name: (facts or {})[name] for name in TOLD if name in (facts or {})}

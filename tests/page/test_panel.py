@@ -1,6 +1,7 @@
 """The live panel's HTML: what it says of a run, and that nothing of a run is taken for HTML."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -138,7 +139,7 @@ def test_nothing_of_a_run_is_taken_for_html(tmp_path):
     page += messages.good(evil, [evil]) + messages.problems(
         f"{evil} is wrong\nseed {evil}", {"seed": ("Seed", "lora-seed")}
     )
-    page += messages.command(evil, evil, evil, [evil])
+    page += messages.command(evil, evil, (Path(evil), evil, False), [evil])
     assert "<img" not in page
 
 

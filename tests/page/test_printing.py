@@ -1,0 +1,187 @@
+"""Print command: what is printed, run as printed, trains what is on screen; no file that is there is changed."""
+
+import html
+import json
+import re
+import shlex
+import sys
+
+import pytest
+
+from kohya_gui import presets, printing
+from kohya_gui.printing import Printer
+from kohya_gui.service import Sent
+from library.config.command import printable
+from library.config.schema import ConfigError, build, parse, replace, to_toml, values
+from library.families import RUNS, config_class
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the printed line is taken apart as a POSIX shell does")
+
+
+@pytest.fixture
+def config(tmp_path):
+    given = {"pretrained_model_name_or_path": str(tmp_path / "a.safetensors"), "output_dir": str(tmp_path / "my out"),
+             "train_data_dir": str(tmp_path / "it's \"here\""), "resolution": "1024", "output_name": "cat"}  # fmt: skip
+    return build(config_class("sdxl_train_network"), given, notes=[])
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path.resolve()
+
+
+def shown(config, where, root):
+    """Print: the command's words, the printed TOML, and the file that is offered to be written."""
+    said = printing.printed(config, str(where), {}, [], [root])
+    line, toml = (html.unescape(text) for text in re.findall("<pre>(.*?)</pre>", said, re.S))
+    offered = re.search('class="keep" data-path="(.*?)" data-script="(.*?)"', said)
+    return shlex.split(line), toml, offered and [html.unescape(one) for one in offered.groups()]
+
+
+def trained(config, where, root):
+    """What the printed command trains once the file that it asks for was saved by a click; that file."""
+    words, toml, offered = shown(config, where, root)
+    path = root / words[words.index("--config_file") + 1]
+    script = re.search(r"(\w+)\.py$", words[words.index("--config_file") - 1])[1]
+    assert bool(offered) is not path.exists()
+    if offered:
+        assert offered == [str(path), script]
+        Printer([root]).keep(Sent({"path": offered[0], "script": script, "toml": toml}))
+        assert shown(config, where, root) == (words, toml, None)  # and now it is there
+    assert (
+        values(parse(config_class(script), ["--config_file", str(path)])) == values(config) and script == config.script
+    )
+    return path
+
+
+def test_nothing_saved_yet_is_offered_beside_the_result(config, root):
+    assert trained(config, "", root) == root / "my out" / "cat.toml"
+
+
+def test_a_loaded_file_is_named_as_long_as_it_says_the_same(config, root):
+    (root / "cat.toml").write_text(to_toml(config) + "\n# mine\n")
+    before = (root / "cat.toml").read_bytes()
+    assert trained(config, root / "cat.toml", root) == root / "cat.toml"
+    edited = replace(config, learning_rate=0.5)
+    assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"
+    assert trained(replace(config, learning_rate=0.25), root / "cat.toml", root) == root / "cat-3.toml"
+    assert trained(edited, root / "cat.toml", root) == root / "cat-2.toml"  # which says it already
+    assert (root / "cat.toml").read_bytes() == before
+
+
+def test_a_file_that_was_changed_or_deleted_meanwhile_is_noticed(config, root):
+    place = root / "cat.toml"
+    presets.save(place, config, "")
+    assert trained(config, place, root) == place
+    place.write_text(to_toml(replace(config, network_dim=77)))
+    assert trained(config, place, root) == root / "cat-2.toml"
+    place.unlink()
+    assert trained(config, place, root) == place
+    place.unlink()
+    place.mkdir()
+    assert trained(config, place, root) == root / "cat-2.toml"
+
+
+@pytest.mark.parametrize("content", ["", "no toml", "[x", "learning_rate = 'fast'", "guidance_scale = 3.5"])
+def test_a_file_that_is_something_else_is_never_named(config, root, content):
+    (root / "cat.toml").write_text(content)
+    assert trained(config, root / "cat.toml", root) == root / "cat-2.toml"
+    assert (root / "cat.toml").read_text() == content
+
+
+def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
+    given = {"pretrained_model_name_or_path": "/m.safetensors", "output_dir": str(root), "resolution": "1024",
+             "train_data_dir": "/images", "output_name": "x"}  # fmt: skip
+    for script in RUNS:
+        one = build(config_class(script), {**given, "ae": "/ae", "clip_l": "/c", "t5xxl": "/t"}
+                    if script.startswith("flux") else given, notes=[])  # fmt: skip
+        presets.save(root / f"{script}.toml", one, "")
+    sdxl = build(config_class("sdxl_train_network"), given, notes=[])
+    assert trained(sdxl, root / "sdxl_train_network.toml", root) == root / "sdxl_train_network.toml"
+    assert trained(sdxl, root / "flux_train_network.toml", root) == root / "flux_train_network-2.toml"
+
+
+def test_what_a_shell_lacks_is_said_and_tokens_are_not_printed(config, monkeypatch, tmp_path):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    secret = replace(config, wandb_api_key="a-secret-key", log_with="wandb", train_data_dir="images")
+    said = printing.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
+    assert "a-secret-key" not in said and "Set WANDB_API_KEY in that shell" in said and "a note" in said
+    assert "train_data_dir starts there" in said
+    assert "starts there" not in printing.printed(config, "", {}, [], [tmp_path.resolve()])
+
+
+def test_the_button_writes_configs_only_and_only_new_files_below_the_roots(config, root, tmp_path):
+    (root / "mine.toml").write_text("mine")
+    good = {"path": str(root / "new.toml"), "script": config.script, "toml": to_toml(config)}
+    for wrong in ({"path": str(root / "mine.toml")}, {"path": "/etc/new.toml"}, {"path": str(root / "new.py")},
+                  {"toml": "[["}, {"toml": "evil = 1"}, {"script": "os"}, {"path": 7}, {"toml": None}):  # fmt: skip
+        with pytest.raises(ConfigError):
+            Printer([root]).keep(Sent({**good, **wrong}))
+    assert (root / "mine.toml").read_text() == "mine" and not (root / "new.toml").exists()
+
+
+def test_where_nothing_may_be_looked_at_the_file_counts_as_missing(config, root):
+    elsewhere = root / "allowed"
+    words, _, offered = shown(config, "", elsewhere)
+    assert offered[0] == words[-1] == str(root / "my out" / "cat.toml")
+    with pytest.raises(ConfigError, match="outside"):
+        printing.printed(config, "/etc/cat.toml", {}, [], [elsewhere])
+
+
+def test_quotes_of_windows_keep_a_path_in_one_piece(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert printable(["python", "--config_file", r"C:\my out\cat.toml"]) == r'python --config_file "C:\my out\cat.toml"'
+
+
+# ---- in a browser
+
+
+def on_screen(visitor):
+    sent = json.loads(visitor.page.evaluate("window.kohya.read('lora')"))
+    return build(config_class("sdxl_train_network"), sent["values"], notes=[])
+
+
+def printed_for(visitor):
+    before = visitor.page.locator(".message:visible").get_attribute("data-said")
+    visitor.click("Print command")
+    visitor.until("Train runs this command", f".message:not([data-said='{before}'])")
+    return shlex.split(visitor.page.locator(".message:visible pre").first.inner_text())[-1]
+
+
+@pytest.mark.browser
+def test_what_is_loaded_imported_uploaded_or_edited_is_what_the_command_trains(visit, served, tmp_path):
+    visitor, root = visit(), served[1]
+    visitor.fill(pretrained_model_name_or_path="/models/base.safetensors", train_data_dir="/images", resolution="1024",
+                 output_name="dog", max_train_steps="40", output_dir=root / "results")  # fmt: skip
+    place = visitor.page.get_by_placeholder("Config file").locator("visible=true")
+
+    def check(name):
+        path = printed_for(visitor)
+        if visitor.page.locator(".message button.keep:visible").count():
+            visitor.click("Save the file")
+            visitor.until("Saved")
+        assert path == str(root / name)
+        assert values(parse(config_class("sdxl_train_network"), ["--config_file", path])) == values(on_screen(visitor))
+
+    place.fill(str(root / "dog.toml"))
+    visitor.click("Save config")
+    visitor.until("Saved")
+    check("dog.toml")
+    visitor.fill(max_train_steps="41")
+    check("dog-2.toml")
+    visitor.click("Load config")
+    visitor.until("Loaded dog.toml")
+    visitor.fill(max_train_steps="42")
+    check("dog-3.toml")
+    foreign = {"sdxl": True, "LoRA_type": "Standard", "network_dim": "24", "output_dir": str(root / "theirs"),
+               "output_name": "fox", "pretrained_model_name_or_path": "/m.safetensors", "train_data_dir": "/images",
+               "max_resolution": "1024,1024"}  # fmt: skip
+    (root / "fox.json").write_text(json.dumps(foreign), encoding="utf-8")
+    place.fill(str(root / "fox.json"))
+    visitor.click("Load config")
+    visitor.until("Loaded fox.json")
+    check("theirs/fox.toml")
+    (tmp_path / "up.toml").write_text((root / "dog.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    visitor.page.locator("input[type=file]").locator("nth=0").set_input_files(tmp_path / "up.toml")
+    visitor.until("Loaded up.toml")
+    check("results/dog.toml")
