@@ -1,6 +1,7 @@
 """The demo's files are what they claim to be, are made once, and are never written over anything else."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from library.config.schema import build, read_toml
-from library.demo import files, free_name, images, lora, summary
+from library.demo import files, free_name, images, lora, measured, summary
 from library.families import RUNS, config_class, weights
 
 
@@ -136,6 +137,46 @@ def test_the_summary_is_read_from_the_records(tmp_path):
     shown = "\n".join(summary.table({"eager": eager, "compiled": fast}))
     for row in ("steps per second 2.00 2.00", "compile seconds - 12.5", "graphs - 2", "recompiles - 0"):
         assert row.split() in [line.split() for line in shown.splitlines()]
+
+
+def compared(tmp_path, speeds, seconds=12.0, device="cpu"):
+    """The summary's sentences about compiling, for steps per second without and with it."""
+    eager = replace(outcome(tmp_path, "eager", [1.0, 0.9]), speed=speeds[0], device=device)
+    made = {"num_graphs": 2, "recompiles": 0, "seconds": seconds, "fallback": ""}
+    fast = replace(outcome(tmp_path, "fast", [1.0, 0.9], made), speed=speeds[1], device=device)
+    return summary.verdict("sdxl", eager, fast)
+
+
+def test_a_loss_by_compiling_is_said_with_what_a_gpu_gives(tmp_path):
+    first, second, third = compared(tmp_path, (3.84, 2.38), 148.0)
+    assert first == "Compiling did not pay here: 2.38 steps per second instead of 3.84, after 148.0 s of compiling."
+    assert "processor" in second
+    assert re.search(
+        r"H200 a step of full-size SDXL took 0\.772 s eagerly .* and 0\.0965 s compiled .*reduce-over", third
+    )
+    assert "docs/measured/" in third and "slow" in third  # the factor is also one of the processor
+
+
+def test_a_gain_by_compiling_says_when_its_time_is_recovered(tmp_path):
+    (only,) = compared(tmp_path, (2.0, 4.0), device="cuda")
+    assert only == "Compiled steps were 2.00 times as fast; the 12.0 s of compiling are recovered after 48 steps."
+
+
+def test_speeds_that_are_not_known_are_not_compared(tmp_path):
+    assert compared(tmp_path, (None, 2.0), device="cuda") == []
+
+
+def test_without_measurements_of_both_the_demo_says_where_figures_are(tmp_path):
+    assert "docs/performance.md" in measured.gain("flux", tmp_path)
+    half = {"trainer": "here", "family": "flux", "method": "lora", "batch": 1, "how": "checkpointing", "s_it": 1.0}
+    (tmp_path / "2030-01-01-gpu.json").write_text(json.dumps({"machine": {"gpu": "GPU"}, "rows": [half]}))
+    assert "docs/performance.md" in measured.gain("flux", tmp_path)
+
+
+def test_the_demo_of_sdxl_compiles_what_takes_seconds(demo):
+    for script in ("sdxl_train_network", "sdxl_train"):
+        assert config_of(demo, script).compile.compile_blocks == "transformer:all"
+    assert config_of(demo, "flux_train_network").compile.compile_blocks is None
 
 
 def test_an_eager_run_has_no_compile_numbers(tmp_path):

@@ -36,13 +36,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "kohya demo", description="Make a tiny model and pictures, and train a LoRA on them."
+        "kohya demo", description="Make a tiny model and images, and train a LoRA on them."
     )
     parser.add_argument("--family", choices=(*FAMILIES, "both"), default="flux", help="which model (default: flux)")
-    parser.add_argument("--out", default="demo", metavar="DIR", help="where everything goes (default: demo)")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of training, in place of the TOML's number")
+    parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
+    parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
     parser.add_argument("--no-compile", action="store_true", help="train once only, without torch.compile")
-    parser.add_argument("--no-train", action="store_true", help="write the files, and leave the training to you")
+    parser.add_argument("--no-train", action="store_true", help="write the files and do not train")
     return parser
 
 
@@ -93,6 +93,6 @@ def closing(demo: Demo, script: str) -> list[str]:
         f"  models    {demo.folder / 'models'}",
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
-        "Next: look at it in the page (./setup.sh gui), or change a TOML and train again:",
+        "Next: open the page (./setup.sh gui), or change a TOML and train again:",
         f"  {kohya} train {script} --config_file {demo.configs[script]}",
     ]

@@ -1,11 +1,12 @@
 """What came of the demo's trainings, in a few lines: read from their records, as anyone could."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from library.demo import configs, lora
+from library.demo import configs, lora, measured
 from library.runs import reader
 
 
@@ -19,6 +20,7 @@ class Outcome:
     compiled: Mapping[str, Any] = field(default_factory=dict)  # seconds, num_graphs, recompiles; empty when eager
     fallback: str = ""  # why it was not compiled though it should have been
     file: Path | None = None
+    device: str = ""  # as PyTorch calls it: cpu, cuda
 
     @property
     def first(self) -> float | None:
@@ -52,6 +54,7 @@ def read(folder: Path) -> Outcome:
         compiled if compiled.get("num_graphs") else {},
         compiled.get("fallback") or "",
         file if file.is_file() else None,
+        (facts.get("hardware") or {}).get("device") or "",
     )
 
 
@@ -75,6 +78,7 @@ def text(script: str, outcomes: Mapping[str, Outcome], config: Any) -> str:
     eager, fast = outcomes["eager"], outcomes.get("compiled")
     if fast and fast.compiled and (apart := difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
+        lines += [f"  {line}" for line in verdict(script.split("_")[0], eager, fast)]
     if fast and fast.fallback:
         lines.append(f"  It was not compiled: {fast.fallback}")
     if file := (fast or eager).file:
@@ -93,6 +97,27 @@ def table(outcomes: Mapping[str, Outcome]) -> list[str]:
         "loss, first to last": [f"{shown(o.first, '.4f')} to {shown(o.last, '.4f')}" for o in outcomes.values()],
     }
     return [f"  {name:<20}" + "".join(f"{cell:>20}" for cell in cells) for name, cells in rows.items()]
+
+
+def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
+    """Whether compiling was worth its time in this demo; on a processor also what it gives on a GPU."""
+    said, spent = [], fast.compiled.get("seconds") or 0.0
+    if eager.speed and fast.speed:
+        saved = 1 / eager.speed - 1 / fast.speed
+        if fast.speed >= 1.02 * eager.speed:
+            said.append(
+                f"Compiled steps were {fast.speed / eager.speed:.2f} times as fast; "
+                f"the {spent:.1f} s of compiling are recovered after {math.ceil(spent / saved)} steps."
+            )
+        else:
+            said.append(
+                f"Compiling did not pay here: {fast.speed:.2f} steps per second instead of {eager.speed:.2f}, "
+                f"after {spent:.1f} s of compiling."
+            )
+    if fast.device == "cpu":
+        said.append("On a processor compiling often does not pay: torch.compile is for GPUs, and this model is tiny.")
+        said.append(measured.gain(family))
+    return said
 
 
 def compile_time(outcome: Outcome) -> str:

@@ -1,0 +1,37 @@
+"""What compiling gave with full-size models on a GPU, from the measurements in docs/measured."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
+TITLES = {"flux": "FLUX.1", "sdxl": "SDXL"}
+
+
+def gain(family: str, folder: Path = FOLDER) -> str:
+    """A sentence with the newest figures of a LoRA step with checkpointing, eager and compiled, and their file.
+
+    Where there are none it says where figures are explained.
+    """
+    for path in sorted(folder.glob("*.json"), reverse=True):
+        known = json.loads(path.read_text(encoding="utf-8"))
+        eager = min(_steps(known, family, compiled=False), default=None)
+        fast = min(_steps(known, family, compiled=True), default=None)
+        if eager and fast:
+            note = known["machine"].get("note", "")
+            return (
+                f"On an {known['machine']['gpu']} a step of full-size {TITLES[family]} took {eager[1]:.3g} s eagerly "
+                f"({eager[2]}) and {fast[1]:.3g} s compiled ({fast[2]}): docs/measured/{path.name}."
+                + (f" {note}" if TITLES[family] in note else "")
+            )
+    return "docs/performance.md says what compiling gives with full-size models on a GPU."
+
+
+def _steps(known: dict[str, Any], family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
+    """Number of settings, seconds per step and settings of each row; the fewest settings show compiling alone."""
+    for row in known["rows"]:
+        settings = [word.strip() for word in row["how"].split(",")]
+        own = (row["trainer"], row["family"], row["method"], row["batch"]) == ("here", family, "lora", 1)
+        if own and "checkpointing" in settings and ("compile" in settings) == compiled:
+            yield len(settings), row["s_it"], row["how"]
