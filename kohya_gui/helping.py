@@ -76,13 +76,15 @@ class Helper:
             raise ConfigError("there is no such preset: load the page again")
         family = given.family if chosen.is_profile else chosen.family
         right = values(form.rough(given))  # what is wrong elsewhere in the form is no reason to refuse
-        config = presets.apply(chosen, form.configs[family], {n: v for n, v in right.items() if n in given.values})
+        now, notes = {n: v for n, v in right.items() if n in given.values}, []
+        config = presets.apply(chosen, form.configs[family], now, notes)
         made = values(config)
         if chosen.is_profile:  # all that it does not touch stays as it is written, right or wrong
             made = {name: value for name, value in made.items() if value != right[name]}
         fill = json.dumps({"family": family, "values": form.shown(family, made)})
         title = compiling.name(chosen) if chosen.is_profile else chosen.title
-        return {"fill": fill, "title": title, "text": compiling.about(chosen), "profile": chosen.is_profile}
+        return {"fill": fill, "title": title, "text": compiling.about(chosen), "profile": chosen.is_profile,
+                "notes": notes}  # fmt: skip
 
     def choices(self, sent: Sent) -> dict[str, Any]:
         """What can be compared."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from library import optimizers
 from library.config import foreign
 from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml
 from library.families import RUNS, config_class
@@ -64,10 +65,11 @@ def presets(adapters: bool) -> list[Preset]:
     return fitting + [preset for preset in found if preset.is_profile]
 
 
-def apply(preset: Preset, config: type, now: Mapping[str, Any]) -> Any:
+def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str] | None = None) -> Any:
     """A preset on top of the defaults, with the paths and names that are filled in `now` kept.
 
-    A profile keeps more: all but the options of compiling, and those that any profile sets.
+    A profile keeps more: all but the options of compiling, and those that any profile sets. Where the package of the
+    preset's optimizer does not work here, the nearest optimizer that does stands in for it, and `notes` say so.
     """
     known = options(config)
     if preset.is_profile:
@@ -77,7 +79,18 @@ def apply(preset: Preset, config: type, now: Mapping[str, Any]) -> Any:
         }
     else:
         kept = {name: value for name, value in now.items() if name in known and _is_own(known[name])}
-    return build(config, {**kept, **read_toml(preset.path)}, preset.path.name, notes=[])
+    return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
+
+
+def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any]:
+    wanted = str(found.get("optimizer_type", ""))
+    if not wanted or not (why := optimizers.trouble(wanted)):
+        return found
+    other = optimizers.nearest(wanted)
+    if notes is not None:
+        notes.append(f"optimizer_type is {other} here, as {wanted} {why}")
+    kept = optimizers.carried(found.get("optimizer_args", ()))
+    return {**found, "optimizer_type": other, **({"optimizer_args": list(kept)} if "optimizer_args" in found else {})}
 
 
 def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str]) -> Any:

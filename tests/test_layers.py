@@ -23,12 +23,14 @@ LAB = tuple(f"library.bench.{part}" for part in ("candidates", "picture", "repor
 MAY_IMPORT = {
     "library.config": (),
     "library.files": ("library.config",),
+    "library.packages": BOTTOM,
+    "library.optimizers": (*BOTTOM, "library.packages"),
     **{f"{family}.options": ("library.config",) for family in FAMILIES},
     **{family: (*BOTTOM, "library.families", "library.objectives") for family in FAMILIES},
     "library.families": BOTTOM,
     "library.runs": BOTTOM,
     "library.objectives": (*BOTTOM, *PROTOCOL),
-    "library.learners": (*BOTTOM, *PROTOCOL, "library.tools", "library.memory.blocks"),
+    "library.learners": (*BOTTOM, *PROTOCOL, "library.packages", "library.tools", "library.memory.blocks"),
     "library.data": (*BOTTOM, *PROTOCOL),
     "library.compile_utils": (*BOTTOM, *COMPILING, "library.memory.blocks"),
     "library.compile_ready": (*BOTTOM, "library.compile_cache", "library.compile_checks"),
@@ -50,6 +52,8 @@ MAY_IMPORT = {
     "kohya_gui": (
         *BOTTOM,
         *LAB,
+        "library.optimizers",
+        "library.packages",
         "library.runs",
         "library.families",
         "library.tools",
@@ -62,7 +66,8 @@ MAY_IMPORT = {
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
-NEVER_HEAVY = ("library.config", "library.files", "library.runs", "library.curation", "library.jobs", "kohya_gui", *LAB)
+NEVER_HEAVY = ("library.config", "library.files", "library.packages", "library.optimizers", "library.runs",
+               "library.curation", "library.jobs", "kohya_gui", *LAB)  # fmt: skip
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.bench.doctor", "library.train")
 ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it
 

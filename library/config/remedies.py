@@ -12,6 +12,7 @@ from typing import Any
 from library.config.schema import ConfigError, build, missing, options, values
 
 USUAL_REPEATS = 10  # of a folder whose name does not say them, as guides for sd-scripts have it
+COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # of optimizers, which mean the same in most of them
 Remedy = Callable[[re.Match[str], Any], dict[str, Any]]
 
 
@@ -53,6 +54,20 @@ def _free_name(config: Any) -> dict[str, Any]:
     return {"output_name": f"{stem}-{number}"}
 
 
+def _optimizer(config: Any, name: str, rate: str | None) -> dict[str, Any]:
+    """Another optimizer, with the arguments that mean the same to it; a `rate` replaces all learning rates."""
+    optim = config.optim
+    kept = tuple(pair for pair in optim.optimizer_args if pair.partition("=")[0].strip() in COMMON_ARGUMENTS)
+    found: dict[str, Any] = {"optimizer_type": name}
+    found |= {"optimizer_args": kept} if kept != optim.optimizer_args else {}
+    found |= {old: False for old in ("use_8bit_adam", "use_lion_optimizer") if getattr(optim, old)}
+    if rate:
+        found["learning_rate"] = float(rate)
+        found |= _default(config, "unet_lr") if getattr(optim, "unet_lr", None) else {}
+        found |= _default(config, "text_encoder_lr") if getattr(optim, "text_encoder_lr", None) else {}
+    return found
+
+
 REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^resolution is not set", lambda m, c: {"resolution": "1024"}),
     (r"^output_name: .*(would be overwritten|writes these files)", lambda m, c: _free_name(c)),
@@ -76,7 +91,9 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^int8_base and .* exclude each other", lambda m, c: _off("int8_base")),
     (r"set mixed_precision = bf16|^mixed_precision: fp16 needs a GPU", lambda m, c: {"mixed_precision": "bf16"}),
     (r"set optimizer_type = Adafactor", lambda m, c: {"optimizer_type": "Adafactor"}),
-    (r"^optimizer_type (?P<one>\w*)AdamW(?:8bit|32bit)? needs a package", lambda m, c: {"optimizer_type": "AdamW"}),
+    (r"^optimizer_type .*\bset optimizer_type = (?P<other>\w+)(?: and learning_rate = (?P<rate>[\d.e-]+))?",
+     lambda m, c: _optimizer(c, m["other"], m["rate"])),
+    (r"^max_grad_norm hinders", lambda m, c: {"max_grad_norm": 0.0}),
     (r"set gradient_accumulation_steps = 1", lambda m, c: {"gradient_accumulation_steps": 1}),
     (r"^lr_warmup_steps does not go with", lambda m, c: {"lr_scheduler": "constant_with_warmup"}
      if not c.optim.lr_scheduler_type else {"lr_warmup_steps": 0}),

@@ -7,7 +7,6 @@ layers they belong to, so that they move, are found and are synchronised togethe
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import logging
 import types
@@ -18,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from library import packages
 from library.config.schema import ConfigError
 from library.learners import network_args, snapshot
 from library.learners.lora import Unmatched, dtype_of, file_of, tell
 from library.memory.blocks import with_gradient
 
-PIP = {"lycoris": "lycoris-lora"}
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
 # names; so its users' files do not contain them.
 OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
@@ -138,8 +137,10 @@ def problems(config: Any) -> Iterator[str]:
     if module.startswith("networks."):
         return
     package = module.split(".")[0]
-    if importlib.util.find_spec(package) is None:
-        yield f"network_module {module} needs a package that is not installed: pip install {PIP.get(package, package)}"
+    if not packages.installed(package):
+        yield f"network_module {module} {packages.absent(package)}"
+    elif error := packages.failure(package) if package in packages.PACKAGES else "":
+        yield f"network_module {module} {packages.broken(package, error)}"
 
 
 def attach(parts: Any, family: Any, config: Any) -> Foreign:
@@ -147,7 +148,10 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
     if wrong := [*problems(config), *network_args.problems(config)]:
         raise ConfigError("\n".join(wrong))
     name, settings = config.network.module, network_args.texts(config)
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # a package that does not fit this machine raises what it likes
+        raise ConfigError(f"network_module {name} cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(module, "create_network"):
         raise ConfigError(f"network_module {name} has no create_network: write lycoris.kohya, or leave it empty")
     dim, alpha = config.network.network_dim or 4, config.network.network_alpha

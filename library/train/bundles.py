@@ -34,7 +34,8 @@ class Bundle:
         self.waiting: set[int] = set()  # weights whose gradient has not come yet, by id
         self.stepped = -1  # the last step that was taken
         own = {key: value for key, value in group.items() if key != "params"}
-        self._stand_ins = [nn.Parameter(torch.empty(0, device=p.device)) for _, p in weights]
+        # Of as many dimensions as the weights, by which an optimizer may sort them.
+        self._stand_ins = [nn.Parameter(torch.empty((0,) * max(1, p.dim()), device=p.device)) for _, p in weights]
         self.optimizer = make([{**own, "params": self._stand_ins}])
 
     def wait(self) -> None:
@@ -45,7 +46,8 @@ class Bundle:
     def step(self, step: int) -> None:
         """Update the weights that have a gradient, and let the gradients go."""
         self.stepped = step
-        self.optimizer.param_groups[0]["lr"] = self.group["lr"]
+        for group in self.optimizer.param_groups:  # several where it has sorted the weights
+            group["lr"] = self.group["lr"]
         lent = []
         for (number, p), stand_in in zip(self.weights, self._stand_ins, strict=True):
             gradient, p.grad = p.grad, None

@@ -1,71 +1,31 @@
 """What `optimizer_type`, `lr_scheduler_type` and their arguments name: classes of other packages."""
 
 import ast
+import contextlib
 import importlib
-import importlib.util
 import inspect
+import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+from library import optimizers, packages
 from library.config.schema import ConfigError
 from library.config.values import meant, shown
+from library.optimizers import MAKERS, Maker
 
-
-@dataclass(frozen=True)
-class Maker:
-    """Where an optimizer comes from."""
-
-    module: str
-    name: str
-    pip: str = ""
-    always: dict[str, Any] = field(default_factory=dict)  # arguments the name stands for
-    defaults: dict[str, Any] = field(default_factory=dict)  # arguments optimizer_args may change
-
-
-BNB, FREE, DADAPT = "bitsandbytes", "schedulefree", "dadaptation"
-NESTEROV = {"always": {"nesterov": True}, "defaults": {"momentum": 0.9}}
-# Names are read without regard to case, as sd-scripts does.
-MAKERS = {
-    "adamw": Maker("torch.optim", "AdamW"),
-    "sgdnesterov": Maker("torch.optim", "SGD", **NESTEROV),
-    "adamw8bit": Maker("bitsandbytes.optim", "AdamW8bit", BNB),
-    "pagedadamw": Maker("bitsandbytes.optim", "PagedAdamW", BNB),
-    "pagedadamw8bit": Maker("bitsandbytes.optim", "PagedAdamW8bit", BNB),
-    "pagedadamw32bit": Maker("bitsandbytes.optim", "PagedAdamW32bit", BNB),
-    "lion8bit": Maker("bitsandbytes.optim", "Lion8bit", BNB),
-    "pagedlion8bit": Maker("bitsandbytes.optim", "PagedLion8bit", BNB),
-    "sgdnesterov8bit": Maker("bitsandbytes.optim", "SGD8bit", BNB, **NESTEROV),
-    "lion": Maker("lion_pytorch", "Lion", "lion-pytorch"),
-    "prodigy": Maker("prodigyopt", "Prodigy", "prodigyopt"),
-    "adafactor": Maker("transformers.optimization", "Adafactor", "transformers"),
-    "dadaptation": Maker("dadaptation.experimental", "DAdaptAdamPreprint", DADAPT),
-    "dadaptadampreprint": Maker("dadaptation.experimental", "DAdaptAdamPreprint", DADAPT),
-    "dadaptadagrad": Maker(DADAPT, "DAdaptAdaGrad", DADAPT),
-    "dadaptadam": Maker(DADAPT, "DAdaptAdam", DADAPT),
-    "dadaptadan": Maker(DADAPT, "DAdaptAdan", DADAPT),
-    "dadaptadanip": Maker("dadaptation.experimental", "DAdaptAdanIP", DADAPT),
-    "dadaptlion": Maker(DADAPT, "DAdaptLion", DADAPT),
-    "dadaptsgd": Maker(DADAPT, "DAdaptSGD", DADAPT),
-    "adamwschedulefree": Maker(FREE, "AdamWScheduleFree", FREE),
-    "radamschedulefree": Maker(FREE, "RAdamScheduleFree", FREE),
-    "sgdschedulefree": Maker(FREE, "SGDScheduleFree", FREE),
-}
+# What belongs to one weight alone, and steps it in the type that it is given: besides these, all of three packages.
+ALONE = ("came", "adammini", "muon")
 
 
 def maker(config: Any) -> Maker:
-    """The line of the table, or torch.optim.<Name>, or module.Class."""
-    name = config.optim.optimizer
-    if known := MAKERS.get(name.lower()):
-        return known
-    module, _, cls = name.rpartition(".")
-    return Maker(module or "torch.optim", cls, module.split(".")[0])
+    """Who makes the optimizer of a config."""
+    return optimizers.maker(config.optim.optimizer)
 
 
 def arguments(config: Any) -> dict[str, Any]:
     """optimizer_args read, over the defaults of the table. Raises ConfigError naming all that cannot be read."""
     own = {**maker(config).defaults, **read_arguments(config.optim.optimizer_args, "optimizer_args")}
-    if maker(config).name == "Adafactor":
+    if maker(config) is MAKERS["adafactor"]:
         own.setdefault("relative_step", True)
         if own.get("warmup_init"):
             own["relative_step"] = True
@@ -74,12 +34,15 @@ def arguments(config: Any) -> dict[str, Any]:
 
 def relative_step(config: Any) -> bool:
     """Whether Adafactor finds the learning rate itself, which is its default."""
-    return maker(config).name == "Adafactor" and bool(arguments(config).get("relative_step"))
+    return maker(config) is MAKERS["adafactor"] and bool(arguments(config).get("relative_step"))
 
 
 def is_schedule_free(config: Any) -> bool:
     """Whether the optimizer keeps an average that must be swapped in for samples and saving."""
-    return maker(config).name.endswith("ScheduleFree")
+    cls = maker(config)
+    if cls is MAKERS["prodigyplusschedulefree"]:
+        return bool(arguments(config).get("use_schedulefree", True))
+    return "ScheduleFree" in cls.name
 
 
 def steps_alone(config: Any) -> bool:
@@ -88,6 +51,8 @@ def steps_alone(config: Any) -> bool:
     The 8-bit and paged ones of bitsandbytes have kernels of their own; those that find their rate look at all weights.
     """
     cls = maker(config)
+    if cls in [MAKERS[name] for name in ALONE]:
+        return True
     return cls.module in ("torch.optim", "lion_pytorch", "transformers.optimization") and cls.name != "LBFGS"
 
 
@@ -112,35 +77,54 @@ def read_arguments(pairs: Iterable[str], option: str) -> dict[str, Any]:
     return found
 
 
-def missing_package(module: str, pip: str) -> str:
+def missing_package(module: str) -> str:
     """What to install when the module's package is not there; else nothing."""
     package = module.split(".")[0]
-    try:
-        there = importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        there = False
-    return "" if there else f"needs a package that is not installed: pip install {pip or package}"
+    return "" if packages.installed(package) else packages.absent(package)
 
 
 def load(cls: Maker) -> type:
     """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
     try:
-        return getattr(importlib.import_module(cls.module), cls.name)
-    except AttributeError:
-        known = [n for n, v in vars(importlib.import_module(cls.module)).items() if isinstance(v, type)]
-        raise ConfigError(f"{cls.module} has no {cls.name}{meant(cls.name, known)}") from None
-    except ImportError as e:
+        with _without_warnings(cls.module):
+            module = importlib.import_module(cls.module)
+    except Exception as e:  # a package that does not fit this machine raises what it likes
         raise ConfigError(f"{cls.module} cannot be loaded: {e}") from e
+    known = {name.lower(): made for name, made in vars(module).items() if isinstance(made, type)}
+    if (made := getattr(module, cls.name, None) or known.get(cls.name.lower())) is None:
+        names = [made.__name__ for made in known.values()]
+        raise ConfigError(f"{cls.module} has no {cls.name}{meant(cls.name, names)}")
+    return made
+
+
+@contextlib.contextmanager
+def _without_warnings(module: str) -> Iterator[None]:
+    """What packages say of themselves as they are loaded, such as kernels for inference that are not there."""
+    log = logging.getLogger(module.split(".")[0])
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str) -> Iterator[str]:
     """A sentence for each argument that a function does not take."""
+    function = theirs(function)
     try:
         known = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return
-    if any(p.kind is p.VAR_KEYWORD for p in known.values()):
+    # Those of pytorch_optimizer take whatever is given, and leave out what they do not know.
+    passes_on = not getattr(function, "__module__", "").startswith("pytorch_optimizer.")
+    if passes_on and any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return
     for name in own:
         if name not in known:
             yield f"{option}: {title} has no argument {name}{meant(name, known)}"
+
+
+def theirs(cls: Any) -> Any:
+    """The class of a package behind one of ours that sorts weights for it; any other as it is."""
+    return cls.__mro__[1] if getattr(cls, "__module__", "") == "library.train.grouped" else cls

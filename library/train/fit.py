@@ -28,7 +28,10 @@ SWAP = 1 / 80e9  # seconds that a swapped byte costs in each step, beside what i
 IN_FLIGHT = 2.5  # swapped blocks that are on their way in or out at a time
 # States of the optimizer, in bytes for each number that learns.
 STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit": 0, "lion": 4, "lion8bit": 1,
-          "pagedlion8bit": 0, "sgdnesterov": 4, "sgdnesterov8bit": 1, "adafactor": 0.1, "prodigy": 16}  # fmt: skip
+          "pagedlion8bit": 0, "sgdnesterov": 4, "sgdnesterov8bit": 1, "adafactor": 0.1, "prodigy": 16, "came": 4,
+          "adammini": 4, "muon": 4, "prodigyplusschedulefree": 5, "dadaptation": 12, "dadaptadampreprint": 12,
+          "dadaptadagrad": 12, "dadaptadam": 12, "dadaptadan": 20, "dadaptadanip": 20, "dadaptsgd": 12,
+          "sgdschedulefree": 4}  # fmt: skip
 USUAL_STATES = 8  # two float32 numbers, as AdamW has them
 # Of a block's matrices, the share that each token meets: modulation is asked once for a picture, the keys and values of
 # words are few, and a double block has one half for the image and one for the words.

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from library import optimizers, packages
 from library.config.schema import ConfigError
-from library.train import bundles
+from library.train import bundles, trial
 from library.train.choices import (
     Maker,
     arguments,
@@ -17,6 +18,7 @@ from library.train.choices import (
     missing_package,
     relative_step,
     steps_alone,
+    theirs,
     unknown_arguments,
 )
 from library.train.schedule import problems as schedule_problems
@@ -27,6 +29,8 @@ __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems"
 log = logging.getLogger(__name__)
 
 HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS = 2e-2, 2e-3  # learning rates that nobody means
+USUAL_RATES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "Lion", "Lion8bit",
+               "PagedLion8bit", "CAME", "AdamMini", "Muon")  # fmt: skip
 
 
 def optimizer(learner: Any, config: Any, seed: int = 0) -> Any:
@@ -69,7 +73,12 @@ def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
     if cls.name == "AdamW" and cls.module == "torch.optim" and with_cuda and not {"fused", "foreach"} & own.keys():
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
-    return load(cls)(groups, lr=rate, **always, **own)
+    try:
+        return load(cls)(groups, lr=rate, **always, **own)
+    except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which takes nothing but matrices
+        raise ConfigError(
+            f"optimizer_type {config.optim.optimizer} does not take these weights or arguments: {error}"
+        ) from error
 
 
 def problems(config: Any) -> Iterator[str]:
@@ -79,8 +88,9 @@ def problems(config: Any) -> Iterator[str]:
         own = arguments(config)
     except ConfigError as e:
         yield from str(e).splitlines()
-    if absent := missing_package(cls.module, cls.pip):
-        yield f"optimizer_type {config.optim.optimizer} {absent}"
+    if unusable := _unusable(cls):
+        advice = optimizers.advice(config.optim.optimizer, config.adapters)
+        yield f"optimizer_type {config.optim.optimizer} {unusable}; or {advice}"
     else:
         yield from _signature_problems(cls, own, config.optim.optimizer)
     if config.optim.ema_decay and is_schedule_free(config):
@@ -98,7 +108,7 @@ def _still(config: Any) -> Iterator[str]:
         others = [optim.unet_lr, *optim.text_encoder_lr, *(a for a in config.network.network_args if "_reg_lrs" in a)]
     else:
         others = [getattr(optim, name, None) for name in encoders if getattr(config.steps, "train_text_encoder", False)]
-    if not optim.learning_rate and not any(others) and maker(config).name != "Adafactor":
+    if not optim.learning_rate and not any(others) and maker(config) is not optimizers.MAKERS["adafactor"]:
         usual = "1e-4" if config.adapters else "1e-5"
         yield f"learning_rate is 0, so nothing would learn: {usual} is usual"
 
@@ -106,10 +116,12 @@ def _still(config: Any) -> Iterator[str]:
 def notes(config: Any) -> Iterator[str]:
     """What is allowed but seldom meant, or has no effect, a sentence each."""
     name = maker(config).name
-    if (name.startswith("DAdapt") or name == "Prodigy") and config.optim.learning_rate <= 0.1:
+    if maker(config).finds_rate and config.optim.learning_rate <= 0.1:
         yield f"learning_rate {config.optim.learning_rate} is small for {name}, which finds its own step: use about 1.0"
+    if name == "ProdigyPlusScheduleFree" and config.optim.max_grad_norm:
+        yield f"max_grad_norm hinders {name}, which limits its steps by itself: set max_grad_norm = 0"
     most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
-    if name in ("AdamW", "AdamW8bit", "Lion", "Lion8bit") and config.optim.learning_rate > most:
+    if name in USUAL_RATES and config.optim.learning_rate > most:
         usual = "1e-4 for LoRA" if config.adapters else "1e-5 for a whole model"
         yield f"learning_rate {config.optim.learning_rate} is very high for {name} and may end in NaN; {usual} is usual"
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
@@ -119,7 +131,8 @@ def notes(config: Any) -> Iterator[str]:
         yield f"lr_warmup_steps {warm} is not below max_train_steps: the learning rate never reaches its value"
     precision = config.precision
     half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
-    if half and not steps_alone(config):
+    by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it rounds as we do
+    if half and not steps_alone(config) and not by_chance:
         yield f"{half}: {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not"
     if not config.optim.ema_decay:
         for option in ("ema_every_n_steps", "ema_device"):
@@ -132,7 +145,7 @@ def notes(config: Any) -> Iterator[str]:
 def describe(config: Any) -> str:
     """The optimizer as metadata names it: module.Class(k=v,...)."""
     cls, own = maker(config), arguments(config)
-    made = load(cls)
+    made = theirs(load(cls))
     text = ",".join(f"{key}={value}" for key, value in own.items())
     return f"{made.__module__}.{made.__name__}" + (f"({text})" if text else "")
 
@@ -159,11 +172,29 @@ def averaged(made: Any) -> Iterator[None]:
         train_mode(made)
 
 
+def _unusable(cls: Maker) -> str:
+    """Why the package of an optimizer cannot be used, and how to get it; it is really tried."""
+    if absent := missing_package(cls.package):
+        return absent
+    error = tried(cls) if cls in optimizers.MAKERS.values() and cls.package in packages.PACKAGES else ""
+    return packages.broken(cls.package, error) if error else ""
+
+
+def tried(cls: Maker) -> str:
+    """What went wrong when this optimizer stepped a small weight here, '' if nothing did."""
+    packages.remember(cls.package, error := trial.optimizer(cls))
+    return error
+
+
 def _signature_problems(cls: Maker, own: dict[str, Any], title: str) -> Iterator[str]:
     try:
         if not isinstance(load(cls), type):
             yield f"optimizer_type {title}: this is no class of optimizers; AdamW is one"
             return
-        yield from unknown_arguments(load(cls), own, "optimizer_args", title)
+        unknown = list(unknown_arguments(load(cls), own, "optimizer_args", title))
     except ConfigError as e:
         yield f"optimizer_type {title}: {e}"
+        return
+    yield from unknown
+    if own and not unknown and (error := trial.arguments(cls, own)):
+        yield f"optimizer_args: {title} does not take these values ({error})"

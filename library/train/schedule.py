@@ -90,7 +90,7 @@ def _needs(name: str, config: Any, own: dict[str, Any]) -> Iterator[str]:
 
 def _custom_problems(config: Any, own: dict[str, Any]) -> Iterator[str]:
     cls = _custom(config)
-    if absent := missing_package(cls.module, cls.pip):
+    if absent := missing_package(cls.module):
         yield f"lr_scheduler_type {config.optim.lr_scheduler_type} {absent}"
         return
     try:
@@ -101,7 +101,7 @@ def _custom_problems(config: Any, own: dict[str, Any]) -> Iterator[str]:
 
 def _custom(config: Any) -> Maker:
     module, _, name = config.optim.lr_scheduler_type.rpartition(".")
-    return Maker(module or "torch.optim.lr_scheduler", name, module.split(".")[0])
+    return Maker(module or "torch.optim.lr_scheduler", name)
 
 
 def _chosen(config: Any) -> tuple[str, str]:

@@ -20,7 +20,11 @@ OptimizerName = Literal[
     "SGDNesterov",
     "SGDNesterov8bit",
     "Adafactor",
+    "CAME",
+    "AdamMini",
+    "Muon",
     "Prodigy",
+    "ProdigyPlusScheduleFree",
     "DAdaptation",
     "DAdaptAdamPreprint",
     "DAdaptAdaGrad",
@@ -260,6 +264,11 @@ class Optim:
         if sum(chosen.values()) > 1:
             names = [name for name, on in chosen.items() if on]
             yield f"{' and '.join(names)} both choose an optimizer: keep optimizer_type only"
+        if self.optimizer.rpartition(".")[2].lower() == "automagic":
+            yield (
+                "optimizer_type Automagic is a part of ai-toolkit and in no package: "
+                "set optimizer_type = ProdigyPlusScheduleFree and learning_rate = 1, which finds its rate as well"
+            )
         schedule = self.lr_scheduler_type or self.lr_scheduler
         if self.lr_warmup_steps and (self.lr_scheduler_type or schedule.split(":")[0] in ("constant", "adafactor")):
             yield (

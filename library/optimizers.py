@@ -1,0 +1,103 @@
+"""Optimizers by name: whose class each is, and what is nearest to it where its package cannot be used.
+
+Nothing is loaded here, so that the page may ask. `library.train.choices` loads what is chosen.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from library import packages
+from library.config.remedies import COMMON_ARGUMENTS
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Where an optimizer comes from."""
+
+    module: str
+    name: str
+    needs: str = ""  # the package whose it is, where the module is not in it
+    always: dict[str, Any] = field(default_factory=dict)  # arguments the name stands for
+    defaults: dict[str, Any] = field(default_factory=dict)  # arguments optimizer_args may change
+    instead: tuple[str, ...] = ("AdamW",)  # what to use where the package does not work, the nearest first
+    finds_rate: bool = False  # learning_rate is a factor on a rate that it finds itself: 1
+
+    @property
+    def package(self) -> str:
+        """The package that has to be there, by the name of its import."""
+        return self.needs or self.module.split(".")[0]
+
+
+BNB, FREE, DADAPT, EXPERIMENTAL = "bitsandbytes.optim", "schedulefree", "dadaptation", "dadaptation.experimental"
+NESTEROV = {"always": {"nesterov": True}, "defaults": {"momentum": 0.9}}
+FINDS = {"finds_rate": True, "instead": ("Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "AdamW")}
+# Names are read without regard to case, as sd-scripts does.
+MAKERS = {
+    "adamw": Maker("torch.optim", "AdamW"),
+    "sgdnesterov": Maker("torch.optim", "SGD", **NESTEROV),
+    "adamw8bit": Maker(BNB, "AdamW8bit"),
+    "pagedadamw": Maker(BNB, "PagedAdamW"),
+    "pagedadamw8bit": Maker(BNB, "PagedAdamW8bit"),
+    "pagedadamw32bit": Maker(BNB, "PagedAdamW32bit"),
+    "lion8bit": Maker(BNB, "Lion8bit", instead=("Lion", "AdamW")),
+    "pagedlion8bit": Maker(BNB, "PagedLion8bit", instead=("Lion", "AdamW")),
+    "sgdnesterov8bit": Maker(BNB, "SGD8bit", **NESTEROV, instead=("SGDNesterov",)),
+    "lion": Maker("lion_pytorch", "Lion"),
+    "prodigy": Maker("prodigyopt", "Prodigy", **FINDS),
+    "prodigyplusschedulefree": Maker("prodigyplus", "ProdigyPlusScheduleFree", **FINDS),
+    "adafactor": Maker("transformers.optimization", "Adafactor"),
+    "dadaptation": Maker(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS),
+    "dadaptadampreprint": Maker(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS),
+    "dadaptadagrad": Maker(DADAPT, "DAdaptAdaGrad", **FINDS),
+    "dadaptadam": Maker(DADAPT, "DAdaptAdam", **FINDS),
+    "dadaptadan": Maker(DADAPT, "DAdaptAdan", **FINDS),
+    "dadaptadanip": Maker(EXPERIMENTAL, "DAdaptAdanIP", **FINDS),
+    "dadaptlion": Maker(DADAPT, "DAdaptLion", **FINDS),
+    "dadaptsgd": Maker(DADAPT, "DAdaptSGD", **FINDS),
+    "adamwschedulefree": Maker(FREE, "AdamWScheduleFree"),
+    "radamschedulefree": Maker(FREE, "RAdamScheduleFree", instead=("RAdam",)),
+    "sgdschedulefree": Maker(FREE, "SGDScheduleFree", instead=("SGDNesterov",)),
+    "came": Maker("pytorch_optimizer", "CAME"),
+    "adammini": Maker("library.train.grouped", "AdamMini", "pytorch_optimizer"),
+    # By default steps are as long as AdamW's, so that its learning rates serve.
+    "muon": Maker("library.train.grouped", "Muon", "pytorch_optimizer", defaults={"use_adjusted_lr": True}),
+}
+
+
+def maker(name: str) -> Maker:
+    """Who makes an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
+    module, _, cls = name.rpartition(".")
+    known = MAKERS.get(cls.lower())
+    if known and (not module or known.package == module.split(".")[0]):
+        return known
+    return Maker(module or "torch.optim", cls)
+
+
+def trouble(name: str) -> str:
+    """Why the package of an optimizer cannot be used, as far as that is known without loading it; '' where it can."""
+    package = maker(name).package
+    if not packages.installed(package):
+        return packages.absent(package)
+    error = packages.failure(package) if package in packages.PACKAGES else ""
+    return packages.broken(package, error) if error else ""
+
+
+def nearest(name: str) -> str:
+    """The optimizer to use where the package of this one does not work: the first whose package does."""
+    own = maker(name)
+    others = (other for other in own.instead if maker(other).package != own.package)
+    return next((other for other in others if not trouble(other)), "AdamW")
+
+
+def advice(name: str, adapters: bool) -> str:
+    """What to set where the package of an optimizer does not work."""
+    other = nearest(name)
+    if not maker(name).finds_rate or maker(other).finds_rate:
+        return f"set optimizer_type = {other}"
+    return f"set optimizer_type = {other} and learning_rate = {'1e-4' if adapters else '1e-5'}"
+
+
+def carried(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Of the arguments of one optimizer, those that mean the same to another."""
+    return tuple(pair for pair in arguments if pair.partition("=")[0].strip() in COMMON_ARGUMENTS)

@@ -1,0 +1,169 @@
+"""Packages that a training may need beside PyTorch: whether each is there and loads, and the command that installs it.
+
+Loading one takes PyTorch and seconds, so who must not wait (the page) asks what is known: from the files of the
+package, and from the last time that it was really tried. setup.sh, `kohya doctor`, `kohya check` and every training
+try, and remember what came of it.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import platformdirs
+
+from library.config.schema import ConfigError, load_json
+from library.files import write_atomic
+
+# The name by which it is imported -> the name by which it is installed.
+PACKAGES = {
+    "bitsandbytes": "bitsandbytes",
+    "dadaptation": "dadaptation",
+    "lion_pytorch": "lion-pytorch",
+    "lycoris": "lycoris-lora",
+    "prodigyopt": "prodigyopt",
+    "prodigyplus": "prodigy-plus-schedule-free",
+    "pytorch_optimizer": "pytorch-optimizer",
+    "schedulefree": "schedulefree",
+}
+LOCKED = Path(__file__).resolve().parents[1] / "constraints.txt"
+AGAIN = 600.0  # seconds after which a package that did not load is tried again
+PATIENCE = 120.0  # seconds for loading one in a process of its own
+
+
+def title(module: str) -> str:
+    """The name by which the package of a module is installed."""
+    return PACKAGES.get(module, module)
+
+
+@functools.cache
+def locked() -> Mapping[str, str]:
+    """The versions in constraints.txt; empty where the project was installed without its folder."""
+    lines = LOCKED.read_text(encoding="utf-8").splitlines() if LOCKED.exists() else []
+    return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
+
+
+def command(*modules: str, again: bool = False) -> str:
+    """What to type to install packages into the environment that runs now, in the versions that were tested."""
+    names = [title(module) for module in modules]
+    wanted = [f"{name}=={locked()[name]}" if name in locked() else name for name in names]
+    line = [sys.executable, "-m", "pip", "install", *(["--force-reinstall", "--no-deps"] * again), *wanted]
+    return subprocess.list2cmdline(line) if os.name == "nt" else shlex.join(line)
+
+
+def installed(module: str) -> bool:
+    """Whether a package can be found, without loading it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def absent(module: str) -> str:
+    """The sentence's end about a package that is not there."""
+    return f"needs a package that is not installed: {command(module)}"
+
+
+def broken(module: str, error: str) -> str:
+    """The sentence's end about a package that is there and of no use."""
+    return f"needs {title(module)}, which does not load here ({error}): {command(module, again=True)}"
+
+
+def failure(module: str) -> str:
+    """Why a package that is installed does not load, '' where it does, as far as that is known or soon found out.
+
+    What was tried before counts until the package is another. What never was is taken to load if it is just what pip
+    has put there; else, and where it failed some time ago, it is tried, in a process of its own.
+    """
+    known = _known().get(module, {})
+    if known.get("of") == _print(module):
+        if not known["error"] or time.time() - known["when"] < AGAIN:
+            return known["error"]
+    elif _untouched(module):
+        return ""
+    return examine([module]).get(module, "")
+
+
+def examine(modules: Iterable[str]) -> dict[str, str]:
+    """Load packages in a process of its own: by module why it does not load, '' if it does. That is remembered."""
+    wanted = [module for module in modules if installed(module)]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    line = [sys.executable, "-m", "library.train.trial", *wanted]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
+        done = subprocess.run(line, capture_output=True, text=True, env=found, timeout=PATIENCE, check=False)
+        return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
+    return {}
+
+
+def remember(module: str, error: str) -> None:
+    """Keep what came of really loading a package."""
+    known, now = _known(), _print(module)
+    if known.get(module, {}).get("of") == now and known[module]["error"] == error and not error:
+        return
+    known[module] = {"of": now, "error": error, "when": time.time()}
+    with contextlib.suppress(OSError, ConfigError):  # then it is tried again the next time
+        write_atomic(_place(), json.dumps(known, indent=1))
+
+
+# ---- what is known
+
+
+def _place() -> Path:
+    given = os.environ.get("KOHYA_HOME")
+    home = Path(given).expanduser() / "cache" if given else platformdirs.user_cache_path("kohya", appauthor=False)
+    return home / "packages.json"
+
+
+def _known() -> dict[str, dict]:
+    with contextlib.suppress(ConfigError, OSError):
+        found = load_json(_place())
+        if isinstance(found, dict) and all(isinstance(one, dict) and {"of", "error", "when"} <= one.keys()
+                                           for one in found.values()):  # fmt: skip
+            return found
+    return {}
+
+
+def _print(module: str) -> str:
+    """Which package this is, of which PyTorch, in which environment: when it changes, what was tried counts no more."""
+    facts = [sys.prefix, _version("torch"), _version(title(module)), *map(str, _origin(module))]
+    return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _origin(module: str) -> tuple[str, int, int]:
+    """The file that is loaded first, when it was changed, and its size."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        if (spec := importlib.util.find_spec(module)) and spec.origin:
+            about = os.stat(spec.origin)
+            return spec.origin, about.st_mtime_ns, about.st_size
+    return "", 0, 0
+
+
+def _version(name: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return ""
+
+
+def _untouched(module: str) -> bool:
+    """Whether a package is the tested version, with all its files as long as pip has written them, and found first."""
+    name = title(module)
+    try:
+        package = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    files = [file for file in package.files or () if file.suffix != ".pyc" and ".." not in file.parts]
+    places = {Path(str(file.locate())): file.size for file in files}
+    try:
+        whole = all(size is None or path.stat().st_size == size for path, size in places.items())
+    except OSError:
+        return False
+    return whole and package.version == locked().get(name) and Path(_origin(module)[0]) in places

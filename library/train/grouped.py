@@ -1,0 +1,40 @@
+"""Optimizers of pytorch_optimizer that want their weights sorted, over groups as all others have them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytorch_optimizer
+
+Groups = Iterable[dict[str, Any]]
+
+
+class Muon(pytorch_optimizer.Muon):
+    """Muon for weights that are matrices (kernels of convolutions count as such), and AdamW for all others.
+
+    Each group becomes two of the same name and rate, as far as there are weights of both kinds.
+    """
+
+    def __init__(self, params: Groups, lr: float, **arguments: Any) -> None:
+        made = []
+        for group in params:
+            weights = list(group["params"])
+            for matrices in (True, False):
+                if some := [p for p in weights if (p.dim() > 1) == matrices]:
+                    made.append({"lr": lr, **group, "params": some, "use_muon": matrices})
+        super().__init__(made, lr=lr, **arguments)
+
+
+class AdamMini(pytorch_optimizer.AdamMini):
+    """Adam that scales the step of a tensor by one number for all of it, which saves half of the optimizer's memory.
+
+    The package asks for a model, and knows the attention heads of language models by the names of their weights; here
+    every tensor is one block.
+    """
+
+    def __init__(self, params: Groups, lr: float, **arguments: Any) -> None:
+        self._given = [{"name": f"group{i}", **group} for i, group in enumerate(params)]
+        super().__init__(None, lr=lr, **arguments)
+
+    def get_optimizer_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """The groups as they were given."""
+        return [{**group, "weight_decay": weight_decay} for group in self._given]
