@@ -238,6 +238,8 @@ check() {
         fail "This machine has an NVIDIA GPU, but pip chose a PyTorch without CUDA." \
             "Look for find-links or index-url in the output of: pip config list" ;;
     esac
+    # None of these keeps a training from running; what was found out here is remembered for the presets.
+    "$python" -P -m library.packages || say "The optimizers' packages could not be tried; ./setup.sh doctor tries again."
 }
 
 advise_compiler() {

@@ -22,6 +22,7 @@ class Maker:
     defaults: dict[str, Any] = field(default_factory=dict)  # arguments optimizer_args may change
     instead: tuple[str, ...] = ("AdamW",)  # what to use where the package does not work, the nearest first
     finds_rate: bool = False  # learning_rate is a factor on a rate that it finds itself: 1
+    one_rate: bool = False  # that factor is the same for all weights
 
     @property
     def package(self) -> str:
@@ -32,6 +33,7 @@ class Maker:
 BNB, FREE, DADAPT, EXPERIMENTAL = "bitsandbytes.optim", "schedulefree", "dadaptation", "dadaptation.experimental"
 NESTEROV = {"always": {"nesterov": True}, "defaults": {"momentum": 0.9}}
 FINDS = {"finds_rate": True, "instead": ("Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "AdamW")}
+FINDS_ONE = {**FINDS, "one_rate": True}
 # Names are read without regard to case, as sd-scripts does.
 MAKERS = {
     "adamw": Maker("torch.optim", "AdamW"),
@@ -44,17 +46,17 @@ MAKERS = {
     "pagedlion8bit": Maker(BNB, "PagedLion8bit", instead=("Lion", "AdamW")),
     "sgdnesterov8bit": Maker(BNB, "SGD8bit", **NESTEROV, instead=("SGDNesterov",)),
     "lion": Maker("lion_pytorch", "Lion"),
-    "prodigy": Maker("prodigyopt", "Prodigy", **FINDS),
+    "prodigy": Maker("prodigyopt", "Prodigy", **FINDS_ONE),
     "prodigyplusschedulefree": Maker("prodigyplus", "ProdigyPlusScheduleFree", **FINDS),
     "adafactor": Maker("transformers.optimization", "Adafactor"),
-    "dadaptation": Maker(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS),
-    "dadaptadampreprint": Maker(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS),
-    "dadaptadagrad": Maker(DADAPT, "DAdaptAdaGrad", **FINDS),
-    "dadaptadam": Maker(DADAPT, "DAdaptAdam", **FINDS),
+    "dadaptation": Maker(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS_ONE),
+    "dadaptadampreprint": Maker(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS_ONE),
+    "dadaptadagrad": Maker(DADAPT, "DAdaptAdaGrad", **FINDS_ONE),
+    "dadaptadam": Maker(DADAPT, "DAdaptAdam", **FINDS_ONE),
     "dadaptadan": Maker(DADAPT, "DAdaptAdan", **FINDS),
     "dadaptadanip": Maker(EXPERIMENTAL, "DAdaptAdanIP", **FINDS),
-    "dadaptlion": Maker(DADAPT, "DAdaptLion", **FINDS),
-    "dadaptsgd": Maker(DADAPT, "DAdaptSGD", **FINDS),
+    "dadaptlion": Maker(DADAPT, "DAdaptLion", **FINDS_ONE),
+    "dadaptsgd": Maker(DADAPT, "DAdaptSGD", **FINDS_ONE),
     "adamwschedulefree": Maker(FREE, "AdamWScheduleFree"),
     "radamschedulefree": Maker(FREE, "RAdamScheduleFree", instead=("RAdam",)),
     "sgdschedulefree": Maker(FREE, "SGDScheduleFree", instead=("SGDNesterov",)),

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import platformdirs
@@ -97,7 +97,7 @@ def examine(modules: Iterable[str]) -> dict[str, str]:
     """Load packages in a process of its own: by module why it does not load, '' if it does. That is remembered."""
     wanted = [module for module in modules if installed(module)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    line = [sys.executable, "-m", "library.train.trial", *wanted]
+    line = [sys.executable, "-P", "-m", "library.train.trial", *wanted]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
         done = subprocess.run(line, capture_output=True, text=True, env=found, timeout=PATIENCE, check=False)
         return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
@@ -167,3 +167,23 @@ def _untouched(module: str) -> bool:
     except OSError:
         return False
     return whole and package.version == locked().get(name) and Path(_origin(module)[0]) in places
+
+
+# ---- in words
+
+
+def lines(found: Mapping[str, str]) -> Iterator[str]:
+    """What setup.sh says of the packages, by module why each does not load."""
+    for module in PACKAGES:
+        if not installed(module):
+            yield f"{title(module)} is not installed. To install it: {command(module)}"
+        elif module not in found:
+            yield f"{title(module)} could not be tried; kohya doctor tries it again."
+        elif error := found[module]:
+            yield f"{title(module)} does not load here ({error}). To install it again: {command(module, again=True)}"
+    if "bitsandbytes" not in found or found["bitsandbytes"]:
+        yield "Without bitsandbytes the presets use AdamW instead of AdamW8bit, which needs more memory."
+
+
+if __name__ == "__main__":
+    print("\n".join(lines(examine(PACKAGES))) or "The optimizers' packages and LyCORIS work.")

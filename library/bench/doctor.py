@@ -16,18 +16,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from library.bench import advice, installation, kernels
 from library.bench.finding import Finding, bad, hint, ok
+from library.bench.optional import optimizers
 from library.bench.places import disk, folders
 from library.config import surroundings
 from library.config.schema import ConfigError
 from library.jobs.work import joined
+from library.packages import PACKAGES as OPTIONAL
+from library.packages import locked as locked_versions
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
-EXTRAS = ("triton", "bitsandbytes", "lycoris-lora", "prodigyopt", "schedulefree", "torchao")
+EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
 SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, torch.compile silently does nothing
 
 
@@ -52,8 +54,16 @@ def main(argv: list[str] | None = None) -> int:
     if asked.json:
         print(json.dumps(report(found), indent=1))
     else:
-        print("\nThis machine can train." if healthy else "\nFix what is marked with ✗, then run this again.")
+        print("\n" + closing(found))
     return 0 if healthy else 1
+
+
+def closing(found: list[Finding]) -> str:
+    """The last line: whether a training can run here, and what is left out of it."""
+    if not report(found)["healthy"]:
+        return "Fix what is marked with ✗, then run this again."
+    without = [name for finding in found for name in finding.data.get("without", ())]
+    return f"This machine can train, but without {', '.join(without)}." if without else "This machine can train."
 
 
 def report(found: list[Finding]) -> dict[str, Any]:
@@ -74,7 +84,7 @@ def examine(quick: bool = False) -> Iterator[Finding]:
     """Everything that is looked at, in the order it is worth reading. Yields as it goes, since torch takes seconds."""
     found: list[Finding] = []
     checks: list[Callable[[], Finding]] = [system, packages, foreign_library, environment, torch_build, gpu, driver]
-    checks += [compiler]
+    checks += [optimizers, compiler]
     checks += [] if quick else [compile_cpu, compile_gpu]
     checks += [attention, tf32, fp8, disk, folders, compiled_code, home_page, lambda: settings(found)]
     for check in checks:
@@ -126,13 +136,6 @@ def installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def locked_versions() -> dict[str, str]:
-    """The versions in constraints.txt; empty where the project was installed without its folder."""
-    path = Path(__file__).resolve().parents[2] / "constraints.txt"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
 
 
 def foreign_library() -> Finding:

@@ -91,6 +91,8 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^int8_base and .* exclude each other", lambda m, c: _off("int8_base")),
     (r"set mixed_precision = bf16|^mixed_precision: fp16 needs a GPU", lambda m, c: {"mixed_precision": "bf16"}),
     (r"set optimizer_type = Adafactor", lambda m, c: {"optimizer_type": "Adafactor"}),
+    (r"^optimizer_type \S+ has one learning rate for all", lambda m, c: {**_default(c, "unet_lr"),
+     **_default(c, "text_encoder_lr"), "learning_rate": c.optim.unet_lr or c.optim.learning_rate}),
     (r"^optimizer_type .*\bset optimizer_type = (?P<other>\w+)(?: and learning_rate = (?P<rate>[\d.e-]+))?",
      lambda m, c: _optimizer(c, m["other"], m["rate"])),
     (r"^max_grad_norm hinders", lambda m, c: {"max_grad_norm": 0.0}),

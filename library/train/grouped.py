@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytorch_optimizer
+import torch
 
 Groups = Iterable[dict[str, Any]]
 
@@ -33,7 +34,7 @@ class AdamMini(pytorch_optimizer.AdamMini):
 
     def __init__(self, params: Groups, lr: float, **arguments: Any) -> None:
         self._given = [{"name": f"group{i}", **group} for i, group in enumerate(params)]
-        super().__init__(None, lr=lr, **arguments)
+        super().__init__(torch.nn.Module(), lr=lr, **arguments)
 
     def get_optimizer_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """The groups as they were given."""

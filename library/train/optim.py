@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from library import optimizers, packages
@@ -43,6 +43,8 @@ def optimizer(learner: Any, config: Any, seed: int = 0) -> Any:
     if wrong := list(problems(config)):
         raise ConfigError("\n".join(wrong))
     groups = learner.groups(config.optim)
+    if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
+        raise ConfigError(wrong)
     if relative_step(config):  # Adafactor finds its own rate; one that is given would be refused
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
@@ -97,8 +99,22 @@ def problems(config: Any) -> Iterator[str]:
         yield f"ema_decay cannot be used with {cls.name}, which averages by itself: set ema_decay = 0"
     if (early := config.optim.stepped_early) and is_schedule_free(config):
         yield f"{early} cannot be used with {cls.name}: use AdamW or Adafactor, or leave {early} out"
+    encoders = next(iter(config.optim.text_encoder_lr), None) if config.adapters else None
+    if config.adapters and (wrong := _rates(config, {"unet_lr": config.optim.unet_lr, "text_encoder_lr": encoders})):
+        yield wrong
     yield from schedule_problems(config)
     yield from _still(config)
+
+
+def _rates(config: Any, rates: Mapping[str, float | None]) -> str:
+    """A sentence where rates differ and the optimizer has one for all: it would stop at its first step."""
+    if not maker(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
+        return ""
+    told = " and ".join(f"{name} {rate}" for name, rate in rates.items())
+    return (
+        f"optimizer_type {config.optim.optimizer} has one learning rate for all that learns, not {told}: "
+        "set learning_rate alone, or set optimizer_type = ProdigyPlusScheduleFree"
+    )
 
 
 def _still(config: Any) -> Iterator[str]:

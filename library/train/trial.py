@@ -75,7 +75,8 @@ def device() -> str:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line."""
+    """An error in one line; where we have put it in words, that of the package."""
+    error = error.__cause__ or error
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()[:200].rstrip(':. ')}" if lines else type(error).__name__
 

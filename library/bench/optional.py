@@ -1,0 +1,28 @@
+"""Which packages of optimizers work on this machine, for the doctor."""
+
+from typing import get_args
+
+from library import packages
+from library.bench.finding import Finding, hint, ok
+from library.config.sections.learning import OptimizerName
+from library.optimizers import MAKERS, nearest
+
+
+def optimizers() -> Finding:
+    """The packages of optimizers, and LyCORIS: each is loaded, and steps a small weight where a training would."""
+    from library.train import trial
+
+    absent = [module for module in packages.PACKAGES if not packages.installed(module)]
+    wrong = {module: error for module in packages.PACKAGES if module not in absent and (error := trial.package(module))}
+    names = [name for name in get_args(OptimizerName) if MAKERS[name.lower()].package in (*absent, *wrong)]
+    without = names + ["LyCORIS"] * ("lycoris" in (*absent, *wrong))
+    text = f"not installed: {', '.join(map(packages.title, absent))}: {packages.command(*absent)}" if absent else ""
+    for module, error in wrong.items():
+        text += "; " * bool(text) + f"{packages.title(module)} does not load ({error}): "
+        text += packages.command(module, again=True)
+    data = {"absent": absent, "broken": wrong, "without": without}
+    if not without:
+        return ok("optimizers", f"{', '.join(packages.PACKAGES.values())} work", **data)
+    if "AdamW8bit" in without:
+        text += f"; presets use {nearest('AdamW8bit')} instead of AdamW8bit, which needs more memory"
+    return hint("optimizers", text, **data)

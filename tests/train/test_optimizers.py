@@ -1,0 +1,303 @@
+"""Every optimizer that is offered by name: it steps and learns here, and goes on exactly from its state."""
+
+import io
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+
+from library.config.remedies import remedy
+from library.config.schema import ConfigError, build, draft
+from library.config.sections.learning import OptimizerName
+from library.families.flux.options import FluxLora, FluxTrain
+from library.optimizers import MAKERS, carried, maker
+from library.train import fit, optim
+from tests.packages import hide
+from tests.training import config_of, train
+
+NAMES = get_args(OptimizerName)
+PAGED = [name for name in NAMES if name.startswith("Paged")]
+pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
+
+
+RATES = {"CAME": 3e-4, "RAdamScheduleFree": 0.05, "SGDScheduleFree": 0.5}
+
+
+def config(name, cls=FluxLora, **values):
+    given = {"optimizer_type": name, "learning_rate": 1.0 if maker(name).finds_rate else RATES.get(name, 1e-3)}
+    if name == "Adafactor":
+        given["optimizer_args"] = ["relative_step=False", "scale_parameter=False"]
+    if maker(name).finds_rate:
+        # They begin at 1e-6, and take long to find their rate.
+        given["optimizer_args"] = ["d0=0.1" if name == "DAdaptAdaGrad" else "d0=1e-4"]
+    return build(cls, given | values, notes=[])
+
+
+class Toy(nn.Sequential):
+    """Matrices, kernels and vectors, some large enough for 8-bit states, in two groups of different rates."""
+
+    def __init__(self, dtype=torch.float32):
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(64, 128), nn.LayerNorm(128), nn.Conv1d(4, 4, 3, padding=1), nn.Linear(128, 8))
+        self.to(dtype)
+
+    def made(self, chosen):
+        rate, other = chosen.optim.learning_rate, 1 if maker(chosen.optim.optimizer).one_rate else 0.5
+        groups = [
+            {"params": [p for layer in layers for p in layer.parameters()], "lr": share * rate, "name": name}
+            for layers, share, name in ((list(self)[:1], 1, "unet"), (list(self)[1:], other, "text_encoder"))
+        ]
+        made = optim.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+        optim.train_mode(made)
+        return made
+
+    def steps(self, made, first, last):
+        """Losses of some steps, all with the same images."""
+        found = []
+        for _ in range(first, last):
+            images = torch.randn(4, 4, 64, generator=torch.Generator().manual_seed(1)).to(self[0].weight.dtype)
+            loss = (self(images) - 1).square().mean()
+            loss.backward()
+            made.step()
+            made.zero_grad()
+            found.append(loss.item())
+        return found
+
+
+def copied(state):
+    """A state as it comes back from a file, without unpickling anything."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_steps_learns_and_resumes_exactly(name):
+    chosen = config(name)
+    assert list(optim.problems(chosen)) == []
+    toy, began = Toy(), Toy()
+    made = toy.made(chosen)
+    losses = toy.steps(made, 0, 30)
+    assert min(losses) < 0.95 * losses[0], losses
+    assert all(not torch.equal(a, b) for a, b in zip(toy.parameters(), began.parameters(), strict=True))
+    state = copied(made.state_dict())
+    other = Toy()
+    other.load_state_dict(toy.state_dict())
+    again = other.made(chosen)
+    again.load_state_dict(state)
+    assert toy.steps(made, 30, 33) == other.steps(again, 30, 33) and equal(toy, other)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "ScheduleFree" in name])
+def test_the_average_is_shown_for_saving_and_put_back(name):
+    toy = Toy()
+    made = toy.made(config(name))
+    toy.steps(made, 0, 10)
+    before = [p.detach().clone() for p in toy.parameters()]
+    with optim.averaged(made):
+        assert not all(torch.equal(a, b) for a, b in zip(before, toy.parameters(), strict=True))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(before, toy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "CAME", "AdamMini", "Muon", "Lion"])
+def test_half_precision_is_stepped_wide_and_resumes_exactly(name):
+    chosen = config(name, FluxTrain, full_bf16=True, mixed_precision="bf16")
+    assert not [note for note in optim.notes(chosen) if "nearest" in note]
+    toy = Toy(torch.bfloat16)
+    made = toy.made(chosen)
+    assert type(made).__name__ == "Bundles"
+    losses = toy.steps(made, 0, 20)
+    assert min(losses[-5:]) < 0.95 * losses[0], losses
+    state, other = copied(made.state_dict()), Toy(torch.bfloat16)
+    other.load_state_dict(toy.state_dict())
+    again = other.made(chosen)
+    again.load_state_dict(state)
+    assert toy.steps(made, 20, 23) == other.steps(again, 20, 23) and equal(toy, other)
+
+
+@pytest.mark.parametrize("name", ["AdamMini", "Muon"])
+def test_a_schedule_reaches_all_weights_of_a_bundle(name):
+    toy = Toy(torch.bfloat16)
+    made = toy.made(config(name, FluxTrain, full_bf16=True, mixed_precision="bf16"))
+    for group in made.param_groups:
+        group["lr"] = 0.0
+    before = [p.detach().clone() for p in toy.parameters()]
+    toy.steps(made, 0, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, toy.parameters(), strict=True))
+
+
+def test_muon_turns_matrices_and_leaves_the_rest_to_adamw():
+    toy = Toy()
+    made = toy.made(config("muon"))
+    sorted_by = {(group["name"], group["use_muon"]): [p.dim() for p in group["params"]] for group in made.param_groups}
+    assert sorted_by == {("unet", True): [2], ("unet", False): [1],
+                         ("text_encoder", True): [3, 2], ("text_encoder", False): [1, 1, 1, 1]}  # fmt: skip
+    assert {(g["name"], g["lr"]) for g in made.param_groups} == {("unet", 1e-3), ("text_encoder", 5e-4)}
+    assert all(group["use_adjusted_lr"] for group in made.param_groups if group["use_muon"])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in PAGED])
+def test_the_memory_of_an_estimate_is_what_it_takes(name):
+    weight = nn.Parameter(torch.randn(256, 512) * 0.02)
+    chosen = config(name)
+    groups = [{"params": [weight], "lr": chosen.optim.learning_rate, "name": "unet"}]
+    made = optim.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+    optim.train_mode(made)
+    weight.grad = torch.randn_like(weight)
+    made.step()
+    taken = sum(v.numel() * v.element_size() for v in made.state[weight].values() if isinstance(v, torch.Tensor))
+    taken += sum(v.numel() * v.element_size() for held in made.state[weight].values() if isinstance(held, dict)
+                 for v in held.values() if isinstance(v, torch.Tensor))  # fmt: skip
+    assert fit.STATES.get(name.lower(), fit.USUAL_STATES) == pytest.approx(taken / weight.numel(), rel=0.15, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "written, name",
+    [
+        ("ADAMW8BIT", "AdamW8bit"),
+        ("came", "CAME"),
+        ("pytorch_optimizer.CAME", "CAME"),
+        ("pytorch_optimizer.AdamMini", "AdamMini"),
+        ("prodigyplus.ProdigyPlusScheduleFree", "ProdigyPlusScheduleFree"),
+        ("bitsandbytes.optim.AdamW8bit", "AdamW8bit"),
+        ("bitsandbytes.optim.adamw.PagedAdamW8bit", "PagedAdamW8bit"),
+        ("muon", "Muon"),
+    ],
+)
+def test_a_name_is_read_as_people_write_it(written, name):
+    assert maker(build(FluxLora, {"optimizer_type": written}, notes=[]).optim.optimizer) is MAKERS[name.lower()]
+
+
+@pytest.mark.parametrize("written", ["radam", "torch.optim.NADAM", "bitsandbytes.optim.AdEMAMix8bit",
+                                     "torch.optim.Adafactor", "pytorch_optimizer.ScheduleFreeAdamW"])  # fmt: skip
+def test_others_are_found_in_their_packages(written):
+    chosen = build(FluxLora, {"optimizer_type": written, "learning_rate": 1e-3}, notes=[])
+    assert list(optim.problems(chosen)) == []
+    toy = Toy()
+    made = toy.made(chosen)
+    assert type(made).__name__.lower() == written.rpartition(".")[2].lower()
+    assert len(toy.steps(made, 0, 2)) == 2
+
+
+def test_what_takes_matrices_only_is_told_so():
+    with pytest.raises(ConfigError, match="optimizer_type torch.optim.Muon does not take these weights"):
+        Toy().made(build(FluxLora, {"optimizer_type": "torch.optim.Muon", "learning_rate": 1e-3}, notes=[]))
+
+
+@pytest.mark.parametrize(
+    "name, args, words",
+    [
+        ("CAME", ["betaz=1"], ["has no argument betaz", "betas"]),
+        ("Muon", ["momentun=0.9"], ["has no argument momentun", "momentum"]),
+        ("AdamMini", ["eps=-1"], ["optimizer_args: AdamMini does not take these values"]),
+        ("Prodigy", ["betas=(2,3)"], ["optimizer_args: Prodigy does not take these values", "beta"]),
+        ("AdamW", ["weight_decay=-1"], ["optimizer_args: AdamW does not take these values", "weight_decay"]),
+    ],
+)
+def test_arguments_are_tried_before_a_model_is_loaded(name, args, words):
+    (said,) = optim.problems(config(name, optimizer_args=args))
+    assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if maker(name).finds_rate])
+def test_several_rates_are_refused_by_those_that_have_one(name):
+    chosen = config(name, unet_lr=1.0, text_encoder_lr=[0.5])
+    said = [problem for problem in optim.problems(chosen) if "one learning rate" in problem]
+    groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "lr": lr, "name": str(lr)} for lr in (1.0, 0.5)]
+    learner = SimpleNamespace(groups=lambda _=None: groups)
+    if not maker(name).one_rate:
+        made = optim.optimizer(learner, chosen)
+        optim.train_mode(made)
+        for group in groups:
+            group["params"][0].grad = torch.ones(2, 2)
+        made.step()
+        return
+    mends = remedy(said[0], chosen)
+    assert mends == {"unet_lr": None, "text_encoder_lr": (), "learning_rate": 1.0}
+    with pytest.raises(ConfigError, match="has one learning rate for all that learns"):
+        optim.optimizer(learner, chosen)
+
+
+@pytest.mark.parametrize("written", ["Automagic", "automagic", "toolkit.optimizers.automagic.Automagic"])
+def test_automagic_is_refused_by_name_and_mended(written):
+    given = {"optimizer_type": written, "learning_rate": 1e-6, "optimizer_args": ["min_lr=1e-7", "weight_decay=0.1"]}
+    with pytest.raises(ConfigError, match="Automagic is a part of ai-toolkit and in no package") as refused:
+        build(FluxLora, given)
+    mends = remedy(str(refused.value), draft(FluxLora, {**given, "optimizer_args": tuple(given["optimizer_args"])}))
+    assert mends == {"optimizer_type": "ProdigyPlusScheduleFree", "learning_rate": 1.0,
+                     "optimizer_args": ("weight_decay=0.1",)}  # fmt: skip
+    assert list(optim.problems(build(FluxLora, {**given, **mends}, notes=[]))) == []
+
+
+def test_those_that_find_their_rate_want_one_and_do_without_clipping():
+    for name in ("Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "DAdaptLion"):
+        notes = list(optim.notes(config(name, learning_rate=1e-4)))
+        assert any(f"learning_rate 0.0001 is small for {name}" in note for note in notes)
+    chosen = config("ProdigyPlusScheduleFree", lr_scheduler="cosine")
+    notes = list(optim.notes(chosen))
+    clipping = next(note for note in notes if note.startswith("max_grad_norm hinders"))
+    assert remedy(clipping, chosen) == {"max_grad_norm": 0.0}
+    assert any(note.startswith("lr_scheduler has no effect") for note in notes)
+    scheduled = config("ProdigyPlusScheduleFree", lr_scheduler="cosine", optimizer_args=["use_schedulefree=False"])
+    assert not any("lr_scheduler" in note for note in optim.notes(scheduled))
+
+
+def test_metadata_names_the_package_s_own_class():
+    assert optim.describe(config("Muon")) == "pytorch_optimizer.optimizer.muon.muon.Muon(use_adjusted_lr=True)"
+    assert optim.describe(config("AdamMini")) == "pytorch_optimizer.optimizer.adam_mini.AdamMini"
+
+
+def test_arguments_that_mean_the_same_are_carried_over():
+    assert carried(["weight_decay=0.1", "d_coef=2", "betas=0.9,0.99"]) == ("weight_decay=0.1", "betas=0.9,0.99")
+
+
+@pytest.mark.parametrize(
+    "name, package, fix",
+    [
+        ("AdamW8bit", "bitsandbytes", {"optimizer_type": "AdamW"}),
+        ("PagedLion8bit", "bitsandbytes", {"optimizer_type": "Lion"}),
+        ("SGDNesterov8bit", "bitsandbytes", {"optimizer_type": "SGDNesterov"}),
+        ("Prodigy", "prodigyopt", {"optimizer_type": "ProdigyPlusScheduleFree", "optimizer_args": ()}),
+        ("RAdamScheduleFree", "schedulefree", {"optimizer_type": "RAdam"}),
+        ("Muon", "pytorch_optimizer", {"optimizer_type": "AdamW"}),
+    ],
+)
+def test_without_its_package_the_nearest_is_offered(name, package, fix, monkeypatch):
+    hide(monkeypatch, package)
+    chosen = config(name)
+    (said,) = optim.problems(chosen)
+    assert said.startswith(f"optimizer_type {name} needs a package that is not installed: ")
+    assert remedy(said, chosen) == fix
+    mended = {"optimizer_args": (), **fix, "learning_rate": chosen.optim.learning_rate}
+    assert list(optim.problems(build(FluxLora, mended, notes=[]))) == []
+
+
+def test_a_rate_of_one_does_not_stay_with_adamw(monkeypatch):
+    hide(monkeypatch, "prodigyopt", "prodigyplus", "dadaptation")
+    chosen = config("Prodigy", unet_lr=1.0, text_encoder_lr=[1.0])
+    (said,) = optim.problems(chosen)
+    assert remedy(said, chosen) == {"optimizer_type": "AdamW", "optimizer_args": (), "learning_rate": 1e-4,
+                                    "unet_lr": None, "text_encoder_lr": ()}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "ProdigyPlusScheduleFree", "Muon"])
+def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
+    def run(folder, **values):
+        given = {"train_data_dir": squares, "output_dir": tmp_path / folder, "output_name": "m", "max_train_steps": 4,
+                 "optimizer_type": name, "learning_rate": 1.0 if maker(name).finds_rate else 1e-3,
+                 "max_grad_norm": 0.0, "seed": 3, "save_every_n_steps": 2, "save_state": True}  # fmt: skip
+        return train(config_of(demo, "sdxl_train_network", **given | values))
+
+    whole = run("whole")
+    state = next((tmp_path / "whole").glob("m-step*2-state"))
+    resumed = run("rest", resume=state)
+    assert resumed.losses == whole.losses[2:] and len(whole.losses) == 4
+    ours, theirs = whole.tensors(), resumed.tensors()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)

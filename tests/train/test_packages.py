@@ -1,0 +1,194 @@
+"""Packages of optimizers that are not there, or do not load: what is said, where, and what is used instead."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from kohya_gui import presets, texts
+from library import optimizers, packages
+from library.bench import doctor, optional
+from library.config.remedies import remedy
+from library.config.schema import build, read_toml
+from library.families import config_class
+from library.train import optim, trial
+from tests import source
+from tests.packages import hide, spoil
+from tests.training import script
+
+LORA, WHOLE = config_class("sdxl_train_network"), config_class("sdxl_train")
+EVERY = [*presets.presets(adapters=True), *presets.presets(adapters=False)]
+EIGHT = [preset for preset in EVERY if read_toml(preset.path).get("optimizer_type") == "AdamW8bit"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """Nothing is remembered from before."""
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def lora(**values):
+    return build(LORA, {"learning_rate": 1e-3, **values}, notes=[])
+
+
+# ---- what is there
+
+
+def test_the_command_is_for_this_python_and_the_tested_version(monkeypatch):
+    version = packages.locked()["bitsandbytes"]
+    assert packages.command("bitsandbytes").endswith(f" -m pip install bitsandbytes=={version}")
+    assert sys.executable in packages.command("bitsandbytes")
+    monkeypatch.setattr(sys, "executable", str(Path("/my folder/python")))
+    said = packages.command("lycoris", "nowhere", again=True)
+    assert said.endswith(
+        f" -m pip install --force-reinstall --no-deps lycoris-lora=={packages.locked()['lycoris-lora']} nowhere"
+    )
+    assert ("'/my folder/python'" if os.name == "posix" else '"') in said
+
+
+def test_each_is_installed_with_a_plain_set_up_and_locked():
+    import tomllib
+
+    wanted = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    for name in packages.PACKAGES.values():
+        assert any(line.startswith(name + ">=") for line in wanted) and name in packages.locked(), name
+
+
+def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
+    assert trial.package("lion_pytorch") == ""
+    known = json.loads((home / "home" / "cache" / "packages.json").read_text())
+    assert known["lion_pytorch"]["error"] == ""
+    monkeypatch.setattr(packages, "examine", lambda _: pytest.fail("tried again"))
+    assert all(packages.failure(module) == "" for module in packages.PACKAGES)  # as pip has put them there
+
+
+# ---- what is not
+
+
+@pytest.mark.parametrize("preset", EIGHT, ids=lambda preset: preset.id)
+def test_a_preset_takes_what_is_nearest_and_says_so(preset, monkeypatch):
+    config = LORA if preset.family == "sdxl" else config_class("flux_train_network")
+    told = []
+    assert presets.apply(preset, config, {}, told).optim.optimizer_type == "AdamW8bit" and told == []
+    hide(monkeypatch, "bitsandbytes")
+    made = presets.apply(preset, config, {}, told)
+    assert made.optim.optimizer_type == "AdamW" and len(told) == 1
+    assert told[0].startswith("optimizer_type is AdamW here, as AdamW8bit needs a package that is not installed: ")
+    assert packages.command("bitsandbytes") in told[0]
+    assert list(optim.problems(made)) == []
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('CUDA Setup failed')", "OSError('libcudart.so.13: not found')",
+                                   "ImportError('DLL load failed')", "AttributeError('no such thing')"])  # fmt: skip
+def test_a_package_that_does_not_load_counts_as_none(error, home, monkeypatch):
+    spoil(monkeypatch, home, "bitsandbytes", error)
+    (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
+    words = error.partition("(")[2].strip("')")
+    assert said.startswith("optimizer_type AdamW8bit needs bitsandbytes, which does not load here (") and words in said
+    assert packages.command("bitsandbytes", again=True) in said
+    assert remedy(said, lora(optimizer_type="AdamW8bit")) == {"optimizer_type": "AdamW"}
+    told = []
+    made = presets.apply(EIGHT[0], config_class(f"{EIGHT[0].family}_train_network"), {}, told)
+    assert made.optim.optimizer_type == "AdamW" and "does not load here" in told[0] and words in told[0]
+
+
+def test_the_page_finds_out_by_itself_what_does_not_load(home, monkeypatch):
+    """Without loading it in its own process, and once: the next preset does not wait."""
+    spoil(monkeypatch, home, "bitsandbytes", "OSError('libcudart.so.13: not found')")
+    assert "libcudart" in optimizers.trouble("AdamW8bit") and "bitsandbytes" not in sys.modules
+    monkeypatch.setattr(packages, "examine", lambda _: pytest.fail("tried again"))
+    assert "libcudart" in optimizers.trouble("AdamW8bit")
+    assert optimizers.nearest("AdamW8bit") == "AdamW" and optimizers.nearest("Lion8bit") == "Lion"
+
+
+def test_one_that_loads_and_cannot_step_is_found_too(monkeypatch):
+    import bitsandbytes
+
+    def broken(*_, **__):
+        raise RuntimeError("Configured CUDA binary not found at libbitsandbytes_cuda130.so")
+
+    monkeypatch.setattr(bitsandbytes.optim.AdamW8bit, "step", broken)
+    (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
+    assert "does not load here (RuntimeError: Configured CUDA binary not found" in said
+    assert optimizers.trouble("AdamW8bit")  # and that is remembered for the presets
+
+
+def test_files_that_were_changed_are_tried_before_they_are_trusted(home, monkeypatch):
+    monkeypatch.setattr(packages, "examine", lambda modules: dict.fromkeys(modules, "it was tried"))
+    assert packages.failure("schedulefree") == ""
+    monkeypatch.setattr(packages, "locked", lambda: {"schedulefree": "0.1"})  # another version than the tested one
+    assert packages.failure("schedulefree") == "it was tried"
+
+
+def test_a_user_s_own_config_is_refused_and_not_changed(demo, squares, home, monkeypatch):
+    """In a process of its own, as a user runs it."""
+    spoil(monkeypatch, home, "bitsandbytes", "OSError('no library')")
+    own = home / "own.toml"
+    own.write_text('optimizer_type = "AdamW8bit"\n' + demo.configs["sdxl_train_network"].read_text(encoding="utf-8")
+                   .replace("optimizer_type", "# optimizer_type"), encoding="utf-8")  # fmt: skip
+    paths = os.pathsep.join([str(home / "spoilt"), str(source.ROOT)])
+    done = script("sdxl_train_network", "--config_file", own, "--train_data_dir", squares, "--output_dir", home / "out",
+                  "--no-compile", env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if "optimizer_type" in line]
+    assert done.returncode and len(said) == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "which does not load here (OSError: no library)" in said[0] and "set optimizer_type = AdamW" in said[0]
+
+
+def test_lycoris_that_is_not_there_names_the_command(home, monkeypatch):
+    from library import learners
+
+    hide(monkeypatch, "lycoris")
+    said = list(learners.problems(lora(network_module="lycoris.kohya", network_args=["algo=lokr"])))
+    assert f"needs a package that is not installed: {packages.command('lycoris')}" in said[0]
+
+
+# ---- who says so
+
+
+def test_the_doctor_lists_what_is_missing_with_the_command(monkeypatch, capsys):
+    hide(monkeypatch, "bitsandbytes", "prodigyopt")
+    finding = optional.optimizers()
+    assert finding.verdict == "hint" and packages.command("bitsandbytes", "prodigyopt") in finding.text
+    assert "presets use AdamW instead of AdamW8bit" in finding.text
+    assert {"AdamW8bit", "Lion8bit", "Prodigy"} <= set(finding.data["without"])
+    monkeypatch.setattr(doctor, "examine", lambda quick: iter([finding]))
+    assert doctor.main(["--quick"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("This machine can train, but without AdamW8bit, ")
+
+
+def test_the_doctor_tries_what_is_there(monkeypatch):
+    assert optional.optimizers().verdict == "ok"
+    monkeypatch.setattr(trial, "package", lambda module: "OSError: no library" if module == "lycoris" else "")
+    finding = optional.optimizers()
+    assert finding.verdict == "hint" and finding.data["without"] == ["LyCORIS"]
+    assert "lycoris-lora does not load (OSError: no library)" in finding.text
+    assert packages.command("lycoris", again=True) in finding.text
+
+
+def test_setting_up_says_what_came_of_it(monkeypatch):
+    fine = dict.fromkeys(packages.PACKAGES, "")
+    assert list(packages.lines(fine)) == []
+    said = list(packages.lines({**fine, "bitsandbytes": "OSError: no library"}))
+    assert "does not load here (OSError: no library)" in said[0] and "AdamW instead of AdamW8bit" in said[1]
+    hide(monkeypatch, "prodigyopt")
+    assert list(packages.lines(fine)) == [
+        f"prodigyopt is not installed. To install it: {packages.command('prodigyopt')}"
+    ]
+    assert "library.packages" in (source.ROOT / "setup.sh").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("language", ["zh", "ja"])
+def test_the_sentences_are_in_every_table(language, monkeypatch):
+    hide(monkeypatch, "bitsandbytes", "prodigyopt", "prodigyplus", "dadaptation")
+    said = [*optim.problems(lora(optimizer_type="AdamW8bit")), *optim.problems(lora(optimizer_type="Prodigy"))]
+    presets.apply(EIGHT[0], config_class(f"{EIGHT[0].family}_train_network"), {}, said)
+    said += [f"optimizer_type AdamW8bit {packages.broken('bitsandbytes', 'OSError: x')}; or set optimizer_type = AdamW"]
+    said += [f"optimizer_type is AdamW here, as AdamW8bit {packages.broken('bitsandbytes', 'OSError: x')}"]
+    assert len(said) == 5
+    for text in said:  # the command and the error stay as they are
+        found = (re.match(shape, text) for shape, _, named in texts.patterns(language) if named)
+        assert any(match and len(match[2]) < 20 for match in found), text
