@@ -4,36 +4,44 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from library.config.command import ROOT
-from library.config.schema import to_toml
-from library.files import write_atomic
+from library.config.remedies import remedy
+from library.config.schema import Reading, changed, flat
 from library.runs import keys
 
 PATIENCE = 120.0  # seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.train.checking.Report.as_json
 
 
-def check(config: Any, launch: Mapping[str, Any]) -> Report:
-    """The report on a config that is right by itself. A check that breaks is a hint, and keeps nobody from training."""
-    with tempfile.TemporaryDirectory(prefix="kohya-check-") as folder:
-        path = Path(folder) / "run.toml"
-        write_atomic(path, to_toml(config))
-        asked = [sys.executable, "-m", "kohya_gui.cli", "check", str(path), "--script", config.script, "--json"]
-        try:
-            done = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", check=False,
-                                  timeout=PATIENCE, env=environment(launch), stdin=subprocess.DEVNULL)  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return failed(f"the check took more than {PATIENCE:.0f} s and was given up")
+def check(reading: Reading[Any], launch: Mapping[str, Any]) -> Report:
+    """The report on what came of reading a form, whatever is wrong with it already.
+
+    A check that breaks says so, and keeps nobody from training.
+    """
+    config = reading.config
+    given = {"script": config.script, "values": sent(config), "problems": reading.problems,
+             "wrong": sorted(reading.wrong)}  # fmt: skip
+    asked = [sys.executable, "-m", "library.train.checking"]
+    try:
+        done = subprocess.run(asked, input=json.dumps(given), capture_output=True, encoding="utf-8", errors="replace",
+                              check=False, timeout=PATIENCE, env=environment(launch))  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return failed(f"the check took more than {PATIENCE:.0f} s and was given up", reading)
     try:
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
     except (ValueError, IndexError):
         said = done.stderr.strip().splitlines()
-        return failed(f"the check itself did not work: {said[-1] if said else f'it ended with code {done.returncode}'}")
+        why = said[-1] if said else f"it ended with code {done.returncode}"
+        return failed(f"the check itself failed: {why}", reading)
+
+
+def sent(config: Any) -> dict[str, Any]:
+    """What differs from the defaults, for another process; tokens reach it by the environment."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in flat(changed(config)).items()}
 
 
 def environment(launch: Mapping[str, Any]) -> dict[str, str]:
@@ -45,9 +53,16 @@ def environment(launch: Mapping[str, Any]) -> dict[str, str]:
     return known | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
 
 
-def failed(why: str) -> Report:
-    """The report of a check that did not come to an end."""
-    return {"findings": [{"topic": "other", "verdict": "hint", "text": why, "fix": {}}], "fit": None}
+def known(reading: Reading[Any]) -> list[dict[str, Any]]:
+    """The findings that a form tells by itself."""
+    return [{"topic": "settings", "verdict": "bad", "text": line, "fix": remedy(line, reading.config)}
+            for line in reading.problems]  # fmt: skip
+
+
+def failed(why: str, reading: Reading[Any]) -> Report:
+    """The report of a check that did not come to an end, with what was known before."""
+    hint = {"topic": "other", "verdict": "hint", "text": why, "fix": {}}
+    return {"findings": [*known(reading), hint], "fit": None, "failed": True}
 
 
 def problems(report: Report) -> list[dict[str, Any]]:

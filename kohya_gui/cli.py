@@ -72,18 +72,23 @@ def train(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(TRAIN_USAGE)
         return DONE if argv else MISUSED
-    from library.config.command import command
-    from library.config.schema import parse
+    import dataclasses
+
+    from library.config import shell
+    from library.config.command import command, launch_problems
     from library.families import config_class
     from library.runs import foreground, keys
 
     what, *rest = argv
-    how, flags = split_launch(rest)
+    how, flags, wrong = split_launch(rest)
     if what.lower().endswith(".toml"):
         flags = ["--config_file", what, *flags]
         what = script_of(Path(what))
     # The launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
-    parse(config_class(what), flags)
+    reading = shell.read(config_class(what), flags)
+    if problems := [*reading.problems, *wrong, *launch_problems(how)]:
+        reading = dataclasses.replace(reading, problems=problems)
+        return complain("\n".join([*problems, *shell.beyond(reading)]), MISUSED)
     path, flags = split_file(flags)
     arguments = command(path or "", what, **how)
     os.environ.update(keys.environment())
@@ -100,40 +105,22 @@ SCRIPT is sdxl_train_network, sdxl_train, flux_train_network or flux_train. Opti
 
 def check(argv: list[str]) -> int:
     """Print what is known about a training before a model is loaded; 0 when nothing has to be fixed."""
-    import argparse
-    import json
+    if not argv or argv[0] in ("-h", "--help"):
+        print(CHECK_USAGE)
+        return DONE if argv else MISUSED
+    from kohya_gui.looking import look
 
-    from library.config.schema import ConfigError, build, read_toml
-    from library.families import RUNS, config_class
+    return look(argv)
 
-    parser = argparse.ArgumentParser("kohya check", description="Check a config for errors, without training.")
-    parser.add_argument("file", type=Path, help="the TOML of a training")
-    parser.add_argument(
-        "--script", choices=list(RUNS), help="the training script; detected from the file when not given"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    asked = parser.parse_args(argv)
-    script = asked.script or script_of(asked.file)
-    notes: list[str] = []
-    try:
-        config = build(config_class(script), read_toml(asked.file), asked.file.name, notes)
-    except ConfigError as wrong:
-        found = str(wrong).splitlines()
-        return complain("\n".join([*found, f"{len(found)} to fix in {asked.file} ({script})"]), FAILED)
-    from library.train import checking
 
-    report = checking.report(config)
-    if asked.json:
-        print(json.dumps(report.as_json()))
-        return FAILED if report.problems else DONE
-    well = [finding for finding in report.findings if finding.verdict != "bad"]
-    for line in [*(f"note: {note}" for note in notes), *checking.lines(well)]:
-        print(line)
-    if report.problems:
-        to_fix = [f"{finding.text}{finding.advice}" for finding in report.findings if finding.verdict == "bad"]
-        return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {asked.file} ({script})"]), FAILED)
-    print(f"{asked.file} ({script}): nothing wrong was found")
-    return DONE
+CHECK_USAGE = """kohya check RUN.toml [options]
+kohya check SCRIPT --config_file RUN.toml [options]
+
+Looks for mistakes without training, and names all of them. Options are those of the training and of the launcher, as in
+kohya train, and besides:
+  --script SCRIPT  what RUN.toml is for (sdxl_train_network, sdxl_train, flux_train_network, flux_train); guessed from
+                   the file when not given
+  --json           print one JSON object instead of text"""
 
 
 def probe(argv: list[str]) -> int:
@@ -248,19 +235,15 @@ def _has_its_files(config: Any, given: set[str], known: dict[str, set[str]]) -> 
     return not own or bool(own & given)
 
 
-def split_launch(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The launcher's options by name, and the rest. What both know (mixed_precision) is the script's."""
-    import argparse
-
+def split_launch(argv: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The launcher's options by name, the rest, and what is wrong with the former. What both know (mixed_precision) is
+    the script's."""
     from library.config.command import Launch
     from library.config.schema import section_options
-    from library.config.shell import add_arguments
+    from library.config.shell import take_flags
 
     mine = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
-    parser = argparse.ArgumentParser("kohya train", allow_abbrev=False, add_help=False)
-    add_arguments(parser, mine)
-    how, rest = parser.parse_known_args(argv)
-    return vars(how), rest
+    return take_flags(mine, argv)
 
 
 def split_file(flags: list[str]) -> tuple[str | None, list[str]]:

@@ -10,16 +10,29 @@ show is decided by the style sheet alone (classes `only-sdxl`, `only-flux`), so 
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
 from kohya_gui import picker
 from kohya_gui.sections import GROUPS
-from library.config.command import Launch, launch_options
+from library.config.command import Launch, launch_problems
 from library.config.pending import PENDING
-from library.config.schema import ConfigError, Option, build, draft, missing, options, section_options, values
+from library.config.schema import (
+    ConfigError,
+    Layer,
+    Option,
+    Reading,
+    build,
+    draft,
+    missing,
+    options,
+    read_layers,
+    section_options,
+    values,
+)
 
 NOT_SET = "not set"
 STANDS = "dataset_config"  # describes the data in place of fields that must be filled in otherwise
@@ -82,29 +95,19 @@ class Form:
 
     def ready(self, given: Given) -> tuple[Any, list[str]]:
         """Like `collect`, for a training that is to start: what is not filled in but must be is a problem too."""
-        problems: list[str] = []
-        try:
-            config, notes = self.collect(given)
-        except ConfigError as error:
-            problems, notes = str(error).splitlines(), []
-            config = self._without(given, _named(problems))
-        try:
-            launch_options(dict(given.launch))
-        except ConfigError as error:
-            problems += str(error).splitlines()
-        # What is filled in wrongly is not missing as well.
-        problems += [line for line in missing(config) if _named([line]).isdisjoint(_named(problems))]
-        if problems:
-            raise ConfigError("\n".join(problems))
-        return config, notes
+        reading = self.reading(given)
+        if reading.problems:
+            raise ConfigError("\n".join(reading.problems))
+        return reading.config, reading.notes
 
-    def _without(self, given: Given, wrong: set[str]) -> Any:
-        """The config that the form would be if the wrong options were not set, as far as there is one."""
-        try:
-            right = {name: value for name, value in given.values.items() if name not in wrong}
-            return build(self.configs[given.family], right, notes=[])
-        except ConfigError:
-            return build(self.configs[given.family], {})
+    def reading(self, given: Given) -> Reading[Any]:
+        """What came of reading the form for a training that is to start, with all that is wrong with it."""
+        reading = read_layers(self.configs[given.family], [Layer(given.values)])
+        problems = [*reading.problems, *launch_problems(given.launch)]
+        # What is filled in wrongly is not missing as well.
+        told = {word for line in problems for word in re.findall(r"\w+", line)} | reading.wrong
+        problems += [line for line in missing(reading.config) if _named([line]).isdisjoint(told)]
+        return replace(reading, problems=problems)
 
     def rough(self, given: Given) -> Any:
         """The config of all that is right by itself, whether or not it goes together; the rest is not set."""
@@ -117,13 +120,8 @@ class Form:
 
     def wrong(self, given: Given) -> list[str]:
         """Everything that is wrong with what is filled in; what is not filled in yet is no mistake."""
-        found: list[str] = []
-        for check in (lambda: self.collect(given), lambda: launch_options(dict(given.launch))):
-            try:
-                check()
-            except ConfigError as error:
-                found += str(error).splitlines()
-        return found
+        reading = read_layers(self.configs[given.family], [Layer(given.values)])
+        return [*reading.problems, *launch_problems(given.launch)]
 
     # ---- what goes to the browser
 

@@ -46,10 +46,11 @@ def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str,
             f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}</span></li>"
         )
     wrong = sum(one["verdict"] == "bad" for one in found["findings"])
-    title = _title(wrong) if wrong else "Nothing has to be fixed"
+    failed = bool(found.get("failed"))
+    title = _title(wrong) if wrong else "The check itself failed" if failed else "Nothing has to be fixed"
     body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
-    body += PROBE if probe and not wrong else ""
-    return _box("bad" if wrong else "good", title, body, alert=bool(wrong))
+    body += PROBE if probe and not wrong and not failed else ""
+    return _box("bad" if wrong or failed else "good", title, body, alert=bool(wrong) or failed)
 
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '

@@ -4,10 +4,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError, options, values
+from library.config.schema import ConfigError, Reading, draft, options, values
 from library.config.values import pasted
 
 LONGEST = 2000
@@ -111,6 +112,24 @@ def allow(config: Any, allowed: Sequence[Path]) -> None:
 
     Ids of models on the hub are no paths and pass.
     """
+    if problems := _outside(config, allowed):
+        raise ConfigError("\n".join(line for _, line in problems))
+
+
+def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
+    """A reading without the files and folders that may not be used, which nobody shall look at; it says which."""
+    outside = _outside(reading.config, roots)
+    kept = {name: value for name, value in values(reading.config).items() if name not in dict(outside)}
+    return replace(
+        reading,
+        config=draft(type(reading.config), kept) if outside else reading.config,
+        problems=[*reading.problems, *(line for _, line in outside)],
+        wrong=reading.wrong | dict(outside).keys(),
+    )
+
+
+def _outside(config: Any, allowed: Sequence[Path]) -> list[tuple[str, str]]:
+    """The options that name files and folders which may not be used, each with why."""
     problems = []
     known = options(type(config))
     for name, value in values(config).items():
@@ -121,9 +140,8 @@ def allow(config: Any, allowed: Sequence[Path]) -> None:
             try:
                 inside(str(text), allowed, name)
             except ConfigError as error:
-                problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
+                problems.append((name, str(error)))
+    return problems
 
 
 def _depth(path: Path) -> int:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +191,14 @@ class Training:
     def checked(self, sent: str) -> tuple[Given, Any, list[str], checking.Report]:
         """A form -> it, its config, notes about it, and the preflight report. To be asked before any start or queueing.
 
-        Raises ConfigError when the form itself has mistakes. Tokens that it holds are kept in their own file.
+        The report has everything that is wrong, with the form itself as well as with what it names. Tokens that the
+        form holds are kept in their own file.
         """
         given = self.form.hear(sent)
-        config, notes = self.form.ready(given)
-        paths.allow(config, self.roots)
-        notes += self._keep(config)
-        return given, config, notes, checking.check(config, given.launch)
+        reading = self.form.reading(given)
+        reading = paths.allowed(reading, self.roots)
+        notes = [*reading.notes, *self._keep(reading.config)]
+        return given, reading.config, notes, checking.check(replace(reading, notes=[]), given.launch)
 
     def _keep(self, config: Any) -> list[str]:
         new = keys.keep(helping.secrets_of(config))

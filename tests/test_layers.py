@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "library.train": ("library",),
     "library.bench": ("library",),
     "library": (),
-    "kohya_gui.cli": ("library", "kohya_gui"),
+    **dict.fromkeys(("kohya_gui.cli", "kohya_gui.looking"), ("library", "kohya_gui")),  # the console command
     "kohya_gui": (
         *BOTTOM,
         *LAB,

@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,20 +14,25 @@ from library.config.values import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "sd-scripts"
+MANY = 4096  # processes, machines or threads: more than anyone has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """How `accelerate launch` starts a training: on which devices, in how many processes."""
 
-    num_processes: int = opt(1, "processes, one per GPU", min=1)
+    num_processes: int = opt(1, "processes, one per GPU", min=1, max=MANY)
     gpu_ids: str | None = opt(None, "which GPUs, by number (0,1); all when not set", label="GPUs")
     cpu: bool = opt(False, "train on the processor even where there is a GPU", label="On the CPU")
-    num_machines: int = opt(1, "machines that train together", min=1, advanced=True)
+    num_machines: int = opt(1, "machines that train together", min=1, max=MANY, advanced=True)
     machine_rank: int | None = opt(None, "number of this machine, from 0", min=0, advanced=True)
     main_process_ip: str | None = opt(None, "address of the first machine", advanced=True)
-    main_process_port: int | None = opt(None, "port for the processes to meet at", parse=count, advanced=True)
-    num_cpu_threads_per_process: int | None = opt(None, "processor threads of each process", parse=count, advanced=True)
+    main_process_port: int | None = opt(
+        None, "port for the processes to meet at", parse=count, max=65535, advanced=True
+    )
+    num_cpu_threads_per_process: int | None = opt(
+        None, "processor threads of each process", parse=count, max=MANY, advanced=True
+    )
     mixed_precision: Literal["no", "fp16", "bf16"] = opt(
         "no", "for the launcher only; the training uses the value of the config"
     )
@@ -66,12 +72,26 @@ def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
 def launch_options(how: dict[str, Any]) -> Launch:
     """Values by name, of any origin, -> checked launch options. Raises ConfigError with all that is wrong."""
     problems: list[str] = []
+    launch = _launch(how, problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return launch
+
+
+def launch_problems(how: Mapping[str, Any]) -> list[str]:
+    """All that is wrong with launch options, a sentence each."""
+    problems: list[str] = []
+    _launch(how, problems)
+    return problems
+
+
+def _launch(how: Mapping[str, Any], problems: list[str]) -> Launch:
     given = read_section(Launch, Layer({k: v for k, v in how.items() if v is not None}), problems)
     launch = replace(Launch(), **given)
     if launch.cpu and launch.num_processes > 1:
         problems.append("cpu goes with one process only: hide the GPUs (gpu_ids) to run several on the processor")
-    if problems:
-        raise ConfigError("\n".join(problems))
+    if (launch.machine_rank or 0) >= launch.num_machines:
+        problems.append(f"machine_rank must be below num_machines ({launch.num_machines}), got {launch.machine_rank}")
     return launch
 
 

@@ -174,6 +174,28 @@ def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[str]
     return found, problems
 
 
+def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The flags of some options taken out of a command line: their values as text, all else, and what is wrong."""
+    found: dict[str, Any] = {}
+    rest: list[str] = []
+    problems: list[str] = []
+    ours: list[str] | None = None  # where the values of the flag at hand go
+    groups: list[tuple[str, list[str]]] = []
+    for token in argv:
+        flag, equals, value = token.partition("=")
+        if token.startswith("--"):
+            ours = None
+            if flag[2:] in known:
+                ours = [value] if equals else []
+                groups.append((flag, ours))
+                continue
+        (rest if ours is None else ours).append(token)
+    for flag, given in groups:
+        if problem := _take(known[flag[2:]], given, found):
+            problems.append(f"{flag} {problem}")
+    return found, rest, problems
+
+
 def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
     """The command line as flags with the values that follow each; a stray value at the start stands for itself."""
     groups: list[tuple[str, list[str]]] = []

@@ -3,15 +3,21 @@
 `kohya check`, the page's Check button and every start from the page read the same report. No model is loaded.
 """
 
+import contextlib
+import json
 import os
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from library import data, families
+from library.config.command import Launch
 from library.config.remedies import remedy
-from library.config.schema import options
+from library.config.schema import Reading, draft, options, section_options
+from library.families import config_class
 from library.files import free_space
 from library.train import fit as fitting
 from library.train import preflight
@@ -23,6 +29,7 @@ TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "
           "precision": "GPU", "memory": "GPU", "distributed": "GPU", "compile": "compiling", "save": "disk",
           "sample": "samples"}  # fmt: skip
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
+LAUNCH = section_options(Launch)
 GIB = 2**30
 
 
@@ -59,28 +66,54 @@ class Report:
         return {"findings": told, "fit": self.fit.as_json() if self.fit else None}
 
 
-def report(config: Any) -> Report:
-    """Look at everything that can be known before a model is loaded."""
-    found = data.check(config, config.grid)
-    problems, remarks = preflight.judged(config, found)
+def report(config: Any, reading: Reading[Any] | None = None) -> Report:
+    """Look at everything that can be known before a model is loaded.
+
+    `reading` is what came of reading this config, where that found problems or notes.
+    """
+    reading = reading or Reading(config, [], [])
+    found = preflight.look(reading)
+    problems, remarks = preflight.judged(config, found, reading)
+    problems = [*reading.problems, *problems] if reading.known else reading.problems
     gpu, memory = graphics()
-    needs = fitting.estimate(config, largest(found.images, config), gpu, memory) if not problems else None
-    told = [Finding(topic(text, config), "bad", text, remedy(text, config)) for text in problems]
-    told += [Finding(topic(text, config), "hint", text, remedy(text, config)) for text in remarks]
-    told += list(_about_the_fit(needs, config)) if needs else []
-    settled = {f.topic for f in told if f.verdict == "bad" or f.topic == "captions"}
-    told += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
+    told = [Finding(topic(text, config), "bad", text, remedy(plain(text), config)) for text in problems]
+    told += [Finding(topic(text, config), "hint", text, remedy(text, config)) for text in [*reading.notes, *remarks]]
+    needs: fitting.Fit | None = None
+    # What is well is counted and estimated, which values that do not go together may keep from being possible.
+    with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
+        if not problems:
+            needs = fitting.estimate(config, largest(found.images, config), gpu, memory)
+            told += _about_the_fit(needs, config)
+        settled = {f.topic for f in told if f.verdict == "bad" or f.topic == "captions"}
+        told += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
     return Report(tuple(sorted(told, key=_place)), needs)
+
+
+def asked() -> None:
+    """Print the report on what is asked for on stdin, as JSON both; see `kohya_gui.checking`."""
+    given = json.load(sys.stdin)
+    cls = config_class(given["script"])
+    read = {name: options(cls)[name].read(value) for name, value in given["values"].items()}
+    config = draft(cls, read)
+    made = Reading(config, given["problems"], [], frozenset(given["wrong"]))
+    print(json.dumps(report(config, made).as_json()))
 
 
 def _place(finding: Finding) -> tuple[int, int]:
     return ("bad", "hint", "ok").index(finding.verdict), ORDER.index(finding.topic)
 
 
+def plain(text: str) -> str:
+    """A sentence without the file or the dashes that stand before an option of the run."""
+    return re.sub(r"^(in [^\s:]+: |--)", "", text)
+
+
 def topic(text: str, config: Any) -> str:
     """What a sentence is about, by the option that it begins with."""
-    name = text.removeprefix("in ").lstrip("-").split(" ")[0].rstrip(":")
+    name = plain(text).removeprefix("in ").split(" ")[0].rstrip(":")
     option = options(type(config)).get(name)
+    if option is None and name in LAUNCH:
+        return "GPU"
     if option is None and "tokenizer" in text:
         return "model"
     if option is None:
@@ -234,3 +267,7 @@ def lines(found: Sequence[Finding]) -> Iterator[str]:
     mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
     for finding in found:
         yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{finding.advice}"
+
+
+if __name__ == "__main__":
+    asked()
