@@ -1,5 +1,6 @@
 """The console command: what it says, what it returns, and what it does not load."""
 
+import json
 import subprocess
 import sys
 
@@ -30,7 +31,6 @@ print("loaded", *(name for name in ("torch", "gradio", "diffusers", "transformer
         ("--help",),
         ("train", "--help"),
         ("train", "flux_train_network", "--help"),
-        ("train", "sdxl_train", "--lerning_rate", "1"),
         ("check", "--help"),
         ("import", "--help"),
         ("diff", "a.json", "b.json"),
@@ -62,7 +62,41 @@ def test_check_says_everything_that_is_wrong(tmp_path, capsys):
     assert "lerning_rate" in shown
     assert "learning_rate" in shown
     assert "max_train_steps" in shown
-    assert "2 to fix" in shown
+    assert "2 to fix" not in shown and "ae is not set" in shown and "output_dir is not set" in shown
+    assert "learning_rate is not set" not in shown
+
+
+def test_check_takes_the_flags_of_a_script_and_names_all_that_is_wrong(tmp_path, capsys):
+    run = tmp_path / "run.toml"
+    run.write_text('noise_ofset = 1\nresolution = "64"\nlr_scheduler = "cosin"\n')
+    wrong = ["--lerning_rate", "1", "--seed", "x", "--network_dim", "-3", "--optimizer_args", "weight_dekay=1"]
+    wrong += ["--num_processes", "two", "--main_process_port", "70000", "--full_bf16", "--network_args", "conv=1"]
+    files = {"pretrained_model_name_or_path": "m", "clip_l": "c.safetensors", "t5xxl": "t", "ae": "a", "resume": "r",
+             "train_data_dir": "d", "network_weights": "w", "sample_prompts": "p", "output_dir": "o"}  # fmt: skip
+    wrong += [part for name, file in files.items() for part in (f"--{name}", str(tmp_path / file))]
+    more = [name for name in files if name != "output_dir"]
+    named = ["noise_ofset", "cosin ", "--lerning_rate", "--seed", "--network_dim", "weight_dekay", "num_processes",
+             "main_process_port", "full_bf16 needs", "conv", *more]  # fmt: skip
+    for asked in (["flux_train_network", "--config_file", str(run)], [str(run), "--script", "flux_train_network"]):
+        assert cli.main(["check", *asked, *wrong]) == 1
+        said = [line for line in capsys.readouterr().err.splitlines() if " to fix in " not in line]
+        assert all(sum(name in line for line in said) >= 1 for name in named), said
+        assert len(said) == len(named), said
+    assert cli.main(["check", "flux_train_network", "--json", *wrong]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (
+        sum(one["verdict"] == "bad" for one in report["findings"]) == len(named) - 1
+    )  # the file's two, and resolution
+
+
+def test_a_check_that_fails_says_so_and_ends_with_a_code(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("library.train.checking.report", lambda *_: 1 / 0)
+    run = tmp_path / "flux_train_network.toml"
+    run.write_text("")
+    assert cli.main(["check", str(run)]) == 1
+    assert "the check itself failed (ZeroDivisionError" in capsys.readouterr().err
+    assert cli.main(["check", str(run), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["failed"]
 
 
 def test_check_of_a_file_that_is_not_there(tmp_path, capsys):
@@ -88,7 +122,7 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
         script_of("d.toml", "ae = 'a'\nblock_lr = '1'\n")
 
 
-def test_train_hands_its_flags_on(tmp_path, monkeypatch):
+def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
     """Launcher's options go to the launcher, the script's own to the script, checked before anything is started."""
     started = []
     monkeypatch.setattr("library.runs.foreground.run", lambda arguments: started.append(arguments) or 7)
@@ -102,10 +136,12 @@ def test_train_hands_its_flags_on(tmp_path, monkeypatch):
     at = next(i for i, a in enumerate(arguments) if a.endswith("sdxl_train_network.py"))
     assert arguments[at + 1 :] == ["--config_file", str(run), "--seed", "3", "--no-compile"]
     assert arguments[arguments.index("--num_processes") + 1] == "2"
-    with pytest.raises(SystemExit) as wrong:
-        cli.main(["train", *given, "--sede", "4"])
-    assert wrong.value.code == 2
+    capsys.readouterr()
+    assert cli.main(["train", *given, "--sede", "4", "--num_machines", "many"]) == 2
     assert len(started) == 1
+    said = capsys.readouterr().err
+    for words in ("--sede is not an option", "num_machines must be", "train_data_dir is not set", "m.safetensors"):
+        assert said.count(words) == 1, said
 
 
 def test_train_without_a_file_has_only_flags(monkeypatch):

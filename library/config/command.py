@@ -21,10 +21,10 @@ MANY = 4096  # processes, machines or threads: more than anyone has
 class Launch:
     """How `accelerate launch` starts a training: on which devices, in how many processes."""
 
-    num_processes: int = opt(1, "processes, one per GPU", min=1, max=MANY)
+    num_processes: int = opt(1, "processes, one per GPU", min=1)
     gpu_ids: str | None = opt(None, "which GPUs, by number (0,1); all when not set", label="GPUs")
     cpu: bool = opt(False, "train on the processor even where there is a GPU", label="On the CPU")
-    num_machines: int = opt(1, "machines that train together", min=1, max=MANY, advanced=True)
+    num_machines: int = opt(1, "machines that train together", min=1, advanced=True)
     machine_rank: int | None = opt(None, "number of this machine, from 0", min=0, advanced=True)
     main_process_ip: str | None = opt(None, "address of the first machine", advanced=True)
     main_process_port: int | None = opt(
@@ -90,6 +90,9 @@ def _launch(how: Mapping[str, Any], problems: list[str]) -> Launch:
     launch = replace(Launch(), **given)
     if launch.cpu and launch.num_processes > 1:
         problems.append("cpu goes with one process only: hide the GPUs (gpu_ids) to run several on the processor")
+    for name in ("num_processes", "num_machines"):
+        if (number := getattr(launch, name)) > MANY:
+            problems.append(f"{name} must be at most {MANY}, got {number}")
     if (launch.machine_rank or 0) >= launch.num_machines:
         problems.append(f"machine_rank must be below num_machines ({launch.num_machines}), got {launch.machine_rank}")
     return launch
