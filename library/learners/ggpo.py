@@ -8,11 +8,15 @@ Neither dW nor G is ever formed: the squared length of row i of A B is A_i (B B^
 rank.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 Noise = tuple[float, float]  # sigma, beta
+TOGETHER = 2**23  # numbers of adapters that are looked at in one go
 
 
 def typical_row(weight: Tensor) -> Tensor:
@@ -24,10 +28,42 @@ def scales(up: Tensor, down: Tensor, gradients: tuple[Tensor, Tensor], s: float,
     """How strong the noise of each row is: up [out, r], down [r, in], the gradients of both -> [out], float32."""
     u, d, (gu, gd) = up.float(), down.float(), (g.float() for g in gradients)
     own = s * s * ((u @ (d @ d.T)) * u).sum(1)
-    both = (u @ (gd @ gd.T)) * u + 2 * (u @ (gd @ d.T)) * gu + (gu @ (d @ d.T)) * gu
-    gradient = s * s * both.sum(1)
+    gradient = s * s * squares((u, d), (gu, gd))
     sigma, beta = noise
     return (sigma * (base**2 + own.clamp(min=0)).sqrt() + beta * gradient.clamp(min=0)) / up.shape[0] ** 0.5
+
+
+def squares(factors: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor]) -> Tensor:
+    """The squared length of each row of U gD + gU D: [..., out, r] and [..., r, in], both twice -> [..., out]."""
+    (u, d), (gu, gd) = factors, gradients
+    both = (u @ (gd @ gd.mT)) * u + 2 * (u @ (gd @ d.mT)) * gu + (gu @ (d @ d.mT)) * gu
+    return both.sum(-1)
+
+
+@torch.no_grad()
+def mean_gradient(adapters: Iterable[Any]) -> Tensor | None:
+    """`norm/avg_grad_norm` of sd-scripts: the mean length of G's rows, averaged over the linear adapters that learn.
+
+    None where there are none. Adapters of one shape are taken together, as far as that needs little memory.
+    """
+    alike: dict[Any, list[Any]] = {}
+    for adapter in adapters:
+        up, down = adapter.lora_up, adapter.lora_down
+        learns = isinstance(up, nn.Linear) and up.weight.grad is not None and down.weight.grad is not None
+        if learns:  # not split ones, which sd-scripts leaves out as well
+            alike.setdefault((up.weight.shape, down.weight.shape, up.weight.device), []).append(adapter)
+    means = []
+    for (up, down, _), members in alike.items():
+        size = max(1, TOGETHER // (up.numel() + down.numel()))
+        for first in range(0, len(members), size):
+            some = members[first : first + size]
+            ups, downs = [a.lora_up.weight for a in some], [a.lora_down.weight for a in some]
+            u, d, gu, gd = (
+                torch.stack(each).float() for each in (ups, downs, [w.grad for w in ups], [w.grad for w in downs])
+            )
+            lengths = squares((u, d), (gu, gd)).clamp(min=0).sqrt().mean(-1)
+            means.append(lengths * torch.tensor([a.strength for a in some]).to(lengths.device, non_blocking=True))
+    return torch.cat([m.to(means[0].device) for m in means]).mean() if means else None
 
 
 def disturbance(x: Tensor, rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.learners import network_args, snapshot, targets
+from library.learners import ggpo, network_args, snapshot, targets
 from library.learners.adapters import Adapter, Spec, kind_of, saved_alpha
 from library.learners.ready import Ready
 from library.learners.targets import Found, Plan
@@ -129,6 +129,11 @@ class Lora:
         """Before a step: how strong the noise of the next one is (GGPO)."""
         for adapter in self.adapters.values():
             adapter.note_gradients()
+
+    def mean_gradient(self) -> Tensor | None:
+        """Before a step: how large it is about to be, as sd-scripts shows it for FLUX.1; None for other networks."""
+        flux = isinstance(self.args, network_args.FluxArgs)
+        return ggpo.mean_gradient(self.adapters.values()) if flux else None
 
     def _noted(self) -> dict[str, Tensor]:
         """What GGPO remembers from step to step."""

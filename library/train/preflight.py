@@ -97,6 +97,8 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
         remarks += [] if failed["model"] else family.notes()
         remarks += [] if failed["network"] else learners.notes(config)
         remarks += [] if failed["optimizer"] else optim.notes(config)
+        path = config.sample.sample_prompts
+        remarks += [] if failed["samples"] or not path else prompts.notes(path)
         remarks += idle.remarks(config, [*remarks, *schema.notes(config)])
     return found, [line for line in remarks if wrong.isdisjoint(named(line))]
 

@@ -95,10 +95,13 @@ class Previews:
         self._run.sampled(number, path, image, prompt)
 
     def _path(self, number: int, prompt: Prompt) -> Path:
-        """<output_dir>/sample/<name>_<e000001 or 000100>_<00>_<time>[_<seed>].png, as upstream names them."""
+        """<output_dir>/sample/<name>_<e000001 or 000100>_<00>_<time>[_<seed>].png, as upstream names them.
+
+        Before the first step it is e000000.
+        """
         clock, save = self._run.clock, self._config.save
-        by_epoch = self._config.sample.sample_every_n_epochs and clock.step
-        when = f"e{clock.epoch:06d}" if by_epoch else f"{clock.step:06d}"
+        by_epoch = self._config.sample.sample_every_n_epochs or not clock.step
+        when = f"e{clock.epoch if clock.step else 0:06d}" if by_epoch else f"{clock.step:06d}"
         seed = "" if prompt.seed is None else f"_{prompt.seed}"
         name = f"{save.output_name}_" if save.output_name else ""
         moment = time.strftime("%Y%m%d%H%M%S")

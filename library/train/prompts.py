@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, section_options
+from library.config.sections.outputs import Sample
 
 MAX_STEPS = 1000
 
@@ -26,27 +27,41 @@ class Prompt:
     scale: float | None = None
     guidance_scale: float | None = None
     sample_sampler: str | None = None
+    # For other models of sd-scripts: read, and without effect on SDXL and FLUX.1.
+    controlnet_image: str | None = None
+    cfg_trunc_ratio: float | None = None
+    renorm_cfg: float | None = None
+    flow_shift: str | None = None
 
 
-# The letters of a prompt line, as sd-scripts has them.
-LETTERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "w": ("width", int),
-    "h": ("height", int),
-    "d": ("seed", int),
-    "s": ("sample_steps", int),
-    "l": ("scale", float),
-    "g": ("guidance_scale", float),
-    "n": ("negative_prompt", str),
-    "ss": ("sample_sampler", str),
+def _steps(digits: str) -> int:
+    return max(1, min(MAX_STEPS, int(digits)))
+
+
+WHOLE, DECIMAL, TEXT = (re.compile(p) for p in (r"\d+", r"[\d.]+", r".+"))
+# The letters of a prompt line: option, what its value begins with (the rest is not read), and how that is read.
+LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
+    "w": ("width", WHOLE, int),
+    "h": ("height", WHOLE, int),
+    "d": ("seed", WHOLE, int),
+    "s": ("sample_steps", WHOLE, _steps),
+    "l": ("scale", DECIMAL, float),
+    "g": ("guidance_scale", DECIMAL, float),
+    "n": ("negative_prompt", TEXT, str),
+    "ss": ("sample_sampler", TEXT, str),
+    "cn": ("controlnet_image", TEXT, str),
+    "ctr": ("cfg_trunc_ratio", TEXT, float),
+    "rcfg": ("renorm_cfg", TEXT, float),
+    "fs": ("flow_shift", TEXT, str),
 }
-OTHER_MODELS = {
-    "cn": "control images",
-    "ctr": "trimmed guidance",
-    "rcfg": "renormalised guidance",
-    "fs": "a flow shift",
+OTHER_MODELS = ("controlnet_image", "cfg_trunc_ratio", "renorm_cfg", "flow_shift")
+IGNORED = {*OTHER_MODELS, "enum"}
+KINDS: dict[str, Callable[[Any], Any]] = {
+    **{"prompt": str, "negative_prompt": str, "sample_sampler": str},
+    **{"width": int, "height": int, "seed": int, "sample_steps": int, "scale": float, "guidance_scale": float},
 }
-IGNORED = {"controlnet_image", "cfg_trunc_ratio", "renorm_cfg", "flow_shift", "enum"}
-KINDS = {name: kind for name, kind in LETTERS.values()} | {"prompt": str}
+LARGEST = 8192  # pixels of a side
+SAMPLERS = tuple(section_options(Sample)["sample_sampler"].choices)
 
 
 def read(path: str | Path) -> list[Prompt]:
@@ -71,34 +86,67 @@ def read(path: str | Path) -> list[Prompt]:
     return [prompt for prompt, _ in found]
 
 
-def parse_line(line: str, strict: bool = False) -> Prompt:
-    """`a cat --w 640 --h 960 --d 42 --n blurry` -> Prompt.
+def notes(path: str | Path) -> list[str]:
+    """Options on the lines of a readable .txt file that will not do what they say, a sentence each."""
+    path = Path(path)
+    if path.suffix.lower() in (".toml", ".json"):
+        return []
+    return [
+        f"sample_prompts: {path.name}, line {number}: --{option} {why}"
+        for number, line in _lines(path.read_text(encoding="utf-8-sig"))
+        for option in line.split(" --")[1:]
+        if (why := _why_idle(option))
+    ]
 
-    Options that make no sense are left out, as sd-scripts does it; with `strict` a wrong value raises ValueError.
+
+def parse_line(line: str) -> Prompt:
+    """`a cat --w 640 --h 960 --d 42 --n blurry` -> Prompt, by the rules of sd-scripts.
+
+    Options are divided by a blank and two dashes. One that is unknown, or whose value does not begin as it should, is
+    left out. What stands before the first option is the prompt, and is read as an option as well.
     """
-    text, *options = re.split(r"\s--(?=[a-zA-Z]{1,4}\s)", " " + line.strip())
-    values: dict[str, Any] = {}
-    for option in options:
-        letter, _, value = option.partition(" ")
-        if letter.lower() in LETTERS:
-            name, kind = LETTERS[letter.lower()]
-            try:
-                values[name] = _number(name, value.strip(), kind)
-            except ValueError:
-                if strict:
-                    raise
-    return Prompt(text.strip(), **values)
+    pieces = line.split(" --")
+    found = [option for option in map(_option, pieces) if option]
+    return Prompt(pieces[0], **dict(found))
+
+
+def _option(piece: str) -> tuple[str, Any] | None:
+    """`w 640px` -> ("width", 640); None for what is no option."""
+    letter, blank, value = piece.partition(" ")
+    if not blank or letter.lower() not in LETTERS:
+        return None
+    name, pattern, kind = LETTERS[letter.lower()]
+    match = pattern.match(value)
+    try:
+        return (name, kind(match[0])) if match else None
+    except ValueError:
+        return None
+
+
+def _why_idle(piece: str) -> str:
+    """Why an option of a line does not do what it says; "" where it does."""
+    if read := _option(piece):
+        if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
+            return f"is no known sampler, and {SAMPLERS[0]} is used; known are {', '.join(SAMPLERS)}"
+        return "has no effect; it is for other models" if read[0] in OTHER_MODELS else ""
+    letter = piece.partition(" ")[0].lower()
+    if letter not in LETTERS:
+        return f"has no effect; known are {', '.join(f'--{known}' for known in LETTERS)}"
+    name, pattern, _ = LETTERS[letter]
+    return f"has no effect; {name} is {'text' if pattern is TEXT else 'a number that is not negative'} after one blank"
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that hold prompts, with their numbers; a comment has # as its very first character."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip() and line[0] != "#":
+            yield number, line.strip()
 
 
 def _from_lines(text: str) -> Iterator[tuple[Prompt, str]]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        try:
-            prompt = parse_line(line, strict=True)
-            yield prompt, _problem(prompt, f"line {number}")
-        except ValueError as e:
-            yield Prompt(""), f"line {number}: {e}"
+    for number, line in _lines(text):
+        prompt = parse_line(line)
+        yield prompt, _problem(prompt, f"line {number}")
 
 
 def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
@@ -117,7 +165,8 @@ def _from_json(text: str) -> Iterator[tuple[Prompt, str]]:
         raise ConfigError("sample_prompts: a JSON prompt file is a list of texts or of objects")
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, str):
-            yield from _from_lines(entry)
+            prompt = parse_line(entry)
+            yield prompt, _problem(prompt, f"entry {number}")
         elif isinstance(entry, dict):
             yield _from_mapping(entry, f"entry {number}")
         else:
@@ -148,14 +197,20 @@ def _problem(prompt: Prompt, where: str) -> str:
     if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
         return f"{where}: sample_steps {prompt.sample_steps} is not between 1 and {MAX_STEPS}"
     for name in ("width", "height"):
-        size = getattr(prompt, name)
-        if size is not None and not 64 <= size <= 8192:
-            return f"{where}: {name} {size} is not between 64 and 8192"
+        if (getattr(prompt, name) or 0) > LARGEST:
+            return f"{where}: {name} {getattr(prompt, name)} is more than {LARGEST}; write a smaller one"
+    if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:
+        return f"{where}: seed {prompt.seed} is too large; write one below 2^64"
     return ""
 
 
 def with_defaults(prompt: Prompt, defaults: Mapping[str, Any], multiple: int) -> Prompt:
-    """Fill in what the prompt leaves open, and round its size down to what the model can draw."""
+    """Fill in what the prompt leaves open, and round its size down to what the model can draw.
+
+    An unknown sampler becomes the first of all, as in sd-scripts.
+    """
+    if prompt.sample_sampler and prompt.sample_sampler not in SAMPLERS:
+        prompt = replace(prompt, sample_sampler=SAMPLERS[0])
     filled = replace(prompt, **{k: v for k, v in defaults.items() if getattr(prompt, k) is None})
     sides = {side: max(getattr(filled, side) // multiple * multiple, multiple) for side in ("width", "height")}
     return replace(filled, **sides)

@@ -4,8 +4,9 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ class Trackers:
         self._network, self._last = config.adapters, {}
         self._board = self._open_board(config) if "tensorboard" in wanted and log.logging_dir else None
         self._wandb = self._open_wandb(config, folder) if "wandb" in wanted else None
+
+    @property
+    def open(self) -> bool:
+        """Whether there is anything to write to."""
+        return bool(self._board or self._wandb)
 
     def log(self, line: dict[str, Any]) -> None:
         """Write one step."""
@@ -76,7 +82,7 @@ class Trackers:
             if self._network
             else {"loss": line["loss"]}
         )
-        rates = {f"lr/{name}": rate for name, rate in line["lr"].items()}
+        rates = {f"lr/{name}": rate for name, rate in _rates(line["lr"], self._network).items()}
         norm = {"norm/grad_norm": line["grad_norm"]} if "grad_norm" in line else {}
         return loss | rates | norm | {name: value for name, value in line.items() if "/" in name}
 
@@ -113,6 +119,25 @@ class Trackers:
         if log.log_config:
             how = {"config": settings(config), **how}
         return wandb.init(project=project, dir=str(folder), **how)
+
+
+def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
+    """Learning rates under upstream's names. For networks it has each twice: by its name, and by its group's number.
+
+    The first group is no number where it is of a text encoder.
+    """
+    if not network:
+        return dict(found)
+    # Between a text encoder's number and what follows, upstream has one blank more.
+    made = {re.sub(r"(textencoder \d)", r"\1 ", name): rate for name, rate in found.items()}
+    for number, name in enumerate(name for name in found if not name.startswith("d*lr/")):
+        if number == 0 and name.startswith("textencoder"):
+            made["textencoder"] = found[name]
+            continue
+        made[f"group{number}"] = found[name]
+        if f"d*lr/{name}" in found:
+            made[f"d*lr/group{number}"] = found[f"d*lr/{name}"]
+    return made
 
 
 def problems(config: Any) -> Iterator[str]:

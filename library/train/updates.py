@@ -24,6 +24,8 @@ class Updates:
         self._learner, self._parameters = learner, learner.parameters()
         self._norm_limit = config.network.scale_weight_norms if config.adapters else None
         self.bare = optim.optimizer(learner, config, run.seed)
+        watched = run.trackers is not None and run.trackers.open and not self._norm_limit
+        self._gradient = getattr(learner, "mean_gradient", None) if watched else None
         self._notes = learner.note_gradients if getattr(learner, "disturbed", False) else None
         self._early = bool(config.optim.stepped_early)
         if self._early:
@@ -54,6 +56,8 @@ class Updates:
             norm = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
             norms["grad_norm"] = norm.to(self._run.device)
         if self._guard.passes(wrong, *norms.values()):
+            if self._gradient and (mean := self._gradient()) is not None:
+                norms["norm/avg_grad_norm"] = mean.to(self._run.device)
             if self._notes:
                 self._notes()
             self.optimizer.step()

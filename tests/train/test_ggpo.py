@@ -34,6 +34,22 @@ def test_rows_are_scaled_by_the_lengths_of_the_matrices_that_are_never_formed(ki
     torch.testing.assert_close(layer.ggpo_rows, (0.03 * lengths + 0.01 * gradient.norm(dim=1) ** 2) / 30**0.5)
 
 
+def test_the_mean_length_of_the_gradients_rows_is_that_of_the_matrices_that_are_never_formed(monkeypatch):
+    monkeypatch.setattr(ggpo, "TOGETHER", 2 * 3 * (12 + 30))  # two at a time
+    layers, means = [], []
+    for n in range(5):
+        layer = LoraLinear.around(nn.Linear(12, 30 - 10 * (n == 4)).requires_grad_(False), Spec(rank=3, alpha=n + 1.0))
+        nn.init.normal_(layer.lora_up.weight)
+        layer(torch.randn(2, 5, 12)).square().sum().backward()
+        up, down = layer.lora_up.weight, layer.lora_down.weight
+        gradient = (n + 1.0) / 3 * (up @ down.grad + up.grad @ down)
+        means.append(gradient.norm(dim=1).mean())
+        layers.append(layer)
+    unlearned = LoraLinear.around(nn.Linear(12, 30), Spec(rank=3, alpha=1.0))
+    torch.testing.assert_close(ggpo.mean_gradient([*layers, unlearned]), torch.stack(means).mean())
+    assert ggpo.mean_gradient([unlearned]) is None
+
+
 def test_noise_is_there_in_training_only_and_as_large_as_its_rows():
     layer, x = adapted(), torch.randn(4000, 12)
     quiet = layer(x)  # nothing is known of gradients before the first step

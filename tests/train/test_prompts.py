@@ -14,9 +14,36 @@ VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors
 
 @pytest.mark.parametrize(("line", "expected"), VECTORS["prompt_lines"])
 def test_lines_read_as_upstream_reads_them(line, expected):
-    read = asdict(prompts.parse_line(line))
-    expected = {k: v for k, v in expected.items() if k != "controlnet_image"}  # another model's option
-    assert {k: v for k, v in read.items() if v is not None} == expected
+    assert said(prompts.parse_line(line)) == expected
+
+
+def said(prompt):
+    return {name: value for name, value in asdict(prompt).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a --s 5000", {"prompt": "a", "sample_steps": 1000}),
+        ("a --s 0", {"prompt": "a", "sample_steps": 1}),
+        ("a --d -1", {"prompt": "a"}),
+        ("a --w 640px --h 64.5 --H 72", {"prompt": "a", "width": 640, "height": 72}),
+        ("a --w many --w  64 --w\t64 --w64 --q 4", {"prompt": "a"}),
+        ("a --l 7.5.2 --g .5x", {"prompt": "a", "guidance_scale": 0.5}),
+        ("a --l -1 --g 1e5", {"prompt": "a", "guidance_scale": 1.0}),
+        ("a --fs 3 --ctr 0.5 --rcfg x", {"prompt": "a", "flow_shift": "3", "cfg_trunc_ratio": 0.5}),
+        ("a -- b", {"prompt": "a"}),
+        ("a  --n  ugly ", {"prompt": "a ", "negative_prompt": " ugly "}),
+        ("a --n --w 64", {"prompt": "a", "width": 64}),
+        ("--w 64", {"prompt": "--w 64"}),
+        ("a\t--w 64", {"prompt": "a\t--w 64"}),
+        ("a--w 64 b", {"prompt": "a--w 64 b"}),
+        ("d 42 dalmatians", {"prompt": "d 42 dalmatians", "seed": 42}),
+        ("n scale train", {"prompt": "n scale train", "negative_prompt": "scale train"}),
+    ],
+)
+def test_odd_lines_read_as_upstream_reads_them(line, expected):
+    assert said(prompts.parse_line(line)) == expected
 
 
 def write(tmp_path, name, text):
@@ -26,8 +53,23 @@ def write(tmp_path, name, text):
 
 
 def test_comments_and_blank_lines_are_skipped(tmp_path):
-    path = write(tmp_path, "p.txt", "\ufeff# first\n\na cat --w 128\n  # no\nb dog\n")
-    assert [p.prompt for p in prompts.read(path)] == ["a cat", "b dog"]
+    path = write(tmp_path, "p.txt", "\ufeff# first\n\n  a cat --w 128\n#no\nb\u2028dog --w 1 \n  # one, too\n")
+    assert [p.prompt for p in prompts.read(path)] == ["a cat", "b\u2028dog", "# one, too"]
+
+
+def test_a_size_is_cut_to_what_can_be_drawn_and_steps_are_kept_in_range(tmp_path):
+    (read,) = prompts.read(write(tmp_path, "p.txt", "a --w 10 --h 1000 --s 5000 --ss best"))
+    drawn = prompts.with_defaults(read, {"sample_sampler": "euler"}, 64)
+    assert (drawn.width, drawn.height, drawn.sample_steps, drawn.sample_sampler) == (64, 960, 1000, "ddim")
+
+
+def test_options_without_effect_are_named(tmp_path):
+    lines = "a --w 64 --s 5000 --ss k_lms\n# --w b\nb --w many --d -1 --fs 3 --n  x\nc -- d --ss best"
+    notes = prompts.notes(write(tmp_path, "p.txt", lines))
+    expected = [("line 3", "--w many"), ("line 3", "--d -1"), ("line 3", "--fs 3"), ("line 4", "-- d")]
+    expected.append(("line 4", "ddim"))
+    assert len(notes) == 5 and all(a in n and b in n for (a, b), n in zip(expected, notes, strict=True)), notes
+    assert prompts.notes(write(tmp_path, "p.json", '["a --w many"]')) == []
 
 
 def test_toml_shares_what_stands_in_prompt(tmp_path):
@@ -48,7 +90,8 @@ def test_json_takes_texts_and_objects(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("p.txt", "a --s 0\nb --w many\n", ["line 1", "sample_steps", "line 2", "width"]),
+        ("p.txt", "a --w 9000\n#\nb --d 99999999999999999999\n", ["line 1", "width", "line 3", "seed"]),
+        ("p.json", '["a --h 9999", {"prompt": "b", "sample_steps": 0}]', ["entry 1", "height", "entry 2", "steps"]),
         ("p.txt", "\n# nothing\n", ["no prompt"]),
         ("p.json", "{", ["JSON"]),
         ("p.json", '[{"prompt": "a", "widht": 3}]', ["widht"]),
