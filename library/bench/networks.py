@@ -78,8 +78,10 @@ def clip_l(tiny: bool) -> nn.Module:
     """The first text encoder of both families."""
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    shape = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 1}
-    return empty(lambda: CLIPTextModel(CLIPTextConfig(**shape if tiny else {"projection_dim": 768})))
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    small = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 1}
+    given = small if tiny else {**shape, "projection_dim": 768}
+    return empty(lambda: CLIPTextModel(CLIPTextConfig(**given)))
 
 
 def clip_g(tiny: bool) -> nn.Module:

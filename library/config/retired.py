@@ -10,11 +10,11 @@ _DEEPSPEED = (
     "DeepSpeed is not used; several GPUs share the work with `accelerate launch --num_processes N`, and memory "
     "is saved by blocks_to_swap, fused_backward_pass or fp8_base"
 )
-_BLOCKS = "set blocks_to_swap, which counts both kinds of blocks"
+_BLOCKS = "it is for FLUX.1; set blocks_to_swap"  # FLUX.1 has them in converted.py
 
 # Flags of sd-scripts that are gone. Asking for one is an error with this advice; leaving it off (false, 0) is not.
 RETIRED: dict[str, str] = {
-    "split_mode": "set blocks_to_swap instead (18 holds about as much in host memory)",
+    "split_mode": _BLOCKS,
     "double_blocks_to_swap": _BLOCKS,
     "single_blocks_to_swap": _BLOCKS,
     "torch_compile": "set compile, which compiles block by block and leaves the saved names alone",

@@ -185,13 +185,18 @@ def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[st
     `unheard` are options that somebody tried to set in a way that could not be understood.
     """
     known, problems, told, meant_for = options(config), [], [], set()
+    old_known: Mapping[str, Option] = getattr(config, "old", {})
     chosen: dict[str, tuple[str, Any]] = {}  # option -> how to name it, and its value
+    old: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.values.items():
-            if option := _resolve(config, layer, name, value, problems, told):
+            if name in old_known:
+                old |= read_section(old_known, Layer({name: value}, layer.source), problems)
+            elif option := _resolve(config, layer, name, value, problems, told):
                 chosen[option] = layer.name(name), value
             elif name not in known:
                 meant_for.add(closest(name, known))
+    _convert(config, old, chosen, told)
     read, wrong = {}, (meant_for | {*unheard}) & known.keys() - chosen.keys()
     for name, (title, value) in chosen.items():
         try:
@@ -259,6 +264,14 @@ def _resolve(config: Any, layer: Layer, name: str, value: Any, problems: list[st
     else:
         problems.append(f"{title} is not an option{meant(name, known)}")
     return None
+
+
+def _convert(config: Any, old: Mapping[str, Any], chosen: dict[str, tuple[str, Any]], told: list[str]) -> None:
+    """Choose the options that checked values of old ones became."""
+    if old:
+        converted, said = config.convert(old, chosen.keys())
+        chosen |= {name: (f"{', '.join(old)}: {name}", value) for name, value in converted.items()}
+        told += [said] * bool(said)
 
 
 def _assemble(config: type[C], read: Mapping[str, Any]) -> C:

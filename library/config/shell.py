@@ -164,8 +164,8 @@ def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[str]
             problems += [f"{flag} takes one value"] * (name == "config_file" and len(given) != 1)
         elif name not in known:
             # It may still be an old name with a better answer than "no such option", which the config knows.
-            old = {**getattr(config, "aliases", {}), **getattr(config, "retired", {}), **getattr(config, "foreign", {})}
-            if name in old or getattr(config, "elsewhere", lambda _: "")(name):
+            is_old = any(name in getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
+            if is_old or getattr(config, "elsewhere", lambda _: "")(name):
                 found[name] = given[0] if given else True
             else:
                 problems.append(f"{flag} is not an option{meant(name, [*known, *OWN])}")

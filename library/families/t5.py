@@ -86,6 +86,7 @@ def _dense(cls: type[nn.Module]) -> type[nn.Module]:
                 made = self.act(self.wi(hidden_states))
             return self.wo(self.dropout(made))
 
+    Dense.__name__ = Dense.__qualname__ = cls.__name__  # adapters, ours and others', find their layers by this name
     return Dense
 
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kohya_gui import cli
 from library import jobs
-from library.bench import candidates, foreign, machine, measure, profiling, report, stage, subjects, timing
+from library.bench import candidates, foreign, machine, measure, networks, profiling, report, stage, subjects, timing
 from library.jobs.work import begin
 
 CPU = torch.device("cpu")
@@ -225,3 +225,17 @@ def test_full_size_tells_of_every_case_as_it_is_measured(monkeypatch, capsys, tm
     assert all("compile_activation_budget" in case["failed"] for case in bad)
     table = capsys.readouterr().out.splitlines()
     assert "1.00" in table[2] and "failed: compile_activation_budget" in table[3] and len(table) == 5
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("sdxl", {"denoiser": 2_567_463_684, "clip_l": 123_060_480, "clip_g": 694_659_840, "vae": 83_653_863}),
+        ("flux", {"denoiser": 11_901_408_320, "clip_l": 123_060_480, "t5xxl": 4_762_310_656, "vae": 83_819_683}),
+    ],
+)
+def test_full_size_is_the_size_of_the_published_models(family, expected):
+    sizes = networks.sizes(family, "full")
+    makers = {"denoiser": sizes.denoiser, **sizes.encoders, "vae": sizes.vae}
+    assert {part: sum(p.numel() for p in make().parameters()) for part, make in makers.items()} == expected
+    assert makers["clip_l"]().config.hidden_size == 768

@@ -251,6 +251,20 @@ def test_adapters_of_flux():
     config = imported("lora", "flux", **keys).config
     assert config.network.module == "networks.lora_flux"
     assert set(config.network.network_args) == {"img_attn_dim=4", "train_t5xxl=True", "train_blocks=single"}
+    assert config.memory.blocks_to_swap == 18
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"double_blocks_to_swap": 4, "single_blocks_to_swap": 7, "blocks_to_swap": 0}, 7),
+        ({"double_blocks_to_swap": 4, "single_blocks_to_swap": 7, "blocks_to_swap": 5}, 5),
+        ({"double_blocks_to_swap": 0, "single_blocks_to_swap": 0}, None),
+    ],
+)
+@pytest.mark.parametrize("tab", ["lora", "dreambooth"])
+def test_old_options_of_swapping_become_one(tab, keys, expected):
+    assert imported(tab, "flux", **keys).config.memory.blocks_to_swap == expected
 
 
 def test_flux_files_have_other_names_in_other_tabs():

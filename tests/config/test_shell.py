@@ -80,7 +80,7 @@ def test_only_the_first_of_several_processes_talks():
         (["--no-cache_latents", "x"], "--no-cache_latents takes no value"),
         (["--learning-rate", "1"], "--learning-rate is not an option (did you mean learning_rate?)"),
         (["--learning_r", "1"], "--learning_r is not an option (did you mean learning_rate?)"),
-        (["--split_mode"], "--split_mode is gone: set blocks_to_swap instead (18 holds about as much in host memory)"),
+        (["--double_blocks_to_swap", "some"], "--double_blocks_to_swap must be a whole number, got 'some'"),
         (["--config_file"], "--config_file takes one value"),
     ],
 )  # fmt: skip

@@ -258,3 +258,19 @@ def test_guidance_of_a_model_without_it_is_said(demo, squares, tmp_path, monkeyp
     monkeypatch.setattr(type(families.of(config)), "guided", guided)
     said = [remark for remark in preflight.findings(config)[1] if "guidance_scale" in remark]
     assert said == ([] if guided else ["guidance_scale has no effect here: FLUX.1 schnell is told none"])
+
+
+def test_every_linear_layer_of_t5_learns(tmp_path, demo, squares):
+    out = train(
+        config_of(
+            demo, "flux_train_network", train_data_dir=squares, max_train_steps=1, output_dir=tmp_path / "out",
+            network_train_unet_only=False, cache_text_encoder_outputs=False, cache_text_encoder_outputs_to_disk=False,
+            network_args=["train_t5xxl=True"],
+        )
+    ).tensors()  # fmt: skip
+    attention, dense = "layer_0_SelfAttention_", "layer_1_DenseReluDense_"
+    layers = [attention + n for n in ("q", "k", "v", "o")] + [dense + n for n in ("wi_0", "wi_1", "wo")]
+    expected = {f"lora_te3_encoder_block_{block}_{layer}" for block in (0, 1) for layer in layers}
+    found = {name.partition(".")[0] for name in out if name.startswith("lora_te3_")}
+    assert found == expected
+    assert all(out[f"{name}.lora_up.weight"].any() for name in found)

@@ -1,9 +1,10 @@
 """TOML files of sd-scripts: our own option names, with old and foreign ones among them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from library.config import schema
+from library.config.converted import OLD_BLOCKS, blocks
 from library.config.foreign.ledger import Configs, Ledger
 from library.config.retired import ALIASES
 from library.config.schema import ConfigError, options
@@ -22,11 +23,26 @@ def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Ledger
         elif key == "torch_compile":
             said = "is compile, which compiles block by block and leaves the saved names alone"
             ledger.change(key, said, {"compile": value})
+        elif key in OLD_BLOCKS and ledger.family == "flux":
+            old_blocks(ledger, OLD_BLOCKS, given=ledger.get("blocks_to_swap") is not None)
         elif key in ALIASES:
             ledger.rename(key, ALIASES[key])
         else:
             ledger.keep(key)
     return ledger
+
+
+def old_blocks(ledger: Ledger, keys: Iterable[str], given: bool) -> None:
+    """Keys that became blocks_to_swap, as far as they are in the file; `given`: it has that as well."""
+    problems: list[str] = []
+    here = {key: ledger.source[key] for key in keys if ledger.get(key) is not None}
+    old = schema.read_section(OLD_BLOCKS, schema.Layer(here), problems)
+    values, said = blocks(old, given)
+    for key in here:
+        if old.get(key) and values:
+            ledger.change(key, said, values)
+        else:
+            ledger.ignore(key, said if key in old else "; ".join(problems))
 
 
 def script_of(found: Mapping[str, Any], configs: Configs) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from library.config.converted import blocks
 from library.config.foreign.ledger import Fate, Ledger, is_empty, to_number
 
 BLOCKS = [
@@ -145,9 +146,8 @@ def _flux_extras(ledger: Ledger, kind: str, arguments: list[str]) -> None:
     if "split_mode" in ledger.source and ledger.family == "flux":
         if ledger.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
             arguments.append("train_blocks=single")
-            ledger.change(
-                "split_mode", "network_args train_blocks=single, as kohya_ss does; to save memory use blocks_to_swap"
-            )
+            values, said = blocks({"split_mode": True}, given=bool(ledger.number("blocks_to_swap")))
+            ledger.change("split_mode", f"network_args train_blocks=single, as kohya_ss does; {said}", values)
         else:
             ledger.ignore("split_mode", "set blocks_to_swap instead")
     if ledger.get("train_lora_ggpo") in (True, "True", "true", 1):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from library.config.foreign import kohya_adapters, kohya_keys
+from library.config.foreign import flat, kohya_adapters, kohya_keys
 from library.config.foreign.ledger import Ledger, is_empty, to_number
 from library.config.schema import ConfigError
 from library.config.values import split
@@ -277,6 +277,9 @@ def _adapter(ledger: Ledger, tab: str) -> None:
         kohya_adapters.read(ledger)
     if "split_mode" in ledger.left():
         ledger.ignore("split_mode", "set blocks_to_swap instead; kohya_ss never passes it on")
+    if ledger.family == "flux":
+        given = bool(ledger.number("blocks_to_swap")) or "blocks_to_swap" in ledger.values
+        flat.old_blocks(ledger, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
 
 
 PARTS: tuple[Callable[[Ledger, str], None], ...] = (

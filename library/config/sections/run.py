@@ -1,9 +1,9 @@
 """What every run's config has besides its sections."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
-from library.config import pending, schema
+from library.config import converted, pending, schema
 from library.config.retired import ALIASES, FOREIGN, RETIRED
 
 IDLE_EVERYWHERE: Mapping[str, str] = {
@@ -30,6 +30,15 @@ class Run:
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
+    old: ClassVar[Mapping[str, schema.Option]] = {}  # options that `convert` makes others of
+
+    @staticmethod
+    def convert(old: Mapping[str, Any], given: Collection[str]) -> tuple[dict[str, Any], str]:
+        """Checked values of `old` options -> values of those that took their place, and a sentence for the user.
+
+        `given` are the options that are set besides.
+        """
+        return converted.blocks(old, "blocks_to_swap" in given)
 
     def check(self) -> Iterator[str]:
         """Refuse what this version cannot do yet, so that no flag is accepted and ignored."""

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library.config import sections
+from library.config.converted import OLD_BLOCKS
 from library.config.reading import count
 from library.config.retired import FOREIGN
-from library.config.schema import opt, section
+from library.config.schema import Option, opt, section
 
 _NOISE = "it is for diffusion models, and FLUX.1 is trained by flow matching"
 _WEIGHT = "it weighs steps of a diffusion model; for FLUX.1 see weighting_scheme"
@@ -205,6 +206,7 @@ class FluxLora(sections.Run):
     adapters: ClassVar[bool] = True
     grid: ClassVar[int] = 64
     idle: ClassVar[Mapping[str, str]] = IDLE
+    old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     # Written by the kohya_ss page into the configs of this script, too.
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {"mem_eff_save": "adapter files are small"}
 
@@ -239,6 +241,7 @@ class FluxTrain(sections.Run):
     adapters: ClassVar[bool] = False
     grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
+    old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
         "prior_loss_weight": "a fine-tune counts regularisation images like all others",
         "train_text_encoder": "the text encoders of FLUX.1 are not trained",
