@@ -9,8 +9,9 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,18 +74,23 @@ class Foreign:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
         """Take over a file of the same kind of network, with its strength; what does not match is reported."""
-        before = {id(adapter): float(getattr(adapter, "alpha", 0) or 0) for adapter in self.network.loras}
+        before = {id(adapter): _alpha(adapter) for adapter in self.network.loras}
+        unused = unused_alphas(tensors)
+        useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
+        for name, tensor in useful.items():
+            if name.endswith(".alpha") and not math.isfinite(float(tensor)):
+                raise ConfigError(f"{name} of the file is infinite or NaN; take a file that was saved in float or bf16")
         try:
-            missing, unexpected = self.network.load_state_dict(dict(tensors), strict=False)
+            missing, unexpected = self.network.load_state_dict(useful, strict=False)
             taken = [name for adapter in self.network.loras for name in _put_blocks(adapter, tensors)]
         except RuntimeError as e:
             raise ConfigError(f"the file does not fit this network: {str(e).splitlines()[-1].strip()}") from e
-        for (
-            adapter
-        ) in self.network.loras:  # the package keeps the strength that it has computed from the config's alpha
+        # The package keeps the strength that it has computed from the config's alpha.
+        for adapter in self.network.loras:
             known = before[id(adapter)]
             if known and isinstance(getattr(adapter, "scale", None), float):
-                adapter.scale *= float(adapter.alpha) / known
+                adapter.scale *= _alpha(adapter) / known
+        missing = [name for name in missing if name not in unused]
         blocks = (".up_list.", ".down_list.")
         missing = [name for name in missing if not (taken and any(block in name for block in blocks))]
         return Unmatched(missing, [name for name in unexpected if name not in taken])
@@ -131,6 +137,15 @@ class Foreign:
         ]
 
 
+def unused_alphas(names: Collection[str]) -> set[str]:
+    """The alphas of LoKr whose matrices are both whole: there is no rank, and whoever reads the file leaves them out.
+
+    LyCORIS writes network_dim there, which is huge where it asks for whole matrices, and infinite in float16.
+    """
+    layers = (name.removesuffix(".alpha") for name in names if name.endswith(".alpha"))
+    return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
+
+
 def problems(config: Any) -> Iterator[str]:
     """A sentence when the package of the network module is not installed."""
     module = config.network.module
@@ -175,7 +190,7 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
     network.apply_to(list(encoders.values()), parts.denoiser, bool(encoders), _learns_denoiser(config))
     for adapter in network.loras:  # into its layer, so that it moves with it from now on
         layer = adapter.org_module[0]
-        layer.add_module("adapter", adapter.to(device, dtype_of(config)))
+        layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
         if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
             adapter.org_forward = types.MethodType(_as_it_is, layer)
         if getattr(adapter, "op", None) is functional.group_norm:
@@ -190,6 +205,19 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
 def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """A layer's own answer as its class gives it by now: the package keeps the one of before the weights got 8 bits."""
     return type(layer).forward(layer, *args, **kwargs)
+
+
+def _alpha(adapter: Any) -> float:
+    return float(getattr(adapter, "alpha", 0) or 0)
+
+
+def _moved(adapter: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The adapter where and in what it learns; an alpha that is too large for that type stays as it is."""
+    alpha = getattr(adapter, "alpha", None)
+    adapter.to(device, dtype)
+    if isinstance(alpha, Tensor) and not math.isfinite(float(adapter.alpha)):
+        adapter.alpha = alpha.to(device)
+    return adapter
 
 
 def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:

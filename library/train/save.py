@@ -151,7 +151,7 @@ def folder(path: Path, learner: Any, config: Any) -> Path:
 
     def put(file: Path, tensors: "Mapping[str, Tensor]") -> None:
         _warn_of_nan(path, tensors)
-        layout = Layout(tensors, _types(config))
+        layout = Layout(tensors, _wide(path, _types(config)))
         need_space(file, layout.data_size)
         layout.write(file, {"format": "pt"})
 
@@ -170,15 +170,18 @@ def model(
     """Write an adapter or a whole model so that `path` is never half written, and check it before it gets its name.
 
     `metadata` goes into safetensors files only, and its values must be text; adapters get their hashes here. `progress`
-    is (epoch, step), which whole models saved as .ckpt carry. Raises ConfigError when the disk is full, when a tensor
-    holds no numbers (NaN), or when save_precision cannot hold them; an earlier file of that name is then untouched.
+    is (epoch, step), which whole models saved as .ckpt carry. Raises ConfigError when the disk is full, or when an
+    adapter's tensor holds no numbers (NaN); an earlier file of that name is then untouched.
     """
     import torch
 
+    from library.learners.lycoris import unused_alphas
     from library.train.tensorfile import Layout
 
-    _warn_of_nan(path, tensors, refuse=config.adapters)
-    layout = Layout(tensors, _types(config))
+    unused = unused_alphas(tensors)
+    _warn_of_nan(path, {n: t for n, t in tensors.items() if n not in unused}, refuse=config.adapters)
+    type_of = _types(config)
+    layout = Layout({n: t.to(type_of(n, t)) if n in unused else t for n, t in tensors.items()}, _wide(path, type_of))
     need_space(path, layout.data_size)
     if path.suffix == ".safetensors":
         facts = {**metadata, **(_hashes(layout, metadata) if config.adapters else {})}
@@ -262,6 +265,22 @@ def _types(config: Any) -> "Callable[[str, Tensor], torch.dtype]":
         return dtype if dtype is not None and casts else tensor.dtype
 
     return type_of
+
+
+def _wide(path: Path, type_of: "Callable[[str, Tensor], torch.dtype]") -> "Callable[[str, Tensor], torch.dtype]":
+    """The same, but float32 for numbers that are too large for the type that is asked for."""
+    import torch
+
+    from library.train.tensorfile import holds
+
+    def wide_enough(name: str, tensor: "Tensor") -> "torch.dtype":
+        dtype = type_of(name, tensor)
+        if holds(dtype, tensor):
+            return dtype
+        log.warning("%s: %s is stored in float32, as %s cannot hold its numbers", path.name, name, dtype)
+        return torch.float32
+
+    return wide_enough
 
 
 def _hashes(layout: Any, metadata: Mapping[str, str]) -> dict[str, str]:

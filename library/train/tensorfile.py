@@ -121,6 +121,14 @@ class Layout:
             raise OSError(f"the file that was just written has {len(names)} tensors instead of {len(self.entries)}")
 
 
+def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Whether numbers of a tensor stay numbers in a type; what is infinite or NaN already does not matter."""
+    if not dtype.is_floating_point or dtype == tensor.dtype or not tensor.numel():
+        return True
+    ends = torch.stack(tensor.detach().aminmax()).cpu()
+    return is_finite(ends.to(dtype)) or not is_finite(ends)
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds numbers only, neither infinity nor NaN."""
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all())

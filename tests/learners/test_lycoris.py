@@ -132,3 +132,31 @@ def test_weights_are_in_the_order_that_the_package_expects(flux_like, flux_confi
         parameter.data = parameter.data.t().contiguous().t()
     learner.train()
     assert all(parameter.is_contiguous() for parameter in learner.parameters())
+
+
+@pytest.mark.parametrize("precision", [{}, {"full_fp16": True, "mixed_precision": "fp16"}])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+def test_whole_matrices_of_lokr_come_back_from_a_file_of_any_alpha(flux_like, flux_config, stored, precision):
+    untouched = copy.deepcopy(flux_like)
+
+    def attached(like, rank):
+        family, parts = like
+        args = ["algo=lokr", "factor=2"]
+        config = flux_config(network_module="lycoris.kohya", network_dim=rank, network_args=args, **precision)
+        return learners.attach(parts, family, config)
+
+    state = {name: tensor.to(stored) for name, tensor in attached(flux_like, 100_000).state_dict().items()}
+    alphas = [tensor for name, tensor in state.items() if name.endswith(".alpha")]
+    assert alphas and all((alpha == (float("inf") if stored == torch.float16 else 1e5)) for alpha in alphas)
+    again = attached(untouched, 50_000)
+    assert not again.load_state_dict(state)
+    assert {adapter.scale for adapter in again.network.loras} == {1.0}
+    assert all(torch.isfinite(tensor).all() for tensor in again.state_dict().values())
+
+
+def test_an_infinite_alpha_that_counts_is_named(flux_like, flux_config):
+    _, learner = lycoris(flux_like, flux_config, "algo=lora")
+    state = learner.state_dict()
+    name = next(name for name in state if name.endswith(".alpha"))
+    with pytest.raises(ConfigError, match=f"{name} of the file is infinite"):
+        learner.load_state_dict({**state, name: torch.tensor(float("inf"))})

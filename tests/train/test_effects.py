@@ -4,6 +4,7 @@ Those of noise and loss are asked of each family's own step, the others of whole
 """
 
 import json
+import math
 import os
 import sys
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from library.config.schema import replace, to_toml
 from library.families import config_class
 from library.objectives import loss
 from library.train import preflight
-from tests.training import SCRIPTS, config_of, fresh, runs_in, train
+from tests.training import LORAS, SCRIPTS, config_of, fresh, runs_in, train
 
 EVERY = {
     "ip_noise_gamma": (0.5, {}),
@@ -274,3 +275,23 @@ def test_every_linear_layer_of_t5_learns(tmp_path, demo, squares):
     found = {name.partition(".")[0] for name in out if name.startswith("lora_te3_")}
     assert found == expected
     assert all(out[f"{name}.lora_up.weight"].any() for name in found)
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, demo, squares, script):
+    given = {
+        "train_data_dir": squares, "network_module": "lycoris.kohya", "network_dim": 100_000, "network_alpha": 1,
+        "network_args": ["algo=lokr", "factor=8"], "save_precision": "fp16", "save_state": True, "output_name": "m",
+    }  # fmt: skip
+    first = train(config_of(demo, script, **given, output_dir=tmp_path / "a", max_train_steps=2, save_every_n_steps=2))
+    assert {path.name for path in (tmp_path / "a").iterdir()} >= {
+        "m.safetensors", "m-step00000002.safetensors", "m-step00000002-state", "m-state"
+    }  # fmt: skip
+    assert not first.events("warning")
+    alphas = [tensor for name, tensor in first.tensors().items() if name.endswith(".alpha")]
+    assert alphas and all(alpha.dtype == torch.float16 and alpha == float("inf") for alpha in alphas)
+    state, file = tmp_path / "a" / "m-state", str(first.file)
+    on = train(config_of(demo, script, **given, output_dir=tmp_path / "b", max_train_steps=3, resume=state))
+    weights = {"network_weights": file, "dim_from_weights": True, "max_train_steps": 1}
+    anew = train(config_of(demo, script, **{**given, **weights}, output_dir=tmp_path / "c"))
+    assert all(map(math.isfinite, [*on.losses, *anew.losses]))

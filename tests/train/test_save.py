@@ -148,15 +148,39 @@ def test_the_kind_of_file(tmp_path, cls, values, expected):
     assert save.extension(config(tmp_path, cls, **values)) == expected
 
 
+def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
+    given = {
+        "x.lora_up.weight": torch.tensor([1e6, -1.0]), "x.lora_down.weight": torch.tensor([65519.0, 1.0]),
+        "x.alpha": torch.tensor(100_000), "y.alpha": torch.tensor(1e5), "y.lokr_w1": torch.ones(2, 2),
+        "y.lokr_w2_a": torch.ones(2, 2), "y.lokr_w2_b": torch.ones(2, 2),
+    }  # fmt: skip
+    path = save.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
+    stored = load_file(path)
+    wide = {name for name, tensor in stored.items() if tensor.dtype == torch.float32}
+    assert wide == {"x.lora_up.weight", "x.alpha", "y.alpha"}
+    assert all(torch.isfinite(tensor).all() for tensor in stored.values())
+    assert torch.equal(stored["x.lora_up.weight"], given["x.lora_up.weight"]) and stored["y.alpha"] == 1e5
+    assert "m.safetensors: x.lora_up.weight is stored in float32" in caplog.text
+
+
+@pytest.mark.parametrize("alpha", [1e5, float("inf")])
+def test_the_alpha_of_whole_matrices_may_be_infinite(tmp_path, alpha):
+    given = {"y.alpha": torch.tensor(alpha), "y.lokr_w1": torch.ones(2, 2), "y.lokr_w2": torch.ones(2, 2)}
+    path = save.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
+    assert load_file(path)["y.alpha"].dtype == torch.float16 and load_file(path)["y.alpha"] == float("inf")
+    with pytest.raises(ConfigError, match="y.lokr_w2"):
+        broken = {**given, "y.lokr_w2": torch.full((2, 2), float("inf"))}
+        save.model(path, broken, config(tmp_path, save_precision="fp16"), {})
+    with pytest.raises(ConfigError, match="y.alpha"):
+        save.model(path, {"y.alpha": torch.tensor(float("inf"))}, config(tmp_path), {})
+
+
 def test_nothing_broken_replaces_something_good(tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"good")
     bad = {**tensors(), "x.lora_up.weight": torch.tensor([1.0, float("nan")])}
     with pytest.raises(ConfigError, match="x.lora_up.weight"):
         save.model(path, bad, config(tmp_path), {})
-    large = {"x.lora_up.weight": torch.tensor([1e6])}
-    with pytest.raises(ConfigError, match="f16 cannot hold.*bf16"):
-        save.model(path, large, config(tmp_path, save_precision="fp16"), {})
     with pytest.raises(ConfigError, match="disk space"):
         monkeypatch.setattr("library.files.free_space", lambda _: 10)
         save.model(path, tensors(), config(tmp_path), {})
