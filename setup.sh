@@ -65,7 +65,7 @@ find_python() {
 make_venv() {
     local python
     if [ -d "$VENV" ] && ! good_python "$(venv_python)"; then
-        say "The environment in $VENV has lost its Python; making it anew."
+        say "The environment in $VENV has lost its Python; creating it again."
         rm -rf "$VENV"
     fi
     if [ -d "$VENV" ]; then
@@ -213,7 +213,7 @@ finish_interrupted() {  # packages that an earlier, interrupted run left without
     local broken
     broken="$(ask damaged | tr -d '\r')"
     [ -n "$broken" ] || return 0
-    say "An earlier installation was cut off; installing again: $(echo "$broken" | tr '\n' ' ')"
+    say "An earlier installation was interrupted; installing again: $(echo "$broken" | tr '\n' ' ')"
     # shellcheck disable=SC2086  # one word per package
     "$(venv_python)" -m pip install --force-reinstall --no-deps $broken
 }

@@ -62,7 +62,7 @@ def _small_things_first(kind: str) -> None:
         (answer,) = compile_fx(_small_graph(), given)(*given)
         torch.autograd.grad(answer.sum(), given[1])
     except Exception as error:
-        logger.debug("the compiler could not get ready: %s", error)
+        logger.debug("the compiler could not be prepared: %s", error)
 
 
 def _small_graph() -> torch.fx.GraphModule:

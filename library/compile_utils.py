@@ -133,7 +133,7 @@ def _record(model: nn.Module, mode: str) -> None:
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     if several and torch.distributed.get_world_size() > 1:
         # Nobody has seen several processes play back what they recorded while they average gradients.
-        logger.warning("compile_mode: %s plays nothing back where several GPUs train together, it only compiles", mode)
+        logger.warning("compile_mode: %s replays no CUDA graphs with several GPUs, it only compiles", mode)
         return
     compile_recording.attach(model)
 

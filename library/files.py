@@ -148,7 +148,7 @@ def clear_errors(path: str | Path) -> Iterator[None]:
         if isinstance(e, PermissionError) or e.errno == errno.EROFS:
             raise ConfigError(f"cannot write {path}: no permission; choose another folder or change its rights") from e
         if isinstance(e, FileExistsError | NotADirectoryError):
-            raise ConfigError(f"cannot write {path}: a file is in the way where a folder should be") from e
+            raise ConfigError(f"cannot write {path}: a file has the name of its folder") from e
         if isinstance(e, FileNotFoundError):  # a drive that is gone, or a place where there are no folders
             raise ConfigError(f"cannot write {path}: its folder cannot be made") from e
         raise

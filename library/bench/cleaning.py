@@ -17,7 +17,7 @@ GB = 1e9
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the cache, or make it smaller. Raises ConfigError while a training may need it."""
     parser = argparse.ArgumentParser("kohya cache", description="Show or clean the cache of compiled code.")
-    parser.add_argument("--clean", action="store_true", help="remove all of it; the next training compiles anew")
+    parser.add_argument("--clean", action="store_true", help="remove all of it; the next training compiles again")
     parser.add_argument("--limit", type=float, metavar="GB", help="keep at most so much, now and from now on")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     asked = parser.parse_args(argv)

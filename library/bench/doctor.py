@@ -175,8 +175,8 @@ def gpu() -> Finding:
     if not torch.cuda.is_available():
         why = "the NVIDIA driver is too old or not loaded" if torch.version.cuda and shutil.which("nvidia-smi") else ""
         if why:
-            return bad("gpu", f"none can be used: {why}; nvidia-smi and a newer driver will tell", devices=[])
-        return hint("gpu", "none found; training works on the CPU, which is right for trying out and too slow for more")
+            return bad("gpu", f"none can be used: {why}; check nvidia-smi, and update the driver", devices=[])
+        return hint("gpu", "none found; training runs on the CPU, which is too slow for full-size models")
     devices = []
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
@@ -335,8 +335,8 @@ def fp8() -> Finding:
     if not torch.cuda.is_available():
         return ok("fp8", "")
     works = torch.cuda.get_device_capability() >= (8, 9) and kernels.fp8()
-    yes = "products of 8-bit floats work: a frozen base can compute in them"
-    return ok("fp8", yes if works else "no products of 8-bit floats here; fp8_base still saves memory", works=works)
+    yes = "fp8 matrix products work (fp8_compute)"
+    return ok("fp8", yes if works else "no fp8 matrix products on this GPU; fp8_base still saves memory", works=works)
 
 
 def compiled_code() -> Finding:

@@ -173,7 +173,7 @@ def _waiting(facts: Facts, now: Facts) -> Iterator[Finding]:
         cure = "compile the blocks, which makes a few large kernels of many small ones."
         yield Finding("launches", idle, cause + cure, {"compile": True})
     elif now.get("compile_mode") == "default" and not now.get("blocks_to_swap"):
-        cure = "if all images have one size, play them back as a CUDA graph; or use larger batches."
+        cure = "if the images have few sizes, replay them as CUDA graphs; or use larger batches."
         yield Finding("launches", idle, cause + cure, {"compile_mode": "reduce-overhead"})
     else:
         yield Finding("launches", idle, f"{cause}larger batches give the GPU more to do for each of them.")
@@ -183,7 +183,7 @@ def _reading(facts: Facts, now: Facts) -> Iterator[Finding]:
     if (waits := _waits(facts)) < 2:
         return
     share = facts["idle"] if _starved(facts) else min(0.5, 0.02 * waits)
-    cause = f"The host waits for the GPU {waits:,} times in a step, to read numbers from it, and the GPU runs dry. "
+    cause = f"The host waits for the GPU {waits:,} times in a step, to read values from it, and it is idle meanwhile. "
     name = str(now.get("optimizer_type") or "AdamW").rpartition(".")[2]
     other = "" if name.lower().startswith("adamw") else f"{name} may be what reads them: try AdamW. Else "
     look = "look for item and nonzero in the trace."
@@ -290,7 +290,7 @@ def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
 def _recomputing(facts: Facts, now: Facts) -> Iterator[Finding]:
     used, there = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
     if now.get("gradient_checkpointing") and not now.get("blocks_to_swap") and used < 0.5 * there:
-        cause = f"{used:.1f} of {there:.0f} GB are used, while activations are computed twice: "
+        cause = f"{used:.1f} of {there:.0f} GB are used, while activations are recomputed: "
         cure = "switch gradient_checkpointing off, or keep the outputs of attention."
         yield Finding("recompute", 0.25, cause + cure, {"gradient_checkpointing": False})
 

@@ -27,7 +27,7 @@ def _captioned(asked: argparse.Namespace, report: Callable[[str, int, int], None
     choices = writing.Choices(asked.extension, asked.existing, asked.prefix, asked.suffix)
     wanted, skipped = writing.to_do(asked.folder, choices)
     if not wanted:
-        print(f"{asked.folder}: all {skipped} images have words already (--existing add or replace changes that)")
+        print(f"{asked.folder}: all {skipped} images have captions already (--existing add or replace changes that)")
         return DONE
     report("loading the model", 0, 1)
     captioner = _captioner(asked)
@@ -50,12 +50,12 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     one.add_argument("--undesired", default="", help="tags that are never written, separated by commas")
     one.add_argument("--rating", action="store_true", help="begin with the rating (general, sensitive and so on)")
     one.add_argument("--underscores", action="store_true", help="keep underscores instead of spaces")
-    text = "sentences by a Hugging Face captioner (BLIP, GIT, ViT-GPT2, models one talks to) in a local folder"
+    text = "sentences by a Hugging Face captioner (BLIP, GIT, ViT-GPT2, chat models) in a local folder"
     one = ways.add_parser("hf", help=text, description=text)
     _common(one, "the folder with config.json and .safetensors weights", 1)
-    one.add_argument("--prompt", default="", help="what to ask, or how the sentence begins")
+    one.add_argument("--prompt", default="", help="the prompt: a question, or the beginning of the caption")
     one.add_argument("--max_tokens", type=int, default=75, help="the most tokens of a caption")
-    one.add_argument("--beams", type=int, default=1, help="sentences that are weighed against each other; slower")
+    one.add_argument("--beams", type=int, default=1, help="beam search width; slower")
     return made
 
 
@@ -64,7 +64,7 @@ def _common(one: argparse.ArgumentParser, model: str, batch: int) -> None:
     one.add_argument("--model", type=Path, required=True, metavar="FOLDER", help=model)
     one.add_argument("--extension", default=".txt", help="ending of the caption files")
     one.add_argument("--existing", choices=("skip", "add", "replace"), default="skip",
-                     help="what becomes of images whose caption has words")  # fmt: skip
+                     help="what to do with images that have a caption")  # fmt: skip
     one.add_argument("--prefix", default="", help="tags in front of every caption, such as the trigger word")
     one.add_argument("--suffix", default="", help="tags at the end of every caption")
     one.add_argument("--batch_size", type=int, default=batch, help="images at once")

@@ -120,7 +120,7 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^save_state_to_huggingface needs|^async_upload needs", lambda m, c: _off("save_state_to_huggingface")),
     (r"^ema_decay cannot be used with", lambda m, c: {"ema_decay": 0}),
     (r"^(?P<one>\w+) does not work yet", lambda m, c: _default(c, m["one"])),
-    (r"^(?P<one>\w+) \S* ?is small for \w+, which finds its own step", lambda m, c: {m["one"]: 1.0}),
+    (r"^(?P<one>\w+) \S* ?is small for \w+, which adapts its own", lambda m, c: {m["one"]: 1.0}),
     (r"set caption_extension = \"(?P<ending>\.\w+)\"", lambda m, c: {"caption_extension": m["ending"]}),
     (r"^(?P<one>\w+) has no effect", lambda m, c: _default(c, m["one"])),
     (r"gone, only latents are left; set cache_latents_to_disk", lambda m, c: {"cache_latents_to_disk": True}),

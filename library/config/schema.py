@@ -312,7 +312,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as e:
         if Path(path).suffix.lower() in (".json", ".yaml", ".yml"):
-            raise ConfigError(f"{path} is no TOML; make one of it: kohya import {path} -o run.toml") from None
+            raise ConfigError(f"{path} is not a TOML file; convert it: kohya import {path} -o run.toml") from None
         hint = "; in double quotes write \\\\ for \\, or use single quotes" if "escape" in str(e) else ""
         raise ConfigError(f"{path} is not valid TOML: {e}{hint}") from None
 

@@ -68,7 +68,7 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
         fail(e, code=1)
     except KeyboardInterrupt:
         if first_process():
-            print("Stopped before the first step: nothing has been learned, so nothing was saved.", file=sys.stderr)
+            print("Stopped before the first step: nothing was trained, so nothing was saved.", file=sys.stderr)
         return INTERRUPTED
     except Exception as e:
         notes = getattr(e, "__notes__", [])
@@ -153,7 +153,7 @@ def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[str]
         if flag in ("-h", "--help"):
             return {"help": True}, []
         if not flag.startswith("--"):
-            problems.append(f"{flag}: what is this for? Every value follows a flag, as in --output_dir {flag}")
+            problems.append(f"{flag}: unexpected value. Every value follows a flag, as in --output_dir {flag}")
             continue
         name = flag[2:]
         if name.startswith("no-") and (off := known.get(name[3:])) and off.type is bool:
@@ -261,7 +261,7 @@ def help_text(config: type) -> str:
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     parser.add_argument("--config_file", metavar="FILE", help="TOML with options, flat or in tables")
-    parser.add_argument("--output_config", action="store_true", help="write the options to --config_file, and end")
+    parser.add_argument("--output_config", action="store_true", help="write the options to --config_file, and exit")
     add_arguments(parser, options(config))
     return parser.format_help()
 

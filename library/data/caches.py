@@ -276,4 +276,4 @@ def _still_same_image(npz: Any, wanted: Wanted, tail: str) -> bool:
 
 def unreadable(file: str | Path, error: Exception) -> ConfigError:
     """The sentence for a cache that cannot be read when it is needed."""
-    return ConfigError(f"{file} cannot be read ({error}): delete it and start again, it will be made anew")
+    return ConfigError(f"{file} cannot be read ({error}): delete it and start again, it will be made again")

@@ -115,7 +115,7 @@ def _about_options(config: Any, found: Survey) -> Iterator[str]:
         yield "network_multiplier in the dataset config has no effect: adapters are trained at their full strength"
     phrase = getattr(config.metadata, "metadata_trigger_phrase", None)
     if phrase and images and not any(phrase.lower() in image.caption.lower() for image in images):
-        yield f"metadata_trigger_phrase: '{phrase}' is in none of the captions, so it will not call up what is learned"
+        yield f"metadata_trigger_phrase: '{phrase}' is in none of the captions, so it will not trigger what is trained"
     few = _small_buckets(found)
     if few:
         yield f"{number(few, 'bucket')} with fewer images than the batch size; their batches are smaller"

@@ -59,7 +59,7 @@ class Lora:
         self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
         if not learning:
-            raise ConfigError("nothing learns: every learning rate is 0, or network_args chose no layer")
+            raise ConfigError("nothing is trained: every learning rate is 0, or network_args chose no layer")
         self.trains: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):
@@ -324,7 +324,7 @@ def _add(layer: nn.Module, tensors: Mapping[str, Tensor], multiplier: float) -> 
 def _tell(learner: Lora) -> None:
     for part, learns in learner.trains.items():
         count = sum(place.part == part for place in learner.places.values())
-        log.info("LoRA on %s: %d layers%s", part, count, "" if learns else ", which do not learn: their rate is 0")
+        log.info("LoRA on %s: %d layers%s", part, count, "" if learns else ", not trained (learning rate 0)")
     for name, adapter in learner.adapters.items() if getattr(learner.args, "verbose", False) else ():
         log.info("  %s: rank %d, alpha %s", name, adapter.spec.rank, adapter.alpha)
 

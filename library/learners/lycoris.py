@@ -50,7 +50,7 @@ class Foreign:
         self._groups = self._make_groups()
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
-            raise ConfigError("nothing learns: every learning rate is 0, or network_args chose no layer")
+            raise ConfigError("nothing is trained: every learning rate is 0, or network_args chose no layer")
         self.trains: dict[str, bool] = {}
         for adapter in network.loras:
             for parameter in adapter.parameters():

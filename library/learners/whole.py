@@ -32,7 +32,7 @@ class Whole:
             name: any(p.requires_grad for p in network.parameters()) for name, network in _networks(parts).items()
         }
         if not any(self.trains.values()):
-            raise ConfigError("nothing learns: every learning rate is 0")
+            raise ConfigError("nothing is trained: every learning rate is 0")
 
     def groups(self, _optim: Any = None) -> list[dict[str, Any]]:
         """Parameter groups: {"params", "lr", "name"}, the denoiser first. A group with rate 0 is left out."""

@@ -58,13 +58,13 @@ KNOWN = (
      "This PyTorch has no NCCL, which several GPUs need; Windows has none. Train in one process, or under WSL."),
     (r"Watchdog caught collective operation timeout|NCCL (?:error|operation)|ncclSystemError|ncclUnhandledCudaError"
      r"|ncclInternalError|ncclRemoteError|NCCL WARN",
-     "The GPUs lost each other (NCCL). See whether one process ended first, raise ddp_timeout, or set "
+     "The communication between the GPUs failed (NCCL). See whether one process ended first, raise ddp_timeout, or set "
      "NCCL_P2P_DISABLE=1."),
     (r"Expected to have finished reduction in the prior iteration",
      "With several GPUs, a part that should learn took no part in a step. Train the text encoders on one GPU."),
     (r"Socket Timeout|TCPStore|Connection refused.*(?:gloo|store)|gloo.*Connection",
-     "The processes did not find each other. Start the training again; between machines, check main_process_ip and "
-     "main_process_port."),
+     "The processes could not connect to each other. Start the training again; between machines, check "
+     "main_process_ip and main_process_port."),
     # Compiling
     (r"No module named 'triton'|Cannot find a working triton installation|TritonMissing",
      f"Compiling needs Triton, which is missing. {SET_UP} (on Windows: pip install triton-windows), or switch "
@@ -101,7 +101,7 @@ KNOWN = (
     (r"Read-only file system|\[Errno 30\]", "The output folder is on a disk that cannot be written. Choose "
      r"another one."),
     (r"Stale file handle|\[Errno 5\]|Input/output error|\[WinError 64\]",
-     "A disk or network folder went away while it was used. Check it, then resume from the last state."),
+     "A disk or network folder became unavailable. Check it, then resume from the last state."),
     (r"WinError 32|being used by another process",
      "Another program holds a file that is needed. Close it (a viewer, a sync program, a virus scanner), then "
      "start again."),
@@ -124,27 +124,27 @@ KNOWN = (
     # Numbers and code
     (r"(?:expected|got) .*?(?:dtype|scalar type).*?(?:Half|BFloat16|Float|float)|mat1 and mat2 must have the same dtype"
      r"|Input type .* and (?:weight|bias) type .* should be the same|expected m1 and m2 to have the same dtype",
-     "Two kinds of numbers met (such as half and float). Set mixed_precision to bf16, and no full_fp16 or fp8 "
+     "Two number formats were mixed (such as half and float). Set mixed_precision to bf16, and no full_fp16 or fp8 "
      "beside it."),
     (r"not implemented for 'Half'|not implemented for 'BFloat16'|\"\w+\" not implemented for",
-     "This device cannot compute with this kind of numbers. Set mixed_precision to no, or train on another GPU."),
+     "This device does not support this number format. Set mixed_precision to no, or train on another GPU."),
     (r"Attempting to unscale FP16 gradients",
      "Weights that learn are in fp16, which cannot be scaled. Use mixed_precision bf16, or fp16 without full_fp16."),
     (r"optimizer got an empty parameter list|does not require grad and does not have a grad_fn",
-     "Nothing learns with these settings. Check the learning rates, and which parts shall be trained."),
+     "Nothing is trained with these settings. Check the learning rates, and which parts are trained."),
     (r"Expected all tensors to be on the same device",
      "Parts of the model were on different devices. Switch off swapping or lowram, and report it with a support "
      "bundle."),
     (r"The size of tensor a \(\d+\) must match the size of tensor b|shape '.*' is invalid for input of size",
-     "Sizes do not fit together, most often caches of other settings. Delete the .npz files beside the images."),
+     "Tensor sizes do not match, most often from caches of other settings. Delete the .npz files beside the images."),
     (r"could not convert string to float|invalid literal for int", "A number was expected: look at the value that the "
      "log quotes."),
-    (r"RecursionError", "Something went round in circles: report it with a support bundle."),
+    (r"RecursionError", "A recursion did not end: report it with a support bundle."),
     (r"module 'numpy' has no attribute|module 'torch' has no attribute", f"Packages do not fit together. {SET_UP}."),
     (r"bitsandbytes.*(?:CUDA Setup failed|was compiled without GPU support)|libbitsandbytes",
      "bitsandbytes does not work here. Use an optimizer without 8bit in its name, such as AdamW."),
     (r"Numpy is not available|_ARRAY_API not found|compiled using NumPy 1",
-     f"Packages of different ages are installed together. {SET_UP}."),
+     f"Package versions that do not fit together are installed. {SET_UP}."),
     (r"No module named '([\w.]+)'", f"The Python package {{0}} is missing. {SET_UP}."),
     (r"cannot import name '(\w+)' from", "A package has another version than was tested ({0} is missing). "
      f"{SET_UP}."),
@@ -159,7 +159,7 @@ ENDINGS = (
     (r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly",
      "A process that reads images ended. Use fewer data loader workers (max_data_loader_n_workers 0 shows why)."),
     (r"SignalException: Process \d+ got signal: 15|Signals\.SIGTERM|exitcode: -15|got signal: 1\b",
-     "It was ended from outside: by a closed terminal, a job system, or a computer that shut down."),
+     "It was ended by a closed terminal, a job system, or a computer that shut down."),
     (r"unable to (?:open|mmap|write) .*shared memory|Bus error|insufficient shared memory",
      "Shared memory ran out. Use fewer data loader workers; in a container, give it more (--shm-size 16g)."),
     (r"Signals\.SIGKILL|exitcode: -9|\(exitcode\s*:\s*-9\)|oom-kill|Out of memory: Killed process|^Killed$",

@@ -91,7 +91,7 @@ def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None]
     known = facts if begun else layout.load(folder / layout.LAUNCHER)
     if known.get("host", process.HOST) != process.HOST:
         silent = time.time() - facts.get("heartbeat", 0) > SILENCE
-        return ("interrupted", "There has been no sign of life from the other computer.") if silent else None
+        return ("interrupted", "The other computer has not reported for some time.") if silent else None
     if not known and time.time() - facts.get("started", 0) < PATIENCE:
         return None
     if process.alive(known) or (begun and _is_beating(facts)):
@@ -101,7 +101,7 @@ def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None]
         return ("failed", found) if found and asked != "now" else ("stopped", None)
     if not begun:
         return "failed", found or "The training ended before it began. Its log says more."
-    return ("failed", found) if found else ("interrupted", "The training was cut off: its process is gone.")
+    return ("failed", found) if found else ("interrupted", "The training was interrupted: its process is gone.")
 
 
 def _is_beating(facts: dict[str, Any]) -> bool:

@@ -52,7 +52,7 @@ def problems(run: reader.Run) -> Iterator[str]:
     if run.active:
         yield f"{run.id} is still {run.state}: stop it first."
     if not run.facts.get("script"):
-        yield f"{run.id} does not say which script it ran: start it anew from its config."
+        yield f"{run.id} does not say which script it ran: start it again from its config."
 
 
 def check(run: reader.Run) -> None:

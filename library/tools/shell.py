@@ -164,17 +164,17 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
 
     _merge(tool(merge, "merge LoRAs into a checkpoint (base), or several into one"))
     _extract(tool(extract, "make a LoRA from a tuned checkpoint minus its base"))
-    _resize(tool(resize, "cut a LoRA to smaller ranks"))
+    _resize(tool(resize, "reduce the ranks of a LoRA"))
     one = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
     one.add_argument("lora", type=Path, help="the file to convert")
     one.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"), help="the names to write")
     _output(one)
-    one = tool(verify, "look for mistakes in a LoRA; the exit code is 1 when there are some")
-    one.add_argument("lora", type=Path, help="the file to look at")
+    one = tool(verify, "check a LoRA for errors; the exit code is 1 when there are some")
+    one.add_argument("lora", type=Path, help="the file to check")
     one.add_argument("--base", type=Path, help="a checkpoint that must have every module in the right size")
     one.add_argument("--json", action="store_true", help="everything as JSON")
     one.add_argument("--verbose", action="store_true", help="a line for every module")
-    _metadata(tool(metadata, "show or change what a file says about itself"))
+    _metadata(tool(metadata, "show or change the metadata of a file"))
     return made
 
 

@@ -154,7 +154,7 @@ def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator
         "training", "ok", f"{optim.optimizer or 'AdamW'} with the schedule {optim.lr_scheduler.split(':')[0]}"
     )
     yield Finding("GPU", "ok" if gpu else "hint", f"{gpu}, {memory:.0f} GB" if memory else
-                  "no GPU was found: a training runs on the processor, which is for trying out only")  # fmt: skip
+                  "no GPU was found: trainings run on the processor, too slow for full-size models")  # fmt: skip
     yield _compiling(config, bool(gpu))
     if config.save.output_dir:
         yield _disk(config)

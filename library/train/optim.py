@@ -126,14 +126,14 @@ def _still(config: Any) -> Iterator[str]:
         others = [getattr(optim, name, None) for name in encoders if getattr(config.steps, "train_text_encoder", False)]
     if not optim.learning_rate and not any(others) and maker(config) is not optimizers.MAKERS["adafactor"]:
         usual = "1e-4" if config.adapters else "1e-5"
-        yield f"learning_rate is 0, so nothing would learn: {usual} is usual"
+        yield f"learning_rate is 0, so nothing would be trained: {usual} is usual"
 
 
 def notes(config: Any) -> Iterator[str]:
     """What is allowed but seldom meant, or has no effect, a sentence each."""
     name = maker(config).name
     if maker(config).finds_rate and config.optim.learning_rate <= 0.1:
-        yield f"learning_rate {config.optim.learning_rate} is small for {name}, which finds its own step: use about 1.0"
+        yield f"learning_rate {config.optim.learning_rate} is small for {name}, which adapts its own: use about 1.0"
     if name == "ProdigyPlusScheduleFree" and config.optim.max_grad_norm:
         yield f"max_grad_norm hinders {name}, which limits its steps by itself: set max_grad_norm = 0"
     most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
@@ -155,7 +155,7 @@ def notes(config: Any) -> Iterator[str]:
             if getattr(config.optim, option) not in (1, "gpu"):
                 yield f"{option} has no effect: ema_decay is 0, so no average is kept"
     if relative_step(config):
-        yield "learning rates and lr_scheduler have no effect: Adafactor finds its own (relative_step=True)"
+        yield "learning rates and lr_scheduler have no effect: Adafactor sets its own (relative_step=True)"
 
 
 def describe(config: Any) -> str:

@@ -113,7 +113,7 @@ def _load_average(folder: Path, run: Any, updates: Any) -> None:
         updates.average.load_state_dict(_tensors(folder / AVERAGE))
     else:
         updates.average.start()
-        run.warn("resume: the state has no averaged weights; the average starts anew")
+        run.warn("resume: the state has no averaged weights; the average starts again")
 
 
 def _compare(facts: Mapping[str, Any], run: Any, data: str) -> None:
@@ -123,7 +123,7 @@ def _compare(facts: Mapping[str, Any], run: Any, data: str) -> None:
     if given is not None and given != facts["seed"]:
         found.append(f"the seed stays {facts['seed']}, {given} is not used")
     if found or data:
-        run.warn(f"resume: it goes on, but not exactly as it would have: {'; '.join([*found, *([data] * bool(data))])}")
+        run.warn(f"resume: the training continues, but not bit-exactly: {'; '.join([*found, *([data] * bool(data))])}")
 
 
 def problems(folder: Path, config: Any = None) -> list[str]:

@@ -74,7 +74,7 @@ class Trackers:
                     board.add_scalar(name, value, step)
         except OSError as e:
             self._board = None
-            logger.warning("TensorBoard's curves end here: %s", e)
+            logger.warning("logging to TensorBoard stopped: %s", e)
 
     def _tags(self, line: dict[str, Any]) -> dict[str, float]:
         loss = (

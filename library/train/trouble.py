@@ -55,7 +55,7 @@ def no_number(what: str, line: Mapping[str, Any], images: list[str], run: Any) -
     if images:
         ways.append("replace these images")
     if what == "gradients":
-        about = f"the gradients of {MOST_SKIPPED} steps in a row are no numbers, so nothing is learned"
+        about = f"the gradients of {MOST_SKIPPED} steps in a row are NaN or infinite, so nothing is trained"
     else:
         value = line["loss"] if what == "loss" else line["grad_norm"]
         about = f"the {what} of step {line['step']} is {'NaN' if math.isnan(value) else 'infinite'}"

@@ -139,7 +139,7 @@ def told(chosen: Result, results: list[Result], passes: int, known: bool) -> str
     tried = f"compile_autotune: {len(results)} ways {'remembered' if known else 'tried'}"
     shown = ", ".join(f"{name} = {str(value).lower()}" for name, value in chosen.way.items()) or "as it was asked for"
     if not chosen.seconds:
-        return f"{tried}, none of which could be used; going on {shown}"
+        return f"{tried}, none of which could be used; continuing {shown}"
     eager = next((r for r in results if r.way.get("compile") is False and not r.why), None)
     against = f" instead of {eager.seconds:.3g} s eagerly" if eager and eager is not chosen else ""
     why = f"With it the whole training takes {clock(chosen.total(passes))}"

@@ -83,7 +83,7 @@ def test_several_gpus_only_compile_where_one_would_record(monkeypatch, caplog):
     for ranks in (1, 2):
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda ranks=ranks: ranks)
         compile_utils._record(nn.Identity(), "reduce-overhead")
-    assert len(attached) == 1 and "plays nothing back where several GPUs train together" in caplog.text
+    assert len(attached) == 1 and "replays no CUDA graphs with several GPUs" in caplog.text
 
 
 def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise():

@@ -63,7 +63,7 @@ def test_disk_errors_are_sentences(tmp_path, error, words):
 
 def test_a_file_where_a_folder_should_be(tmp_path):
     (tmp_path / "a").write_text("x")
-    with pytest.raises(ConfigError, match="a file is in the way"):
+    with pytest.raises(ConfigError, match="a file has the name of its folder"):
         write_atomic(tmp_path / "a" / "b.txt", "x")
 
 

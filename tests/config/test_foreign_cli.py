@@ -76,7 +76,7 @@ def test_what_is_no_file_of_settings_is_said_in_a_sentence(tmp_path, capsys, nam
 def test_where_nothing_can_be_written_is_said_in_a_sentence(lora, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
     assert cli.main(["import", str(lora), "-o", str(tmp_path / "taken" / "run.toml")]) == 1
-    assert "a file is in the way" in capsys.readouterr().err
+    assert "a file has the name of its folder" in capsys.readouterr().err
     assert cli.main(["check", str(lora)]) == 1
     assert f"kohya import {lora} -o run.toml" in capsys.readouterr().err
 

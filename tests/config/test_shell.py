@@ -73,7 +73,7 @@ def test_only_the_first_of_several_processes_talks():
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["stray"], "stray: what is this for? Every value follows a flag, as in --output_dir stray"),
+        (["stray"], "stray: unexpected value. Every value follows a flag, as in --output_dir stray"),
         (["--vae", "a", "b"], '--vae takes one value, got 2; put quotes around a value with blanks: "a b"'),
         (["--output_name"], "--output_name needs a value: text"),
         (["--cache_latents", "perhaps"], "--cache_latents must be true or false, got 'perhaps'"),

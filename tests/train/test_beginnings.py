@@ -29,7 +29,7 @@ def test_data_and_numbers_go_on_from_the_first_step(run, straight):
     assert list(outcome.numbers()) == [7, 8, 9, 10, 11, 12]
     assert outcome.losses == pytest.approx(straight.losses[6:], rel=1e-5)
     assert [event["epoch"] for event in outcome.events("step")] == [2, 2, 3, 3, 3, 3]
-    (said,) = [event["text"] for event in outcome.events("warning") if "begin anew" in event["text"]]
+    (said,) = [event["text"] for event in outcome.events("warning") if "start again" in event["text"]]
     assert "without resume" in said
 
 

@@ -258,7 +258,7 @@ def test_guidance_of_a_model_without_it_is_said(demo, squares, tmp_path, monkeyp
     config = config_of(demo, "flux_train", train_data_dir=squares, output_dir=tmp_path, guidance_scale=1.0)
     monkeypatch.setattr(type(families.of(config)), "guided", guided)
     said = [remark for remark in preflight.findings(config)[1] if "guidance_scale" in remark]
-    assert said == ([] if guided else ["guidance_scale has no effect here: FLUX.1 schnell is told none"])
+    assert said == ([] if guided else ["guidance_scale has no effect here: FLUX.1 schnell takes no guidance"])
 
 
 def test_every_linear_layer_of_t5_learns(tmp_path, demo, squares):

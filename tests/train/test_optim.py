@@ -146,7 +146,7 @@ def test_adafactor_finds_its_own_rate_unless_told_not_to():
         p.grad = torch.ones_like(p)
     made.step()
     schedule.step()
-    assert any("Adafactor finds its own" in note for note in optim.notes(chosen))
+    assert any("Adafactor sets its own" in note for note in optim.notes(chosen))
     args = ["scale_parameter=False", "relative_step=False", "warmup_init=False"]
     chosen = config(optimizer_type="Adafactor", optimizer_args=args, lr_scheduler="constant_with_warmup")
     made = optim.optimizer(learner(1e-4), chosen)

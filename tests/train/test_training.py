@@ -285,7 +285,7 @@ def test_curves_that_cannot_be_written_end_no_training(run, tmp_path, monkeypatc
     monkeypatch.setattr(SummaryWriter, "add_scalar", full)
     drawn = run("flux_train_network", logging_dir=tmp_path / "logs", max_train_steps=2)
     assert drawn.facts["state"] == "finished" and len(drawn.losses) == 2
-    assert sum("curves end here" in message for message in caplog.messages) == 1
+    assert sum("logging to TensorBoard stopped" in message for message in caplog.messages) == 1
 
 
 # ---- previews

@@ -77,7 +77,8 @@ def _script(flat: Mapping[str, Any]) -> str:
     family = "sdxl" if flat.get("model.is_xl") or arch in ("sdxl", "xl") else family
     if not family:
         raise ConfigError(
-            f"this file is for {arch or name or 'another model'}, which is not trained here; or name the script"
+            f"this file is for {arch or name or 'another model'}, which is not trained here; "
+            "or choose the training script with --script"
         )
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
@@ -127,7 +128,7 @@ def _training(ledger: Ledger) -> None:
     found = {key: value for key, value in ledger.source.items() if key.startswith("train.optimizer_params.")}
     arguments = [f"{key.rpartition('.')[2]}={value}".replace(" ", "") for key, value in found.items()]
     for key in found:
-        ledger.change(key, "is one of optimizer_args", {"optimizer_args": arguments})
+        ledger.change(key, "becomes one of optimizer_args", {"optimizer_args": arguments})
     if dtype := ledger.get("train.dtype"):
         ledger.rename("train.dtype", "mixed_precision", precision(dtype))
     if ledger.adapters and not ledger.get("train.train_text_encoder"):

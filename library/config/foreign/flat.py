@@ -61,5 +61,5 @@ def script_of(found: Mapping[str, Any], configs: Configs) -> str:
         lora = any(name.startswith("network_") for name in found)
         fitting = [script for script in fitting if script.endswith("_network") == lora] or fitting
     if len(fitting) > 1:
-        raise ConfigError(f"this file does not tell what it is for; name the script: {', '.join(fitting)}")
+        raise ConfigError(f"this file names no training script; choose it with --script: {', '.join(fitting)}")
     return fitting[0]

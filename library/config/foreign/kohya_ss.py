@@ -48,7 +48,8 @@ def script_of(found: Mapping[str, Any]) -> str:
     if family not in ("sdxl", "flux"):
         title = family or ("Stable Diffusion 2" if is_on(found.get("v2")) else "Stable Diffusion 1.5")
         raise ConfigError(
-            f"this file is for {title}, which is not trained here; if it is meant for SDXL or FLUX.1, name the script"
+            f"this file is for {title}, which is not trained here; "
+            "if it is meant for SDXL or FLUX.1, choose the training script with --script"
         )
     return f"{family}_train_network" if lora else f"{family}_train"
 
@@ -97,11 +98,11 @@ def _length(ledger: Ledger, tab: str) -> None:
         ledger.keep("max_train_epochs")
         if "max_train_steps" in ledger.source:
             ledger.ignore("max_train_steps", "max_train_epochs is set, and wins")
-        reason = "max_train_epochs says how long"
+        reason = "max_train_epochs sets the length of the training"
     elif "max_train_steps" in ledger.source and ledger.source["max_train_steps"] is not None and not steps:
         reason = _computed(ledger, epoch or 1)
     else:
-        reason = "max_train_steps says how long; kohya_ss uses it only to compute steps"
+        reason = "max_train_steps sets the length of the training; kohya_ss uses it only to compute steps"
     if "epoch" in ledger.source and "epoch" not in ledger.fates:
         ledger.ignore("epoch", reason)
     ledger.empty("max_train_epochs")
@@ -112,7 +113,7 @@ def _length(ledger: Ledger, tab: str) -> None:
 def _computed(ledger: Ledger, epochs: float) -> str:
     if ledger.get("dataset_config"):
         ledger.change("max_train_steps", "0 or empty with a dataset_config is the default, 1600 steps")
-        return "a dataset_config is set, and max_train_steps says how long"
+        return "a dataset_config is set, and max_train_steps sets the length of the training"
     said = f"0 or empty means {epochs:g} epochs; kohya_ss counts the images for it, here max_train_epochs says so"
     ledger.change("max_train_steps", said, {"max_train_epochs": int(epochs)})
     if "epoch" in ledger.source:
@@ -181,10 +182,10 @@ def _old_names(ledger: Ledger, tab: str) -> None:
         if ledger.get("optimizer"):
             ledger.ignore("use_8bit_adam", "optimizer is set, and wins")
         elif is_on(old):
-            ledger.change("use_8bit_adam", "is optimizer_type = AdamW8bit", {"optimizer_type": "AdamW8bit"})
+            ledger.change("use_8bit_adam", "becomes optimizer_type = AdamW8bit", {"optimizer_type": "AdamW8bit"})
     if "use_wandb" in ledger.source:  # only this very word ever switched it on
         if ledger.source["use_wandb"] == "True":
-            ledger.change("use_wandb", "is log_with = wandb", {"log_with": "wandb"})
+            ledger.change("use_wandb", "becomes log_with = wandb", {"log_with": "wandb"})
         else:
             ledger.empty("use_wandb")
     for key in ("optimizer_args", "lr_scheduler_args"):
@@ -198,7 +199,7 @@ def _attention(ledger: Ledger, tab: str) -> None:
     if "xformers" in ledger.source and value in ("xformers", "true", "1"):
         ledger.change("xformers", "PyTorch's own attention (sdpa) is as fast and needs no package", {"sdpa": True})
     elif value == "sdpa":
-        ledger.change("xformers", "is sdpa = true", {"sdpa": True})
+        ledger.change("xformers", "sdpa is used instead", {"sdpa": True})
     ledger.empty("xformers")
 
 

@@ -194,7 +194,7 @@ def _stranger(config: Any, name: str, configs: Configs) -> str:
     others = [other for other in configs.values() if name in options(other)]
     if others and all(other.family != config.family for other in others):
         return f"it is for {others[0].title.split()[0]}"
-    return f"it is for {others[0].title} only" if others else "there is no such setting here"
+    return f"it is for {others[0].title} only" if others else "not supported by this trainer"
 
 
 def is_empty(value: Any) -> bool:

@@ -71,7 +71,7 @@ def read(found: Mapping[str, Any], script: str = "") -> Ledger:
     if isinstance(data, Mapping) and is_dataset(data):
         ledger.texts["dataset_config"], notes = dataset(data)
         ledger.notes += notes
-        ledger.change("dataset_config", "its own dialect; written anew beside the config")
+        ledger.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
     for key in ledger.left():
         if key in IGNORED:
             ledger.ignore(key, IGNORED[key])
@@ -125,5 +125,5 @@ def _known(table: Any, known: list[str], place: str, notes: list[str]) -> dict[s
     table = table if isinstance(table, Mapping) else {}
     for key in table:
         if key not in known and not key.startswith(("video_", "image_jsonl")):
-            notes.append(f"{place}: {key} is ignored: {reasons.get(key, 'there is no such setting here')}")
+            notes.append(f"{place}: {key} is ignored: {reasons.get(key, 'not supported by this trainer')}")
     return {key: value for key, value in table.items() if key in known}

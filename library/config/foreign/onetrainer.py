@@ -93,7 +93,8 @@ def _script(found: Mapping[str, Any]) -> str:
     family, method = MODELS.get(str(found["model_type"])), str(found["training_method"])
     if family is None or method not in ("LORA", "FINE_TUNE"):
         raise ConfigError(
-            f"this file is for {found['model_type']} with {method}, which is not trained here; or name the script"
+            f"this file is for {found['model_type']} with {method}, which is not trained here; "
+            "or choose the training script with --script"
         )
     return f"{family}_train_network" if method == "LORA" else f"{family}_train"
 
@@ -123,7 +124,7 @@ def _optimizer(ledger: Ledger) -> None:
             arguments.append(f"{argument}={ledger.source[place]}".replace(" ", ""))
             used.append(place)
     for place in used:
-        ledger.change(place, "is one of optimizer_args", {"optimizer_args": arguments})
+        ledger.change(place, "becomes one of optimizer_args", {"optimizer_args": arguments})
 
 
 def _schedule(ledger: Ledger) -> None:

@@ -142,7 +142,7 @@ class AdapterSteps(Steps):
         if self.skip_until_initial_step and not self.moved:
             yield "skip_until_initial_step has no effect here: neither initial_step nor initial_epoch is set"
         if self.moved and not self.resume:
-            yield "without resume, the optimizer and the learning rate schedule begin anew, whatever the first step"
+            yield "without resume, the optimizer and the learning rate schedule start again, whatever the first step"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,7 +94,7 @@ class Flux:
         if not source.located(self.config, "denoiser", fetch=False):
             return
         if not self.guided and self.config.model.guidance_scale != 3.5:
-            yield "guidance_scale has no effect here: FLUX.1 schnell is told none"
+            yield "guidance_scale has no effect here: FLUX.1 schnell takes no guidance"
 
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, TOKENIZERS[encoder]

@@ -169,10 +169,10 @@ def unfit(path: Path, entries: Entries, part: str) -> str | None:
     found = weights.describe({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
         use = ": give it as --network_weights" if part == "denoiser" else ""
-        return f"{path} is a LoRA file, not a model{use}; here goes {about.what}"
+        return f"{path} is a LoRA file, not a model{use}; expected {about.what}"
     if not any(name.endswith(about.marker) for name in shapes):
         trainer = "; train it with sdxl_train_network or sdxl_train" if part == "denoiser" and "SDXL" in found else ""
-        return f"{path} is {found}{trainer}: here goes {about.what}"
+        return f"{path} is {found}{trainer}; expected {about.what}"
     if problem := stored_oddly(path, entries):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None

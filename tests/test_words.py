@@ -1,0 +1,138 @@
+"""Page, shell and documents use the field's usual terms: what stopped readers before may not come back."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import source
+
+# What is not to be written, as an expression, and what is written instead. A blank stands for any white space.
+INSTEAD = {
+    r"read and asked": "say what the section's options are: base model, text encoders, VAE",
+    r"find it again": "noise, target",
+    r"how wrong an answer|wrong answer": "loss function, loss weighting",
+    r"play(s|ed|ing)? (\w+ ){0,3}back": "replay, replayed: CUDA graphs are replayed",
+    r"hardly fit": "nearly all GPU memory",
+    r"(wait|keep|kept|stay)s? (\w+ ){0,3}in host memory|host memory": "CPU memory; swapped to, offloaded to CPU memory",
+    r"no such setting here": "not supported",
+    r"name the script": "--script names the training script",
+    r"find doubles|\bdoubles of": "duplicates",
+    r"on the side|on its side": "EXIF rotation; landscape, portrait",
+    r"(steps|batches|images|pictures) an epoch": "per epoch",
+    r"is sdpa = true": "sdpa is used instead",
+    r"waiting for data, .*moving it|\bmoving it\b": "copying to the GPU",
+    r"the very (thing|same)": "the same",
+    r"what people have|people have": "say which files are read",
+    r"for the eye": "for the reader; no meaning",
+    r"computed twice|nothing is computed twice": "recomputed; gradient checkpointing",
+    r"kinds? of numbers": "number format, precision, dtype",
+    r"drawn on the way|on the way, to see": "sample images during training",
+    r"says? about itself": "metadata",
+    r"call(s)? (it|her|him|them)? ?up\b": "trigger",
+    r"sign of life": "has not reported",
+    r"still at work": "still running",
+    r"(won|win) back|paid for itself|pay(s)? for itself": "recovered, saved",
+    r"get(s|ting)? ready": "preparing",
+    r"will do\b": "is enough",
+    r"(gpu|it) runs? dry": "idle",
+    r"went away while": "became unavailable",
+    r"lost each other": "communication failed",
+    r"round in circles": "recursion",
+    r"looking at images|comparing looks": "scanning, comparing images",
+    r"want(s)? opposite": "exclude each other",
+    r"takes its time": "is slow",
+    r"models? one talks to": "chat model",
+    r"weighed against each other": "beam search",
+    r"told none|is told during": "takes no guidance; is given",
+    r"here goes\b": "expects",
+    r"nothing (would )?learns?\b|nothing (has been|is) learned": "nothing is trained",
+    r"finds? its own": "sets its own; adapts",
+    r"counts? more, ": "stronger; weight",
+    r"no toml; make one": "is not a TOML file; convert it",
+    r"tells its words": "sets",
+    r"begin(s)? anew|made anew|make(s)? anew|anew\b": "again, new",
+    r"cut off\b": "interrupted",
+    r"by chance\b": "randomly; stochastic rounding",
+    r"never in the way|in the way where": "in place of",
+    r"ways? of (training|doing) it|the usual ways|every way\b": "settings",
+}
+PARSED = {"library/config/remedies.py", "library/runs/causes.py"}  # hold patterns of what other programs say, too
+
+
+def said(path: Path) -> Iterator[tuple[int, str]]:
+    """The texts of a source file that somebody reads: string constants with a blank that are no docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    quiet = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [p.value if isinstance(p, ast.Constant) else "{}" for p in node.values]
+            quiet |= {id(part) for part in node.values}
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in quiet:
+            yield node.lineno, node.value
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Everything that users read, with where it stands."""
+    for path in source.files():
+        name = path.relative_to(source.ROOT).as_posix()
+        if name not in PARSED:
+            yield from ((f"{name}:{line}", text) for line, text in said(path) if " " in text)
+    for pattern in ("kohya_gui/*.js", "kohya_gui/*.html", "presets/*/*.toml", "docs/*.md", "README.md", "setup.sh"):
+        for path in sorted(source.ROOT.glob(pattern)):
+            text = path.read_text(encoding="utf-8")
+            if path.suffix == ".js":  # what is said stands in quotes; the rest is code and remarks
+                text = "\n".join(found[1] for found in re.findall(r"([\"'`])((?:(?!\1)[^\\\n]|\\.)* .*?)\1", text))
+            yield path.relative_to(source.ROOT).as_posix(), text
+    for path in sorted((source.ROOT / "kohya_gui" / "words").glob("*.json")):
+        name = path.relative_to(source.ROOT).as_posix()
+        yield from ((name, english) for english in json.loads(path.read_text(encoding="utf-8")))
+
+
+def found(text: str) -> list[str]:
+    """What is not to be written and stands in a text."""
+    return [match[0] for bad in INSTEAD for match in re.finditer(bad.replace(" ", r"\s+"), text, re.IGNORECASE)]
+
+
+def test_no_text_uses_words_that_stop_a_reader():
+    wrong = [f"{where}: {bad!r}" for where, text in texts() for bad in found(text)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("text", [
+    "How the checkpoint is read and asked.",
+    "What is added to an image before the model has to find it again.",
+    "How wrong an answer counts.",
+    "minutes of trying kernels for each size, then steps are played back.",
+    "Checkpoints wait in host memory, for models that hardly fit.",
+    "there is no such setting here",
+    "or name the script",
+    "Find doubles",
+    "Lying on the side",
+    "Steps an epoch",
+    "xformers: is sdpa = true",
+    "0% waiting for data, 0% moving it",
+    "starts the very thing\nthe page starts",
+    "Reads what people have",
+    "tables are for the eye",
+])  # fmt: skip
+def test_the_list_knows_what_stopped_readers_before(text):
+    assert found(text)
+
+
+def test_texts_of_every_place_are_looked_at():
+    places = {where.split(":")[0] for where, _ in texts()}
+    assert {"README.md", "setup.sh", "docs/tools.md", "kohya_gui/words/zh.json", "kohya_gui/queue.js"} <= places
+    every = [text for _, text in texts()]
+    assert any("Find duplicates" in text for text in every)  # a script's
+    assert any("higher learns more detail" in text for text in every)  # an option's help
