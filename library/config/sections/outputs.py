@@ -55,8 +55,7 @@ class Save:
     )
     save_state_every_n_minutes: float | None = opt(
         None,
-        "Save the training state every N minutes, to resume from after a crash or a power cut. Only the newest is "
-        "kept, and none after the training has finished.",
+        "Save the training state every N minutes, to resume after a crash. The newest is kept until the end.",
         label="Save state every N minutes",
         parse=minutes,
     )
