@@ -14,8 +14,8 @@ class OldBlocks:
     """How blocks were once sent to host memory."""
 
     split_mode: bool = opt(False, "Load the double and the single blocks in turn.")
-    double_blocks_to_swap: int | None = opt(None, "Keep this many double blocks in host memory.", min=0)
-    single_blocks_to_swap: int | None = opt(None, "Keep this many single blocks in host memory.", min=0)
+    double_blocks_to_swap: int | None = opt(None, "Keep this many double blocks in CPU memory.", min=0)
+    single_blocks_to_swap: int | None = opt(None, "Keep this many single blocks in CPU memory.", min=0)
 
 
 OLD_BLOCKS = section_options(OldBlocks)
