@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from library.config.schema import ConfigError
+from library.data import identity
 from library.data.buckets import Fit, Size, crop_ltrb
 from library.files import write_atomic
 
@@ -78,10 +79,10 @@ def text_file(image: str, suffix: str) -> str:
 # ---- latents
 
 
-def latents_are_good(wanted: Wanted, vae: str, trust: bool = False) -> bool:
+def latents_are_good(wanted: Wanted, vae: Mapping[str, Any] | None, trust: bool = False) -> bool:
     """Whether the file holds these latents, made from the image as it is now; `trust` asks only for the file.
 
-    `vae` is the fingerprint of the network that would make them, or "" when it is not known.
+    `vae` is the network that would make them, see `identity`, or None when it is not known.
     """
     if trust:
         return os.path.exists(wanted.file)
@@ -94,7 +95,7 @@ def latents_are_good(wanted: Wanted, vae: str, trust: bool = False) -> bool:
                 return _is_younger(wanted.file, [wanted.image]) and _same_crop(npz, wanted)
     except BROKEN:
         return False
-    if {key: stamp.get(key) for key in wanted.cut} != wanted.cut or (vae and stamp.get("vae") != vae):
+    if {key: stamp.get(key) for key in wanted.cut} != wanted.cut or not identity.same(stamp.get("vae"), vae):
         return False
     return _same_image(wanted.image, stamp.get("image"))
 
@@ -128,22 +129,30 @@ def image_stamp(image: str) -> list[Any]:
 
 
 def text_is_good(
-    file: str, keys: Iterable[str], sources: Sequence[str], stamp: Mapping[str, Any], trust: bool = False
+    file: str, lengths: Mapping[str, int | None], sources: Sequence[str], stamp: Mapping[str, Any], trust: bool = False
 ) -> bool:
-    """Whether the file holds these outputs, made as `stamp` says; `sources` are files it must be younger than."""
+    """Whether the file holds these outputs, made as `stamp` says; `sources` are files it must be younger than.
+
+    `lengths` are the arrays by name, and how many tokens they must be long, where they are of tokens.
+    """
     if trust:
         return os.path.exists(file)
+    options = stamp.get("options", {})
     try:
         with _opened(file) as npz:
-            if not all(key in npz.files for key in keys):
+            if not all(key in npz.files for key in lengths):
+                return False
+            if any(length is not None and _shape(npz, key)[:1] != (length,) for key, length in lengths.items()):
                 return False
             made = _stamp(npz, "")
-            options = stamp.get("options", {})
             if made is None:
                 return _is_younger(file, sources) and _same_options(npz, options)
     except BROKEN:
         return False
-    return all(made.get(key) == value for key, value in stamp.items() if value)
+    known = made.get("options")
+    if not isinstance(known, dict) or any(known.get(name) != value for name, value in options.items()):
+        return False
+    return made.get("caption") == stamp["caption"] and identity.same(made.get("encoders"), stamp["encoders"])
 
 
 def read_text(file: str, keys: Iterable[str]) -> dict[str, np.ndarray]:
@@ -160,26 +169,13 @@ def write_text(file: str, arrays: Mapping[str, np.ndarray], stamp: Mapping[str, 
     write_atomic(file, lambda path: np.savez(path, **content))
 
 
-def text_stamp(caption: str, encoders: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def text_stamp(caption: str, encoders: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """What outputs of the text encoders depend on."""
     return {
         "caption": hashlib.blake2b(caption.encode(), digest_size=16).hexdigest(),
         "encoders": encoders,
         "options": dict(options),
     }
-
-
-def fingerprint(*networks: Any) -> str:
-    """A short name for the weights of networks: other weights, or another precision, give another name."""
-    import torch
-
-    digest = hashlib.blake2b(digest_size=16)
-    for network in networks:
-        for name, tensor in sorted(network.state_dict().items()):
-            piece = tensor.detach().flatten()[:256].contiguous().cpu()
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(piece.view(torch.uint8).numpy().tobytes() if piece.numel() else b"")
-    return digest.hexdigest()
 
 
 # ---- inside
@@ -230,7 +226,7 @@ def _same_crop(npz: Any, wanted: Wanted) -> bool:
 
 
 def _same_options(npz: Any, options: Mapping[str, Any]) -> bool:
-    """Upstream writes switches as keys of their own. Of lengths it says nothing: only unset ones can be believed."""
+    """Upstream writes switches as keys of their own. Of others it says nothing: only unset ones can be believed."""
     switches = {key: value for key, value in options.items() if isinstance(value, bool)}
     if any(value is not None for key, value in options.items() if key not in switches):
         return False

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from library.config.schema import ConfigError
-from library.data import augment, caches, pixels
+from library.data import augment, caches, identity, pixels
 from library.data.caches import LATENT, Wanted
 from library.data.folders import some
 from library.data.threads import Report, ahead, num_workers, spread
@@ -125,7 +125,7 @@ def _latents(every: Sequence["Image"], work: Work) -> Latents:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
     mine = _share(mine, lambda wanted: wanted.image, work.run)
-    vae = caches.fingerprint(work.parts.vae) if work.parts.vae is not None else ""
+    vae = identity.of(work.parts.vae) if work.parts.vae is not None else None
     trust = work.config.cache.skip_cache_check
 
     def good(wanted: Wanted) -> bool:
@@ -260,7 +260,8 @@ def _texts(every: Sequence["Image"], work: Work) -> Texts:
         return Texts(cache.suffix, tuple(cache.keys), memory)
     store = Texts(cache.suffix, tuple(cache.keys))
     networks = work.parts.encoders
-    encoders = caches.fingerprint(*(networks[name] for name in sorted(networks))) if networks else ""
+    encoders = identity.of(*(networks[name] for name in sorted(networks))) if networks else None
+    lengths = {**dict.fromkeys(store.keys), **work.family.text_lengths}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
     images = _images_by_file(every, store.suffix)
 
@@ -270,7 +271,7 @@ def _texts(every: Sequence["Image"], work: Work) -> Texts:
     def good(item: tuple[str, "Image"]) -> bool:
         file, image = item
         sources = [image.caption_file] if image.caption_file else []
-        return caches.text_is_good(file, store.keys, sources, stamp(image), work.config.cache.skip_cache_check)
+        return caches.text_is_good(file, lengths, sources, stamp(image), work.config.cache.skip_cache_check)
 
     mine = _share(list(images.items()), lambda item: item[0], work.run)
     todo: dict[str, list[str]] = {}

@@ -46,7 +46,7 @@ class TextCache:
 
     suffix: str  # of the file's name, after <stem>: "_te_outputs.npz"
     keys: tuple[str, ...]  # the arrays in it, which are also the names that Family.text answers with
-    options: tuple[str, ...] = ()  # of the model section: with other values, the arrays are others
+    options: tuple[str, ...] = ()  # of the model section, besides lengths: with other values, the arrays are others
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,11 @@ class Family(Protocol):
 
         A list of generators has one for each image: caches are then the same in whichever batch they were made.
         """
+        ...
+
+    @property
+    def text_lengths(self) -> Mapping[str, int]:
+        """How many tokens the arrays of the text cache are long, of those that are of tokens."""
         ...
 
     def text(self, parts: Parts, captions: list[str], encoders: tuple[str, ...] | None = None) -> "dict[str, Tensor]":

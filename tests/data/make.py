@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -88,6 +88,8 @@ class Family:
         means = functional.avg_pool2d(pixels, 8)
         noise = [torch.randn(means.shape[1:], generator=one) for one in generator]
         return torch.cat([means, means[:, :1]], 1) * parts.vae.weight + self.noise * torch.stack(noise)[:, :1]
+
+    text_lengths: ClassVar[dict[str, int]] = {}
 
     def text(self, parts: Parts, captions: list[str], encoders: Any = None) -> dict[str, torch.Tensor]:
         self.read += captions

@@ -261,7 +261,7 @@ def test_caches_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, modest, kind
         packed(file, *names, head=npy("(16, 100000, 100000)" if "large" in kind else f"({'9' * 30},)"))
     assert file.stat().st_size < 4 << 20
     assert not caches.latents_are_good(wanted(file), "")
-    assert not caches.text_is_good(str(file), ["pool2"], [], {"caption": "x"})
+    assert not caches.text_is_good(str(file), {"pool2": None}, [], {"caption": "x"})
     for read in (lambda: caches.read_latents(str(file), ""), lambda: caches.read_text(str(file), ["pool2"])):
         with pytest.raises(caches.BROKEN):
             read()

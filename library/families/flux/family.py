@@ -31,7 +31,7 @@ class Flux:
     text_cache = TextCache(
         suffix="_flux_te.npz",
         keys=("l_pooled", "t5_out", "txt_ids", "t5_attn_mask"),
-        options=("apply_t5_attn_mask", "t5xxl_max_token_length"),
+        options=("apply_t5_attn_mask",),
     )
     # The number of tokens varies: of img, txt, pe and mask, and of joint, pe and mask.
     block_inputs = {
@@ -74,6 +74,11 @@ class Flux:
     def text_length(self) -> int:
         """Tokens of T5 that every caption is cut or padded to."""
         return self.config.model.t5xxl_max_token_length or T5_LENGTH[self.guided]
+
+    @property
+    def text_lengths(self) -> dict[str, int]:
+        """Of the arrays in the text cache."""
+        return dict.fromkeys(("t5_out", "txt_ids", "t5_attn_mask"), self.text_length)
 
     def problems(self) -> Iterator[str]:
         """What is missing or wrong among the model's files, each in a sentence; reads headers only."""

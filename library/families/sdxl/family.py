@@ -40,7 +40,7 @@ class Sdxl:
     text_cache = TextCache(
         suffix="_te_outputs.npz",
         keys=("hidden_state1", "hidden_state2", "pool2"),
-        options=("max_token_length", "weighted_captions"),
+        options=("weighted_captions",),
     )
 
     def __init__(self, config: Any):
@@ -134,6 +134,12 @@ class Sdxl:
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             posterior = parts.vae.encode(pixels.to(next(parts.vae.parameters()).dtype)).latent_dist
             return DiagonalGaussianDistribution(posterior.parameters.float()).sample(generator)
+
+    @property
+    def text_lengths(self) -> dict[str, int]:
+        """Of the arrays in the text cache."""
+        chunks = clip.chunks_of(self.config.model.max_token_length)
+        return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * chunks + 2)
 
     def text(self, parts: Parts, captions: Sequence[str], encoders: tuple[str, ...] | None = None) -> dict[str, Tensor]:
         """Captions -> hidden_state1 [B, L, 768], hidden_state2 [B, L, 1280], pool2 [B, 1280]; L is 77, 152 or 227."""

@@ -1,0 +1,49 @@
+"""Which networks a cache was made with: a few of their weights, which tell the same ones in another precision."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+MARKS = 32  # weights that are remembered
+# How far a number may be off for having been rounded to a type, relative to its size.
+ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+SMALLEST = 2.0**-24  # what float16 may be off besides, where numbers are small
+
+
+def of(*networks: Any) -> dict[str, Any]:
+    """What tells networks from others: `exact`, a hash of weights in a precision; that `type`, and some as numbers."""
+    import torch
+
+    digest, types, ends = hashlib.blake2b(digest_size=16), set(), []
+    for network in networks:
+        for name, tensor in sorted(network.state_dict().items()):
+            piece = tensor.detach().flatten()[:256].contiguous().cpu()
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(piece.view(torch.uint8).numpy().tobytes() if piece.numel() else b"")
+            if tensor.is_floating_point() and tensor.ndim > 1 and piece.numel():  # others are often 0 or 1
+                types.add(str(tensor.dtype).removeprefix("torch."))
+                ends.append(float(piece[-1]))
+    marks = [ends[i * len(ends) // MARKS] for i in range(min(MARKS, len(ends)))] if len(ends) >= MARKS else ends
+    coarsest = max(types, key=lambda kind: ROUNDING.get(kind, 1.0), default="")
+    return {"exact": digest.hexdigest(), "type": coarsest, "marks": marks}
+
+
+def same(made: Any, now: Mapping[str, Any] | None) -> bool:
+    """Whether a cache made with networks `made` is one of the networks `now`, in the same or in another precision.
+
+    Networks that are not there (None) may be any.
+    In the same precision every weight that is looked at must be equal. Caches of earlier versions know only the hash.
+    """
+    if not now:
+        return True
+    if not isinstance(made, Mapping):
+        return made == now["exact"]
+    if made.get("exact") == now["exact"]:
+        return True
+    kinds, marks = {str(made.get("type")), now["type"]}, made.get("marks")
+    if len(kinds) == 1 or not kinds <= ROUNDING.keys() or not isinstance(marks, list):
+        return False
+    if not marks or len(marks) != len(now["marks"]) or not all(isinstance(mark, int | float) for mark in marks):
+        return False
+    off = 1.25 * max(ROUNDING[kind] for kind in kinds)
+    return all(abs(a - b) <= off * abs(b) + SMALLEST for a, b in zip(marks, now["marks"], strict=True))
