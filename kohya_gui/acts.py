@@ -12,16 +12,19 @@ from starlette.responses import Response
 
 from kohya_gui import again, samples
 from kohya_gui.form import Form
+from kohya_gui.panel import duration
 from kohya_gui.service import Answer, Sent, Show
 from library.config.schema import ConfigError
 from library.runs import bundle, explain, lanes, layout, queue, reader, resume, start, stop
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCTOR = [sys.executable, "-m", "kohya_gui.cli", "doctor", "--json", "--quick"]
+MUCH = 60.0  # seconds of work that are not thrown away without asking
 DOCTOR_PATIENCE = 120  # seconds; it imports PyTorch
 WORDS = {
     "after_step": "It stops after this step and saves a state to resume from.",
-    "now": "It was stopped.",
+    "now": "It ends this step early, saves what it has learned with a state to resume from, and stops.",
+    "kill": "It was killed.",
     "sample": "Sample images are generated after this step.",
     "save": "It saves a file and a state after this step.",
 }
@@ -30,7 +33,10 @@ WORDS = {
 def buttons(run: reader.Run, others: list[reader.Run]) -> str:
     """What can be done with a run as it stands."""
     if run.active:
-        shown = [("after_step", "Stop after this step", ""), ("now", "Stop now", "stop")]
+        asked = layout.stop_asked(run.folder)
+        shown = [("after_step", "Stop after this step", "")] * (not asked)
+        shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
+        shown += [("kill", "Kill", "stop")] * stop.hangs(run)
         if run.state == "running":
             shown += [("sample", "Sample now", "")] * _can_draw(run) + [("save", "Save now", "")]
     else:
@@ -44,6 +50,22 @@ def buttons(run: reader.Run, others: list[reader.Run]) -> str:
         for act, words, kind in shown
     )
     return f'<div class="acts" data-run="{html.escape(run.id)}">{made}<p class="answer" role="status"></p></div>'
+
+
+def _question(run: reader.Run, how: str) -> str:
+    """What has to be known before a run is stopped like that; "" where that costs next to nothing."""
+    if how == "kill":
+        step, seconds = stop.lost_by_kill(run)
+        if step is None:
+            return f"No state was saved: all that was learned in {duration(seconds)} is lost. Kill it?"
+        return f"What was learned after step {step} is lost, {duration(seconds)} of work. Kill it?"
+    what, seconds = stop.lost_now(run) if how == "now" else ("", 0.0)
+    if seconds <= MUCH:
+        return ""
+    lost = {"start": "No step is done yet: {} of loading, caching and compiling are lost. Stop it?",
+            "step": "{} of work on this step are lost; what was learned before is saved. Stop it?",
+            "look": "{} of work on samples or validation are lost; what was learned is saved. Stop it?"}  # fmt: skip
+    return lost[what].format(duration(seconds))
 
 
 def _is_wanted(run: reader.Run, others: list[reader.Run]) -> bool:
@@ -74,7 +96,11 @@ class Acts:
     def act(self, sent: Sent) -> dict[str, Any]:
         """Do something with a run."""
         what, run = sent.text("act"), _run(sent.text("run"))
-        if what in ("after_step", "now"):
+        if what in layout.STOPS[1:]:
+            if what == "kill" and not stop.hangs(run):
+                raise ConfigError("It was heard of within the last minutes: let it save and stop.")
+            if not sent.flag("sure") and (question := _question(run, what)):
+                return {"ask": question}
             stop.request(run.id, what)
         elif what in layout.WISHES:
             stop.wish(run.id, what)

@@ -29,14 +29,25 @@ window.kohyaMonitor = (() => {
     try {
       if (button.dataset.act === "bundle") await bundle(where.dataset.run, tell);
       else {
-        const answer = await ask("act", { act: button.dataset.act, run: where.dataset.run });
+        const answer = await ask("act", { act: button.dataset.act, run: where.dataset.run, sure: button.dataset.sure === "true" });
+        if (answer.ask) question(button, said, answer.ask);
         if (answer.fill) await open(answer);
-        tell(words(answer.said ?? "The form holds the settings of this run: change what you like."));
+        if (!answer.ask) tell(words(answer.said ?? "The form holds the settings of this run: change what you like."));
       }
     } catch (error) {
       tell(error.message, true);
     }
     button.disabled = false;
+  }
+
+  /** Ask what is to be known first; yes is the same button once more. */
+  function question(button, said, text) {
+    const yes = make("button", { type: "button", className: "stop", "data-act": button.dataset.act, "data-sure": "true" }, button.textContent);
+    const no = make("button", { type: "button", className: "no" }, words("Cancel"));
+    no.onclick = () => said.replaceChildren();
+    said.classList.remove("bad");
+    said.replaceChildren(words(text), " ", yes, " ", no);
+    no.focus();
   }
 
   async function bundle(run, tell) {

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from kohya_gui import history
-from library.runs import explain, machine
+from library.runs import explain, layout, machine
 from library.runs.queue import BY_USER, Queue
 from library.runs.reader import Progress, Run
 
@@ -19,6 +19,7 @@ STATES = {
     "failed": ("Failed", "bad"),
     "interrupted": ("Interrupted", "bad"),
 }
+ENDING = {"": "", "after_step": " · stops after this step", "now": " · saves and stops", "kill": " · is killed"}
 EMPTY = (
     '<div class="empty"><p><b>No training yet.</b></p>'
     "<p>A training shows here while it runs, whether it was started with Train or in a shell.</p></div>"
@@ -90,7 +91,7 @@ def _failure(run: Run) -> str:
 def _bar(run: Run, progress: Progress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
-        left += " · stops after this step"
+        left += ENDING[layout.stop_asked(run.folder)]
     if run.active and (silent := _silent(progress, now)):
         left += f" · no progress for {duration(silent)}"
     share = min(1.0, done / of) if of else 0.0

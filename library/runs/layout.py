@@ -13,6 +13,7 @@ from library.files import write_atomic
 
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
 STOP, LAUNCHER = "stop", "launcher.json"
+STOPS = ("", "after_step", "now", "kill")  # how a run may be asked to end, the more urgent the later
 WISHES = ("sample", "save")  # done after the step, as soon as a file `<wish>-now` is there
 
 ACTIVE = ("starting", "running", "stopping")
@@ -33,12 +34,12 @@ def is_id(text: Any) -> bool:
 
 
 def stop_asked(folder: Path) -> str:
-    """How this run was asked to stop: "" (not at all), "after_step" or "now"."""
+    """How this run was asked to stop: one of STOPS, "" for not at all."""
     try:
         asked = (folder / STOP).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-    return asked if asked in ("after_step", "now") else "after_step"
+    return asked if asked in STOPS[1:] else "after_step"
 
 
 def wish_file(folder: Path, wish: str) -> Path:

@@ -45,20 +45,28 @@ def exists(pid: Any) -> bool:
         return False
 
 
-def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
-    """End processes and all that they started: ask first, after `grace` seconds insist. Whether all have ended."""
-    doomed: dict[int, psutil.Process] = {}
-    for root in roots:
-        try:
-            doomed.update({p.pid: p for p in [root, *root.children(recursive=True)]})
-        except psutil.NoSuchProcess:
-            continue
-    for victim in doomed.values():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victim.terminate()
-    _, stubborn = psutil.wait_procs(doomed.values(), timeout=grace)
-    for victim in stubborn:
+def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
+    """End processes and all that they started without asking, who started others first. Whether all have ended."""
+    doomed = _with_children(roots)
+    for victim in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.kill()
-    _, left = psutil.wait_procs(stubborn, timeout=grace)
+    _, left = psutil.wait_procs(doomed, timeout=grace)
     return not any(exists(one.pid) for one in left)
+
+
+def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
+    """End processes and all that they started: ask first, after `grace` seconds insist. Whether all have ended."""
+    doomed = _with_children(roots)
+    for victim in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.terminate()
+    return kill(psutil.wait_procs(doomed, timeout=grace)[1], grace)
+
+
+def _with_children(roots: list[psutil.Process]) -> list[psutil.Process]:
+    found: dict[int, psutil.Process] = {}
+    for root in roots:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.update({p.pid: p for p in [root, *root.children(recursive=True)]})
+    return list(found.values())

@@ -98,7 +98,7 @@ def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None]
         return None
     found = explain.cause(tail(folder))
     if asked := layout.stop_asked(folder):
-        return ("failed", found) if found and asked != "now" else ("stopped", None)
+        return ("failed", found) if found and asked != "kill" else ("stopped", None)
     if not begun:
         return "failed", found or "The training ended before it began. Its log says more."
     return ("failed", found) if found else ("interrupted", "The training was interrupted: its process is gone.")

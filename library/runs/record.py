@@ -161,7 +161,7 @@ class Record:
                 log.write(self._hidden.out_of(text))
 
     def stop_requested(self) -> str:
-        """What a reader asked for: "" (nothing), "after_step" or "now". One look at the disk per call."""
+        """What a reader asked for: one of layout.STOPS. One look at the disk per call."""
         asked = layout.stop_asked(self.folder)
         with self._lock:
             if asked and self.facts["state"] == "running":
@@ -177,11 +177,11 @@ class Record:
                 found.append(wish)
         return found
 
-    def stopping(self) -> None:
-        """Somebody asked for a stop by other means than the file: readers shall see no difference."""
+    def stopping(self, how: str = "after_step") -> None:
+        """Somebody asked for a stop, maybe by other means than the file: readers shall see no difference."""
         with contextlib.suppress(OSError, ConfigError):
-            if not layout.stop_asked(self.folder):
-                write_atomic(self.folder / layout.STOP, "after_step")
+            if layout.STOPS.index(layout.stop_asked(self.folder)) < layout.STOPS.index(how):
+                write_atomic(self.folder / layout.STOP, how)
             self.stop_requested()
 
     def finish(self, state: str, error: str | None = None) -> None:

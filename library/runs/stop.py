@@ -1,23 +1,36 @@
-"""Stopping a run, kindly or at once, from any process on its machine."""
+"""Stopping a run from any process on its machine: it is asked, and saves. Only one that hangs is killed."""
 
+import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
-from library.files import write_atomic
+from library.config.values import ConfigError
+from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
+from library.runs.lineage import step_of
+
+PATIENCE = 120.0  # seconds without a sign of work after which a run that was asked to end may hang
+STEPS = 20  # or as many steps, where these take longer
 
 
 def request(run_id: str, how: str) -> None:
-    """Ask a run to stop: "after_step" lets it finish its step and save; "now" ends its processes.
+    """Ask a run to stop: "after_step" lets it finish its step, "now" ends the step early; both save what was learned.
 
-    Raises KeyError for an unknown run and ValueError for an unknown way. A run that has ended is left as it is.
+    "kill" ends its processes, and what is not saved is lost. Raises KeyError for an unknown run, ValueError for an
+    unknown way, and ConfigError for a run on another computer that shall be killed. A run that has ended is left as it
+    is, and one that was asked for more is not asked for less.
     """
-    if how not in ("after_step", "now"):
-        raise ValueError(f"A run stops after_step or now, not {how!r}.")
+    if how not in layout.STOPS[1:]:
+        raise ValueError(f"A run stops after_step or now, or by kill, not {how!r}.")
     found = reader.run(run_id)
     if not found.active:
         return
-    write_atomic(found.folder / layout.STOP, how)
-    if how == "now" and found.is_here:  # elsewhere, the file is all that we can do
+    if how == "kill" and not found.is_here:
+        raise ConfigError(f"{run_id} works on another computer: end its processes there.")
+    if layout.STOPS.index(how) > layout.STOPS.index(layout.stop_asked(found.folder)):
+        write_atomic(found.folder / layout.STOP, how)
+    if how == "kill":
         _end(found)
 
 
@@ -33,9 +46,65 @@ def wish(run_id: str, what: str) -> None:
         write_atomic(layout.wish_file(found.folder, what), "")
 
 
+def lost_now(run: reader.Run) -> tuple[str, float]:
+    """What "now" would throw away, and how many seconds of work that is.
+
+    "start": loading, caching and compiling, as no step is done; "step": the batches of an unfinished step; "look":
+    samples or a validation; "": nothing.
+    """
+    told, now = reader.progress(run.folder).update(), time.time()
+    said, phase = told.last.get("t"), str((told.phase or {}).get("name") or "")
+    if not isinstance(said, int | float):
+        return "start", max(0.0, now - run.facts.get("started", now))
+    if phase in ("drawing samples", "validating"):
+        return "look", max(0.0, now - said)
+    settings = (run.facts.get("config") or {}).get("steps") or {}
+    processes = (run.facts.get("hardware") or {}).get("processes", 1)
+    collects = settings.get("gradient_accumulation_steps", 1) > 1 and processes == 1
+    return ("step", max(0.0, now - said)) if collects and not phase else ("", 0.0)
+
+
+def lost_by_kill(run: reader.Run) -> tuple[int | None, float]:
+    """After which step the newest state was saved, None where there is none, and the seconds of work since then."""
+    events = reader.progress(run.folder).update().told.get("saved", ())
+    saved = [(event.get("t", 0.0), step_of(Path(str(event.get("file") or "")))) for event in events]
+    when, step = max(((t, step) for t, step in saved if step is not None), default=(None, None))
+    return step, max(0.0, time.time() - (when or run.facts.get("started", time.time())))
+
+
+def hangs(run: reader.Run) -> bool:
+    """Whether a run that was asked to end now has shown no sign of work for long; what it writes is such a sign."""
+    if not run.active or layout.stop_asked(run.folder) not in ("now", "kill"):
+        return False
+    told = reader.progress(run.folder).update()
+    pace = told.last.get("s_it")
+    patience = max(PATIENCE, STEPS * pace if isinstance(pace, int | float) else 0.0)
+    return time.time() - max(_signs(run, told)) > patience
+
+
+def _signs(run: reader.Run, told: reader.Progress) -> Iterator[float]:
+    """When it was asked, when it said something, and when it wrote into what it is saving."""
+    yield 0.0
+    yield from (t for part in (told.last, told.phase or {}) if isinstance(t := part.get("t"), int | float))
+    yield from (event.get("t", 0.0) for event in list(told.told.get("saved", ()))[-1:])
+    yield _changed(run.folder / layout.STOP)
+    output = run.facts.get("output_dir")
+    for path in Path(output).iterdir() if output and Path(output).is_dir() else ():
+        if UNFINISHED.fullmatch(path.name):
+            yield _changed(path)
+            yield from map(_changed, path.iterdir() if path.is_dir() else ())
+
+
+def _changed(path: Path) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
 def _end(found: reader.Run) -> None:
     known = (layout.load(found.folder / layout.LAUNCHER), found.facts)
-    if not process.end([p for p in map(process.find, known) if p is not None]):
+    if not process.kill([p for p in map(process.find, known) if p is not None]):
         return  # the system does not let it go yet: it is shown as stopping until it has ended
     facts = layout.load(found.folder / layout.RUN)
     if facts.get("state") in layout.ACTIVE:

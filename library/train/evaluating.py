@@ -14,8 +14,11 @@ from library.train import optim
 def as_for_use(networks: Iterable[torch.nn.Module], run: Any) -> Iterator[None]:
     """Networks in evaluation mode and without compiled blocks, nothing learns; afterwards all is as before.
 
-    A compiled block would need other graphs here, and compiling them would cost more than running eagerly.
+    A compiled block would need other graphs here, and compiling them would cost more than running eagerly. Raises
+    CutShort out of the first network when somebody wants the training to end now.
     """
+    networks = list(networks)
+    hook = networks[0].register_forward_pre_hook(lambda *given: run.wishes.hurry())
     # One by one: adapters are in training mode inside of a denoiser that is not.
     modes = [(module, module.training) for network in networks for module in network.modules()]
     for module, _ in modes:
@@ -25,6 +28,7 @@ def as_for_use(networks: Iterable[torch.nn.Module], run: Any) -> Iterator[None]:
         with torch.no_grad(), run.autocast(), optim.averaged(run.optimizer):
             yield
     finally:
+        hook.remove()
         torch.compiler.set_stance("force_eager" if LEDGER.fallback else "default")
         for module, mode in modes:
             module.training = mode

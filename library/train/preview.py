@@ -10,6 +10,7 @@ from library.files import write_atomic
 from library.train import prompts
 from library.train.evaluating import as_for_use
 from library.train.prompts import Prompt
+from library.train.stopping import CutShort
 
 
 class Previews:
@@ -59,11 +60,14 @@ class Previews:
         run = self._run
         run.settle()
         run.phase("drawing samples", 0, len(self._prompts))
-        with self._as_for_use():
-            for number, prompt in enumerate(self._prompts):
-                if number % run.ranks == run.rank:
-                    self._draw_one(number, prompt)
-                run.phase("drawing samples", number + 1, len(self._prompts))
+        try:
+            with self._as_for_use():
+                for number, prompt in enumerate(self._prompts):
+                    if number % run.ranks == run.rank:
+                        self._draw_one(number, prompt)
+                    run.phase("drawing samples", number + 1, len(self._prompts))
+        except CutShort:
+            run.say("The samples are not drawn to the end, as the training ends now.")
         run.accelerator.wait_for_everyone()
 
     @contextlib.contextmanager

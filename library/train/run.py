@@ -23,9 +23,10 @@ from library.train.chance import as_seed
 from library.train.clock import Clock, windows
 from library.train.hub import Uploads
 from library.train.meter import Batch, Line, Meter
+from library.train.place import Place, place
 from library.train.progress import Progress, clock
 from library.train.split import Split
-from library.train.stopping import ASKED, Wishes
+from library.train.stopping import ASKED, CutShort, Wishes
 from library.train.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Run:
         self.uploads = Uploads(config, self)
         self.wishes = Wishes(self.record, config.save.save_state_every_n_minutes)
         self.stopping = False
+        self._place: Place | None = None  # where it stood before this step, if the step can be dropped
         self.wished: set[str] = set()  # what somebody wants to be done after this step
         self._progress = Progress(self.say)
         self.doing = ""  # what goes on outside of the steps
@@ -148,7 +150,7 @@ class Run:
             self.uploads.add(path)
 
     def state_saved(self) -> None:
-        """There is something to resume from after this step, or it could not be saved: wait for the next."""
+        """A state of this step is saved, or could not be: the next one is due later."""
         self.wished.discard("backup")
         self.wishes.state_saved()
 
@@ -255,21 +257,31 @@ class Run:
         while not self.clock.done and not self.stopping:
             if self.clock.epoch_ended:
                 batches.set_epoch(self.clock.epoch + 1)
+            self._place = place(self, batches)
             for window in self.split.waited(windows(batches, size)):
                 self.clock.tick()
                 self.doing = ""
                 yield window
                 if self.clock.done or self._asked_to_stop():
                     break
+                self._place = place(self, batches)
 
-    def learn(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
+    def learn(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor | None:
         """Forward and backward over the batches of one step; returns their mean loss over all processes.
 
+        None when somebody cannot wait for the end of the step: it is dropped, and all is as before it.
         When compiling fails, the whole step is done again without it (`--compile_fallback`), from the same random
         numbers: forward and backward must never differ in this.
         """
+        try:
+            return self._over_all(self._learned(window, wrong))
+        except CutShort:
+            self.stopping = self._place is not None and self._place.go_back(self)
+            return None
+
+    def _learned(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
         if not LEDGER.expected or LEDGER.fallback:
-            return self._over_all(self._accumulate(window, wrong))
+            return self._accumulate(window, wrong)
         before = chance.state(self.device)
         try:
             loss = self._accumulate(window, wrong)
@@ -279,11 +291,13 @@ class Run:
             compiling.give_up(self, error)
             chance.restore(before, self.device)
             loss = self._accumulate(window, wrong)
-        return self._over_all(loss)
+        return loss
 
     def _accumulate(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
         self._batches = []
         for number, batch in enumerate(window, start=1):
+            if self._place:
+                self.wishes.hurry()
             with contextlib.ExitStack() as stack:
                 if number < len(window):
                     for network in self._learning:
@@ -305,7 +319,8 @@ class Run:
         return all_[0]
 
     def log(self, loss: Tensor, extra: dict[str, Tensor], rates: dict[str, float]) -> None:
-        """Note the step. The numbers stay on the device until they are ready to be read."""
+        """Note the step, which is done. The numbers stay on the device until they are ready to be read."""
+        self.wishes.learned()
         made = compiling.note(self)
         line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates}
         line |= {**self._footprint.now(), **LEDGER.curves()}

@@ -1,9 +1,11 @@
 """How a training is asked to stop: by Ctrl+C, by a polite kill, by the page, or because its launcher is gone.
 
-The first wish ends it after its step, with everything saved. Before the first step there is nothing to save, and it
-ends at once. A second signal ends it at once in any case.
+The first wish ends it after its step, with a file and a state saved. A second signal, or "Stop now" in the page, ends
+the step early: what has been learned is saved all the same. Before the first step there is nothing to save, and it ends
+at once. Only a third signal ends it without saving, and the line about the second one says so.
 """
 
+import _thread
 import math
 import os
 import signal
@@ -20,13 +22,22 @@ from library.runs import layout
 ASKED = ("stop", *layout.WISHES, "backup")  # all that a run can be asked for while it works; the last by its clock
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # Windows has the third, others the fourth
+WAYS = ("", "after_step", "now")  # to end, the more urgent the later
+WATCH = 0.5  # seconds between two looks for "now" before the first step, which may be minutes of loading and compiling
 ONE_WISH = 1.0  # seconds in which signals are the same wish: a terminal and torchrun both hand Ctrl+C on
 SHARE = 0.01  # of the time may go into looking at the disk; the folder may be on a slow network
+FIRST = "Stopping after this step, then saving a file and a state. Ctrl+C once more ends the step early, and saves."
+SECOND = "Ending this step early, then saving. Ctrl+C once more kills the training: what is not saved by then is lost."
+TORCHRUN = " If Ctrl+C has reached torchrun as well, it kills the training in 30 s, saved or not."
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "accelerate.commands.launch", "torch.distributed.run")
 
 
 class Stopped(KeyboardInterrupt):
     """The training was stopped before its first step: nothing has been learned that could be saved."""
+
+
+class CutShort(Exception):
+    """Somebody cannot wait for the end of this piece of work; what was learned before it is to be saved."""
 
 
 class Wishes:
@@ -39,8 +50,10 @@ class Wishes:
         self._record = record
         self._every = minutes * 60 if minutes and record else math.inf
         self._next_state = math.inf
-        self._first = 0.0  # when the first signal came; 0 is never
-        self._patient = self._raised = self._asked = False
+        self._signals, self._last = 0, 0.0  # how many have come, and when the newest did
+        self._how = ""  # of WAYS
+        self._told = ""  # what the diary knows of it
+        self._patient = self._learned = self._raised = self._own = False
         self._next_look = 0.0
         self._wished: set[str] = set()  # what to do after this step, and then go on
         self._launcher = _launcher()
@@ -61,6 +74,8 @@ class Wishes:
                 continue  # nohup has said that a closed terminal shall not matter
             self._before[number] = signal.signal(number, self._interrupt)
         threading.Thread(target=self._listen, args=(self._ears,), name="signals", daemon=True).start()
+        if self._record:
+            threading.Thread(target=self._watch, name="stop file", daemon=True).start()
 
     def forget(self) -> None:
         """Give signals back to whom they belonged."""
@@ -75,8 +90,13 @@ class Wishes:
 
     def be_patient(self) -> None:
         """From now on there is something to save: a signal is noted, and interrupts nothing."""
+        self.check()
         self._patient = True
         self.state_saved()
+
+    def learned(self) -> None:
+        """A step is done: from now on there is something to save."""
+        self._learned = True
 
     def state_saved(self) -> None:
         """From now on counts the time to the next."""
@@ -88,14 +108,23 @@ class Wishes:
         if begin >= self._next_state:
             self._wished.add("backup")
             self._next_state = math.inf
-        if not self._asked and (self._first or begin >= self._next_look):
-            self._asked = bool(self._first) or self._on_disk() or self._alone()
+        if self._how != "now" and begin >= self._next_look:
+            self._note(self._on_disk() or ("after_step" if self._alone() else ""))
             self._wished |= set(self._record.wishes() if self._record else ())
-            if self._asked and self._record:
-                self._record.stopping()
             end = time.monotonic()
             self._next_look = end + (end - begin) / SHARE
-        return self._asked
+        if self._told != self._how and self._record:
+            self._told = self._how
+            self._record.stopping(self._how)
+        return bool(self._how)
+
+    def hurry(self) -> None:
+        """Within a piece of work that can be dropped: raise CutShort when somebody cannot wait for its end.
+
+        Before the first step is done, it is Stopped, as nothing is there to be saved.
+        """
+        if self.asked() and self._how == "now":
+            raise CutShort if self._learned else Stopped
 
     def taken(self) -> set[str]:
         """What is wanted after this step ("sample", "save", "backup"), each wish once; see `asked`."""
@@ -112,8 +141,27 @@ class Wishes:
         if self.asked() and not self._patient:
             raise Stopped
 
-    def _on_disk(self) -> bool:
-        return bool(self._record and self._record.stop_requested())
+    def _note(self, how: str) -> None:
+        self._how = max(self._how, how, key=WAYS.index)
+
+    def _on_disk(self) -> str:
+        asked = self._record.stop_requested() if self._record else ""
+        return "now" if asked == "kill" else asked
+
+    def _watch(self) -> None:
+        """Loading and compiling look for no wishes; who wants an end now, need not wait for the first step."""
+        while self._ears is not None and not self._learned:
+            if self._on_disk() == "now":
+                self._note("now")
+                self._break_off()
+                return
+            time.sleep(WATCH)
+
+    def _break_off(self) -> None:
+        """Raise Stopped in the main thread, as long as no step is done."""
+        if not self._learned:
+            self._own = True
+            _thread.interrupt_main(signal.SIGINT)
 
     def _alone(self) -> bool:
         """Whether the launcher ended: a kill that was meant for the training has reached only it."""
@@ -123,24 +171,32 @@ class Wishes:
 
     def _interrupt(self, number: int, frame: Any) -> None:
         """In the main thread, once it gets there."""
-        if not self._patient and not self._raised:
+        now = self._how == "now" and not self._learned
+        if (now or not self._patient) and not self._raised:
             self._raised = True
             raise Stopped
 
     def _listen(self, ears: socket.socket) -> None:
         with ears:
             while heard := ears.recv(1):
-                if heard[0] in self._before:
+                if self._own:  # our own, from `_break_off`
+                    self._own = False
+                elif heard[0] in self._before:
                     self._heard(heard[0])
 
     def _heard(self, number: int) -> None:
         now = time.monotonic()
-        if not self._first:
-            self._first = now
-            if self._patient and self._record:
-                self._record.say("Stopping after this step; then everything is saved. Once more ends it at once.")
-        elif now - self._first > ONE_WISH:
+        if self._signals and now - self._last <= ONE_WISH:
+            return
+        self._signals, self._last = self._signals + 1, now
+        if self._signals > (2 if self._patient else 1):
             self._end(number)
+        self._note(WAYS[self._signals])
+        if self._patient and self._record:
+            after = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
+            self._record.say(SECOND if self._signals == 2 else FIRST + after)
+        if self._signals == 2:
+            self._break_off()
 
     def _end(self, number: int) -> None:
         """Without waiting for anything, even if the main thread hangs."""

@@ -55,6 +55,8 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
 
         for window in run.steps(batches):  # starts where the resumed state stopped
             wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, learner, run))
+            if wrong is None:  # the step is dropped: somebody wants an end now
+                break
             norms = updates.apply(wrong)
             run.log(wrong, norms, updates.rates())
 

@@ -12,6 +12,7 @@ from library.data.threads import ahead, num_workers
 from library.train import loss
 from library.train.chance import as_seed
 from library.train.evaluating import as_for_use
+from library.train.stopping import CutShort
 
 
 class Validation:
@@ -38,21 +39,28 @@ class Validation:
         epochs = getattr(self._options, "validate_every_n_epochs", None) or 1
         if due := list(self._run.clock.every(steps, epochs)):
             self._run.settle()
-            found = self._measure()
-            for when in due:
-                self._run.validated(when, found)
+            if found := self._measure():
+                for when in due:
+                    self._run.validated(when, found)
 
     def _measure(self) -> dict[str, float]:
-        """The mean loss at each noise level, over all processes."""
+        """The mean loss at each noise level, over all processes; nothing when one of them had to end before."""
         levels, run = self._family.validation_timesteps, self._run
-        sums = torch.zeros(len(levels) + 1, device=run.device)
+        sums, cut = torch.zeros(len(levels) + 1, device=run.device), torch.zeros(1, device=run.device)
         networks = [self._parts.denoiser, *self._parts.encoders.values()]
-        with as_for_use(networks, run):
-            for number, batch in self._own_batches():
-                losses = [self._loss(batch, number, level) for level in levels]
-                sums += torch.stack([*losses, torch.ones_like(losses[0])])
+        try:
+            with as_for_use(networks, run):
+                for number, batch in self._own_batches():
+                    losses = [self._loss(batch, number, level) for level in levels]
+                    sums += torch.stack([*losses, torch.ones_like(losses[0])])
+        except CutShort:
+            run.say("The validation is not done to the end, as the training ends now.")
+            cut += 1
         if run.ranks > 1:
             torch.distributed.all_reduce(sums)
+            torch.distributed.all_reduce(cut)
+        if cut.item():
+            return {}
         *totals, count = sums.tolist()
         return {str(level): total / count for level, total in zip(levels, totals, strict=True)}
 

@@ -134,7 +134,7 @@ def visit(chromium, served, stand_ins, monkeypatch, tmp_path):
     for entry in queue.read().waiting:
         queue.remove(entry.id)
     for run in reader.runs():
-        stop.request(run.id, "now")
+        stop.request(run.id, "kill")
     for visit in visits:
         visit.context.close()
         assert visit.complaints == []

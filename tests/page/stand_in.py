@@ -43,8 +43,6 @@ def main(config_file: str) -> None:
                          "compile/saved_seconds": 0.4 * step})  # fmt: skip
             print(f"step {step}/{total}, loss {loss:.4f}", flush=True)
             grant(record, config, step)
-        if asked == "now":
-            return
         result = Path(config["output_dir"]) / f"{name}.safetensors"
         result.write_bytes(b"x" * 2_000_000)
         record.event("saved", file=str(result), step=step, bytes=2_000_000, ok=True, text="it loads: all 64 tensors")

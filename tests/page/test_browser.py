@@ -219,7 +219,8 @@ def test_stop_now(visit, tmp_path):
     visitor.click("Train")
     visitor.until("is still running")
     visitor.click("Stop now")
-    assert visitor.state("stopped") == run and not (tmp_path / "out" / "cat.safetensors").exists()
+    assert visitor.state("stopped") == run and (tmp_path / "out" / "cat-state" / "train_state.json").exists()
+    visitor.page.get_by_role("button", name=f"Resume from step {reader.run(run).facts['step']}").wait_for()
 
 
 def test_a_failure_says_why_and_what_to_do(visit, tmp_path):

@@ -52,7 +52,7 @@ def home(tmp_path, monkeypatch):
         if entry.waits:
             queue.remove(entry.id)
     for run in reader.runs():
-        stop.request(run.id, "now")
+        stop.request(run.id, "kill")
     until(lambda: not queue.read().worker)
 
 

@@ -72,10 +72,10 @@ def test_secrets_go_by_environment_and_into_no_file(tmp_path, monkeypatch):
         assert file.name == "run.json" or b"canary" not in file.read_bytes(), file
 
 
-def test_stop_now_ends_every_process(tmp_path, monkeypatch):
+def test_a_kill_ends_every_process(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch)
     run = wait(run_id, lambda run: run.facts.get("step", 0) > 0 and "helper" in run.facts)
-    stop.request(run_id, "now")
+    stop.request(run_id, "kill")
     assert reader.run(run_id).state == "stopped"
     for pid in (run.facts["pid"], run.facts["helper"]):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -87,7 +87,7 @@ def test_stop_after_this_step_lets_it_finish(tmp_path, monkeypatch):
     stop.request(run_id, "after_step")
     assert reader.run(run_id).state in ("stopping", "stopped")
     assert wait(run_id, lambda run: not run.active).state == "stopped"
-    with pytest.raises(ValueError, match="after_step or now"):
+    with pytest.raises(ValueError, match="after_step or now, or by kill"):
         stop.request(run_id, "soon")
 
 
@@ -95,8 +95,8 @@ def test_only_one_run_at_a_time(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="stop it, or wait"):
         launch(tmp_path, monkeypatch)
-    stop.request(run_id, "now")
-    stop.request(launch(tmp_path, monkeypatch), "now")
+    stop.request(run_id, "kill")
+    stop.request(launch(tmp_path, monkeypatch), "kill")
 
 
 def test_a_run_outlives_the_process_that_started_it(tmp_path):

@@ -92,7 +92,7 @@ def test_before_the_first_step_it_ends_with_nothing_saved(training):
     one.until("phase")
     one.process.terminate()
     code, words = one.ended()
-    assert code == 130 and "Stopped before the first step" in words and "Traceback" not in words
+    assert code == 130 and "Stopped before the first step" in words and "Traceback" not in words, words
     assert one.run.state == "stopped" and one.run.error is None
     assert [path.name for path in one.output.iterdir()] == ["runs"]
 
@@ -137,12 +137,13 @@ from library.train.stopping import Wishes
 class Record:
     def say(self, text): print(text + "\\n", end="", flush=True)
     def finish(self, state): print(state, flush=True)
-    def stopping(self): pass
+    def stopping(self, how): pass
     def stop_requested(self): return ""
     def wishes(self): return ()
 wishes = Wishes(Record())
 wishes.listen()
 wishes.be_patient()
+wishes.learned()
 print("up", flush=True)
 while not wishes.asked(): time.sleep(0.01)
 print("saving", flush=True)
@@ -156,14 +157,27 @@ def listener(code):
     return found
 
 
-def test_a_second_signal_ends_it_at_once_even_if_it_hangs():
+def test_a_third_signal_ends_it_even_if_it_hangs_and_the_second_says_so():
     one = listener("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()")
     one.terminate()
     assert one.stdout.readline().startswith("Stopping") and one.stdout.readline() == "saving\n"
     time.sleep(1.2)
     one.send_signal(signal.SIGINT)
+    assert "once more kills the training: what is not saved by then is lost" in one.stdout.readline()
+    time.sleep(1.2)
+    assert one.poll() is None
+    one.send_signal(signal.SIGINT)
     assert one.wait(20) == 128 + signal.SIGINT
     assert one.stdout.read() == "stopped\n"
+
+
+def test_a_second_signal_waits_for_a_save():
+    one = listener("time.sleep(2.5); print('saved', flush=True)")
+    one.terminate()
+    assert one.stdout.readline().startswith("Stopping") and one.stdout.readline() == "saving\n"
+    time.sleep(1.2)
+    one.send_signal(signal.SIGINT)
+    assert one.wait(20) == 0 and one.stdout.read().splitlines()[-1] == "saved"
 
 
 def test_signals_that_come_together_are_one_wish():

@@ -1,0 +1,138 @@
+"""What is lost by stopping a run, what is asked before, and when a run may be killed."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kohya_gui import acts
+from kohya_gui.service import Sent
+from library.config.schema import ConfigError
+from library.runs import layout, process, reader, stop
+from library.runs.record import Record
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    with Record.start({}, "flux_train_network", tmp_path / "out", "m", "FLUX.1 LoRA") as made:
+        yield made
+
+
+def aged(record, seconds):
+    """As if all that the run has said and was asked were so long ago."""
+    import json
+
+    path = record.folder / layout.PROGRESS
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    record._progress.close()
+    path.write_text("".join(json.dumps({**event, "t": event["t"] - seconds}) + "\n" for event in events))
+    record._progress = path.open("a", encoding="utf-8", buffering=1)
+    record.note(started=record.facts["started"] - seconds)
+    if (record.folder / layout.STOP).exists():
+        os.utime(record.folder / layout.STOP, (time.time() - seconds,) * 2)
+    reader.progress.cache_clear()
+    return reader.at(record.folder)
+
+
+def press(record, act, sure=False):
+    return acts.Acts({}).act(Sent({"act": act, "run": record.id, "sure": sure}))
+
+
+def state(record, step):
+    folder = Path(record.facts["output_dir"]) / f"m-step{step:08d}-state"
+    folder.mkdir(parents=True)
+    (folder / "train_state.json").write_text(f'{{"current_step": {step}}}')
+    record.event("saved", file=str(folder), step=step)
+
+
+def test_an_hour_of_loading_and_caching_is_asked_about(record):
+    record.phase("caching latents", 3, 12)
+    run = aged(record, HOUR)
+    assert stop.lost_now(run)[0] == "start" and stop.lost_now(run)[1] == pytest.approx(HOUR, rel=0.01)
+    assert "60 min of loading" in press(record, "now")["ask"] and not layout.stop_asked(record.folder)
+    assert "ask" not in press(record, "after_step")
+    assert press(record, "now", sure=True) == {"said": acts.WORDS["now"]} and layout.stop_asked(record.folder) == "now"
+
+
+def test_a_step_that_is_finished_anyway_is_not_asked_about(record):
+    record.step({"step": 5, "loss": 0.1, "s_it": 200.0})
+    assert stop.lost_now(aged(record, HOUR)) == ("", 0.0)
+    assert "ask" not in press(record, "now")
+
+
+def test_batches_that_are_dropped_and_samples_are_asked_about(record):
+    record.note(config={"steps": {"gradient_accumulation_steps": 64}}, hardware={"processes": 1})
+    record.step({"step": 5, "loss": 0.1})
+    assert stop.lost_now(reader.at(record.folder))[0] == "step" and "ask" not in press(record, "after_step")
+    aged(record, 600)
+    assert press(record, "now")["ask"].startswith(
+        "10 min of work on this step are lost; what was learned before is saved"
+    )
+    record.phase("drawing samples", 1, 12)
+    aged(record, 0)
+    assert "samples or validation are lost" in press(record, "now")["ask"]
+    record.phase("saving the state")
+    aged(record, 0)
+    assert "ask" not in press(record, "now")  # a save is waited for
+
+
+def test_less_is_not_asked_for_after_more(record):
+    stop.request(record.id, "now")
+    stop.request(record.id, "after_step")
+    assert layout.stop_asked(record.folder) == "now" and record.stop_requested() == "now"
+
+
+def test_a_kill_is_for_what_hangs_and_says_what_is_lost(record, monkeypatch):
+    killed = []
+    monkeypatch.setattr(process, "kill", lambda roots: killed.append(roots) or True)
+    record.step({"step": 7, "loss": 0.1})
+    aged(record, HOUR)
+    run = reader.at(record.folder)
+    assert not stop.hangs(run) and "Kill" not in acts.buttons(run, [run])
+    with pytest.raises(ConfigError, match="let it save and stop"):
+        press(record, "kill", sure=True)
+    stop.request(record.id, "now")
+    assert not stop.hangs(reader.at(record.folder))
+    run = aged(record, stop.PATIENCE + 5)
+    assert stop.hangs(run) and ">Kill<" in acts.buttons(run, [run]) and "Stop now" not in acts.buttons(run, [run])
+    assert "No state was saved: all that was learned in 62 min is lost" in press(record, "kill")["ask"]
+    state(record, 4)
+    run = aged(record, stop.PATIENCE + 5)
+    assert "after step 4 is lost, 2 min of work" in press(record, "kill")["ask"] and killed == []
+    assert press(record, "kill", sure=True) == {"said": "It was killed."} and len(killed) == 1
+    assert reader.at(record.folder).state == "stopped"
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_is_being_written_is_a_sign_of_work(record, is_folder):
+    stop.request(record.id, "now")
+    run = aged(record, HOUR)
+    assert stop.hangs(run)
+    output = Path(record.facts["output_dir"])
+    half = output / f".m-state.{os.getpid()}-0123456789ab.tmp"
+    if is_folder:
+        half.mkdir()
+        (half / "model.safetensors").write_bytes(b"x")
+        os.utime(half, (time.time() - HOUR,) * 2)
+    else:
+        half = half.with_suffix(".tmp.safetensors")
+        half.write_bytes(b"x")
+    assert not stop.hangs(run)
+
+
+def test_long_steps_have_more_time(record):
+    record.step({"step": 7, "loss": 0.1, "s_it": 32.0})
+    stop.request(record.id, "now")
+    assert not stop.hangs(aged(record, 600)) and stop.hangs(aged(record, 700))
+
+
+def test_a_run_elsewhere_cannot_be_killed_from_here(record):
+    record.note(host="another")
+    with pytest.raises(ConfigError, match="another computer"):
+        stop.request(record.id, "kill")
+    stop.request(record.id, "now")
+    assert layout.stop_asked(record.folder) == "now"

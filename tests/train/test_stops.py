@@ -1,0 +1,214 @@
+"""Stop after this step, and Stop now: whatever a training is doing, what it learned is saved and goes on exactly."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from library.config.schema import to_toml
+from library.runs import reader, resume, stop
+from library.runs.lineage import step_of
+from library.runs.record import Record
+from library.train import preview, state, stopping, validation
+from library.train.run import Run
+from library.train.stopping import Stopped
+from tests.source import ROOT
+from tests.training import config_of, runs_in, train, wait_for
+
+LORA, FULL = "flux_train_network", "sdxl_train"
+RANDOM = {"flux_train_network": {"network_dropout": 0.3}, "sdxl_train": {"train_text_encoder": True,
+          "cache_text_encoder_outputs": False, "caption_dropout_rate": 0.3}}  # fmt: skip
+
+
+@pytest.fixture
+def when(monkeypatch):
+    """Write the stop file of the run, as the page does, just before a method runs for which a condition holds."""
+    monkeypatch.setattr(stopping, "SHARE", 1e9)  # look at the disk every time
+
+    def ask(place, name, condition=lambda *given: True, how="now"):
+        """Once, and of the training that works then."""
+        asked = []
+        original = getattr(place, name)
+
+        def told(*given, **more):
+            if records and not asked and condition(*given):
+                asked.append((records[0].folder / "stop").write_text(how))
+            return original(*given, **more)
+
+        monkeypatch.setattr(place, name, told)
+
+    records, begin = [], Record.__init__
+
+    def noted(self, *given, **more):
+        begin(self, *given, **more)
+        records[:] = [self]
+
+    monkeypatch.setattr(Record, "__init__", noted)
+    return ask
+
+
+def goes_on(demo, script, stopped, straight, tmp_path, values):
+    """A stopped training has a whole state, and what comes of it is what would have come."""
+    folder = tmp_path / "out" / "m-state"
+    assert stopped.facts["state"] == "stopped" and state.problems(folder) == []
+    assert step_of(resume.newest_state(reader.at(stopped.folder))) == step_of(folder) and stopped.file.is_file()
+    again = train(config_of(demo, script, output_dir=tmp_path / "out", **values, resume=folder))
+    assert stopped.numbers() | again.numbers() == straight.numbers()
+    assert not stopped.numbers().keys() & again.numbers().keys()
+    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in straight.tensors().items())
+
+
+@pytest.mark.parametrize("script", [LORA, FULL])
+@pytest.mark.parametrize("at", [(3, 2), (3, 1)], ids=["in the middle of an epoch", "at its first batch"])
+def test_now_drops_the_batches_of_an_unfinished_step(demo, shapes, tmp_path, script, at, when):
+    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 6, "gradient_accumulation_steps": 3}
+    values |= RANDOM[script]
+    straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
+    when(Run, "_reseed", lambda run, number: (run.clock.step, number) == at)
+    stopped = train(config_of(demo, script, output_dir=tmp_path / "out", **values))
+    step, number = at
+    assert max(stopped.numbers()) == step - 1, "the step was not ended early"
+    goes_on(demo, script, stopped, straight, tmp_path, values)
+
+
+@pytest.mark.parametrize("how", ["after_step", "now"])
+@pytest.mark.parametrize("script", [LORA, FULL])
+def test_without_accumulation_the_step_is_finished(demo, shapes, tmp_path, script, how, when):
+    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 6}
+    straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
+    when(Run, "_reseed", lambda run, number: run.clock.step == 3, how)
+    stopped = train(config_of(demo, script, output_dir=tmp_path / "out", **values))
+    assert max(stopped.numbers()) == 3
+    goes_on(demo, script, stopped, straight, tmp_path, values)
+
+
+def test_samples_and_validation_are_left_as_they_are(demo, shapes, tmp_path, when):
+    (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 9 --d 1\nmore --w 64 --h 64 --s 9\n")
+    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 4, "validation_split": 0.4,
+              "validate_every_n_steps": 2, "sample_prompts": tmp_path / "prompts.txt",
+              "sample_every_n_steps": 2}  # fmt: skip
+    straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
+    assert len(straight.events("sample")) == 4 and len(straight.events("validation")) > 1
+    for place, name in ((validation.Validation, "_loss"), (preview.Previews, "_draw_one")):
+        when(place, name)
+        stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
+        assert stopped.events("sample") == [] and max(stopped.numbers()) == 2
+        assert len(stopped.events("validation")) == (name == "_draw_one")
+        goes_on(demo, LORA, stopped, straight, tmp_path, values)
+        for path in (tmp_path / "out").glob("m*"):
+            path.rename(tmp_path / f"{name}{path.name}")
+
+
+@pytest.mark.parametrize("how", ["after_step", "now"])
+def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path, how, when):
+    values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6, "save_state": True,
+              "save_every_n_steps": 2}  # fmt: skip
+    straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
+    when(state.State, "_fill", lambda self, place: "m-step00000002" in place.name, how)
+    stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
+    assert state.problems(tmp_path / "out" / "m-step00000002-state") == []
+    goes_on(demo, LORA, stopped, straight, tmp_path, values)
+
+
+@pytest.mark.parametrize("doing", ["loading", "caching"])
+@pytest.mark.parametrize("how", ["after_step", "now"])
+def test_before_the_first_step_nothing_is_there_to_save(demo, squares, tmp_path, when, how, doing):
+    when(Run, "phase", lambda self, what, *numbers: doing in what, how)
+    with pytest.raises(Stopped):
+        train(
+            config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m", sample_at_first=False)
+        )
+    (folder,) = runs_in(tmp_path)
+    assert reader.at(folder).state == "stopped" and set(path.name for path in tmp_path.iterdir()) == {"runs"}
+
+
+def test_now_interrupts_the_first_step_which_may_compile_for_minutes(demo, squares, tmp_path, when, monkeypatch):
+    accumulate = Run._accumulate
+
+    def slow(self, *given):
+        (self.record.folder / "stop").write_text("now")
+        for _ in range(600):
+            time.sleep(0.1)
+        return accumulate(self, *given)
+
+    monkeypatch.setattr(Run, "_accumulate", slow)
+    begin = time.monotonic()
+    with pytest.raises(Stopped):
+        train(config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m"))
+    assert time.monotonic() - begin < 50
+    (folder,) = runs_in(tmp_path)
+    assert reader.at(folder).state == "stopped"
+
+
+def at_work(output):
+    """A run that has done a step."""
+    return next((run for run in map(reader.at, runs_in(output)) if run.facts.get("step")), None)
+
+
+# ---- by the page, of a training in processes of its own, whose saves are slow
+
+SLOW = """
+import sys, time
+from library.train import state
+from library.config.shell import main
+from library.families import config_class
+fill = state.State._fill
+def slowly(self, place):
+    time.sleep(2)
+    fill(self, place)
+    print("the state is written", flush=True)
+state.State._fill = slowly
+sys.exit(main(config_class("flux_train_network"), sys.argv[1:]))
+"""
+
+
+def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, monkeypatch):
+    monkeypatch.setattr("library.runs.process.GRACE", 0.2)
+    config = config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
+                       max_train_steps=100000)  # fmt: skip
+    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    arguments = [sys.executable, "-c", SLOW, "--config_file", str(tmp_path / "run.toml")]
+    started = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        run = wait_for(
+            lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.at(f)).facts.get("step")), None)
+        )
+        begin = time.monotonic()
+        stop.request(run.id, "now")
+        assert time.monotonic() - begin < 1.5  # who asks does not wait
+        for _ in range(3):
+            stop.request(run.id, "now")
+        assert not stop.hangs(run)
+        words = started.communicate(timeout=100)[0]
+    finally:
+        started.kill()
+    run = reader.at(run.folder)
+    assert started.returncode == 0 and run.state == "stopped", words
+    assert state.problems(tmp_path / "out" / "m-state") == []
+    assert state.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
+
+
+def test_two_processes_stop_now(demo, squares, tmp_path):
+    from tests.train.test_backups import launched
+
+    config = config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
+                       max_train_steps=100000, gradient_accumulation_steps=2)  # fmt: skip
+    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    script = [str(ROOT / "sd-scripts" / f"{LORA}.py"), "--config_file", str(tmp_path / "run.toml")]
+    started = subprocess.Popen(
+        [*launched(), *script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        run = wait_for(
+            lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.at(f)).facts.get("step")), None)
+        )
+        stop.request(run.id, "now")
+        words = started.communicate(timeout=100)[0]
+    finally:
+        for process in psutil.Process().children(recursive=True):
+            process.kill()
+    assert started.returncode == 0 and reader.at(run.folder).state == "stopped", words
+    assert state.problems(tmp_path / "out" / "m-state") == []
