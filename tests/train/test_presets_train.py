@@ -1,0 +1,64 @@
+"""Every preset, applied as the page does it, on the demo's tiny model of its family: two steps on a CPU.
+
+What belongs to the size of real images is scaled down. Compiling takes most of a minute each on a CPU, so presets train
+eagerly here, and the profiles, which are about nothing else, trace and check their graphs without generating code.
+"""
+
+import math
+
+import pytest
+import torch
+
+from kohya_gui import presets
+from library.config.schema import build, options, read_toml, values
+from library.families import config_class
+from tests.packages import hide
+from tests.training import train
+
+EVERY = {preset.id: preset for tab in (True, False) for preset in presets.presets(tab)}
+SMALL = {"resolution": "64", "min_bucket_reso": 64, "max_bucket_reso": 256, "t5xxl_max_token_length": 32,
+         "max_train_steps": 2, "max_train_epochs": None}  # fmt: skip
+TRACED = {"compile_backend": "aot_eager", "compile_mode": "default"}
+# What a preset asks of a GPU, and what a training on a CPU says of it.
+NEEDS_GPU = {"fp8_compute": "this machine cannot multiply in 8 bits"}
+
+
+@pytest.fixture
+def start(demo, squares, tmp_path):
+    """Apply a preset to a form in which only the paths are filled in, and train; the outcome, and what was told."""
+
+    def run(preset):
+        family = "flux" if preset.is_profile else preset.family
+        script = f"{family}_train" if not (preset.adapters or preset.is_profile) else f"{family}_train_network"
+        config = config_class(script)
+        paths = {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
+        now = build(config, read_toml(demo.configs[script]) | paths, notes=[])
+        told: list[str] = []
+        made = presets.apply(preset, config, values(now), told)
+        small = SMALL | (TRACED if preset.is_profile else {"compile": False})
+        small |= {"lr_warmup_steps": 1} if made.optim.lr_warmup_steps else {}
+        small = {name: value for name, value in small.items() if name in options(config)}
+        return train(build(config, values(made) | small, notes=[])), told
+
+    return run
+
+
+@pytest.mark.parametrize("preset", EVERY.values(), ids=EVERY)
+def test_a_preset_trains(preset, start):
+    outcome, told = start(preset)
+    assert told == [] and len(outcome.losses) == 2 and all(map(math.isfinite, outcome.losses))
+    assert outcome.file.is_file() and outcome.facts["state"] == "finished"
+    wanted = read_toml(preset.path)
+    assert outcome.facts["config"]["optim"].get("optimizer_type", "") == wanted.get("optimizer_type", "AdamW")
+    if not torch.cuda.is_available():
+        said = [event["text"] for event in outcome.events("warning")]
+        for words in (words for name, words in NEEDS_GPU.items() if wanted.get(name)):
+            assert any(words in text for text in said), said
+
+
+def test_a_preset_trains_without_the_package_of_its_optimizer(start, monkeypatch):
+    hide(monkeypatch, "bitsandbytes")
+    preset = next(preset for preset in EVERY.values() if read_toml(preset.path).get("optimizer_type") == "AdamW8bit")
+    outcome, told = start(preset)
+    assert len(outcome.losses) == 2 and outcome.facts["config"]["optim"]["optimizer_type"] == "AdamW"
+    assert len(told) == 1 and "optimizer_type is AdamW here, as AdamW8bit needs a package" in told[0]
