@@ -207,13 +207,15 @@ COMMANDS = {
 
 def script_of(path: Path) -> str:
     """Which script a TOML is for: by the file's name, else by the options in it. Raises ConfigError when unclear."""
-    from library.config.schema import ConfigError, options, read_toml
+    from library.config import foreign
+    from library.config.schema import ConfigError, load_toml, options, read_toml
     from library.families import RUNS, config_class
 
     for script in sorted(RUNS, key=len, reverse=True):
         if script in path.stem:
             return script
     given = read_toml(path)
+    foreign.refuse_data(load_toml(path), path)
     known = {script: set(options(config_class(script))) for script in RUNS}
     # An option that not every script has speaks for those that have it; what is no option anywhere says nothing.
     telling = {name for name in given if any(name in names for names in known.values())}

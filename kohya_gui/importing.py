@@ -24,20 +24,23 @@ def main(argv: list[str]) -> int:
     """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
     parser = argparse.ArgumentParser(
         "kohya import",
-        description="Convert settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
-        "ai-toolkit (YAML) into a TOML for this trainer, and report what becomes of each key. Without -o the TOML is "
+        description="Turn the settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
+        "ai-toolkit (YAML) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
         "printed, and the report goes to stderr.",
     )
     parser.add_argument("file", type=Path, help="the file with the settings")
-    parser.add_argument("-o", "--output", type=Path, help="the file to write; an existing file is never overwritten")
-    parser.add_argument(
-        "--script", choices=list(RUNS), default="", help="the training script; detected from the file when not given"
-    )
-    parser.add_argument("--to", choices=["kohya_ss"], help="export to a JSON file of kohya_ss instead")
-    parser.add_argument("--base", type=Path, help="with --to: a kohya_ss JSON file, whose other keys are kept")
+    parser.add_argument("-o", "--output", type=Path, help="where to write; a file that exists is never written over")
+    parser.add_argument("--script", choices=list(RUNS), default="", help="what it is for; else the file tells")
+    parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
+    parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the account, and nothing else")
     asked = parser.parse_args(argv)
     if asked.base and not asked.to:
         parser.error("--base goes with --to kohya_ss")
+    if asked.json and asked.to:
+        parser.error("--json does not go with --to kohya_ss, which prints JSON in any case")
+    if asked.json:
+        return _in_json(asked.file, asked.script, asked.output)
     if foreign.is_dataset(found := foreign.parse(asked.file)):
         return _dataset(found, asked.output)
     made = foreign.load(asked.file, configs(), asked.script)
@@ -47,15 +50,39 @@ def main(argv: list[str]) -> int:
         made = _write(made, asked.output, asked.file)
     else:
         print(_toml(made, asked.file), end="")
-    shown = sys.stdout if asked.output else sys.stderr
+    _say(made, asked.output)
+    return FAILED if made.problems else DONE
+
+
+def _say(made: foreign.Imported, path: Path | None) -> None:
+    """The account as text: beside the file that was written, or on stderr where the config itself is printed."""
+    shown = sys.stdout if path else sys.stderr
     print(made.report(), file=shown)
     if blanks := missing(made.config):
         print("\n".join([f"still to fill in ({len(blanks)}):", *(f"  {line}" for line in blanks)]), file=shown)
-    for name in () if asked.output else made.texts:
+    for name in () if path else made.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
-    if asked.output:
-        print(f"wrote {asked.output}; look at it with: kohya check {asked.output}", file=shown)
-    return FAILED if made.problems else DONE
+    if path:
+        print(f"wrote {path}; look at it with: kohya check {path}", file=shown)
+
+
+def _in_json(file: Path, script: str, path: Path | None) -> int:
+    """Import, and print the account as one JSON object, also when the file is refused."""
+    try:
+        if foreign.is_dataset(found := foreign.parse(file)):
+            text, notes = foreign.dataset(found)
+            if path:
+                _write_new(path, text)
+            account: dict[str, Any] = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
+        else:
+            made = foreign.load(file, configs(), script)
+            made = _write(made, path, file) if path else made
+            account = {**made.account(), "missing": missing(made.config)}
+    except ConfigError as wrong:
+        print(json.dumps({"errors": str(wrong).splitlines()}, ensure_ascii=False))
+        return FAILED
+    print(json.dumps({**account, "wrote": str(path) if path else None}, ensure_ascii=False))
+    return FAILED if account["problems"] else DONE
 
 
 def diff(argv: list[str]) -> int:

@@ -102,6 +102,7 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
     """
     try:
         tables = foreign.parse(path)
+        foreign.refuse_data(tables, path)
         if foreign.of_others(tables):
             return _imported(path, configs, notes)
         found, script = flat(tables), foreign.named(path, {script: config_class(script) for script in RUNS})

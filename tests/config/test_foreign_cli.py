@@ -83,9 +83,10 @@ def test_where_nothing_can_be_written_is_said_in_a_sentence(lora, tmp_path, caps
 
 def test_diff_of_any_two_files(lora, tmp_path, capsys):
     run = tmp_path / "run.toml"
-    run.write_text(
-        "network_dim = 8\nlearning_rate = 1e-4\n[network]\nnetwork_module = 'networks.lora'\n", encoding="utf-8"
-    )
+    assert cli.main(["import", str(lora), "-o", str(run)]) == 0
+    text = run.read_text(encoding="utf-8").replace("network_dim = 16", "network_dim = 8")
+    run.write_text("\n".join(line for line in text.splitlines() if "sample_prompts" not in line), encoding="utf-8")
+    capsys.readouterr()
     assert cli.main(["diff", str(lora), str(run)]) == 1
     shown = capsys.readouterr().out
     assert "network_dim: 16 -> 8" in shown and "learning_rate" not in shown and "1 option differs" in shown

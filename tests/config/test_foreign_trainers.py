@@ -137,7 +137,7 @@ def test_musubi_and_its_dataset_file(musubi, tmp_path):
 
 
 def test_musubi_for_other_models_is_refused():
-    with pytest.raises(ConfigError, match="lora_wan"):
+    with pytest.raises(ConfigError, match="is for Wan"):
         foreign.read({"dit": "a", "network_module": "networks.lora_wan"}, CONFIGS)
     with pytest.raises(ConfigError, match="for Wan,"):  # the module is often left to the command line
         foreign.read({"model": {"dit": "a"}, "task": "t2v-14B"}, CONFIGS)
@@ -160,14 +160,17 @@ def test_aitoolkit(tmp_path):
     assert config.script == "flux_train_network" and config.save.output_dir == "out/cat"
     assert (config.network.network_dim, config.network.network_alpha) == (16, 8)
     assert config.save.save_precision == "fp16" and config.save.save_last_n_steps == 1000
-    assert config.optim.optimizer_type == "AdamW8bit" and config.optim.optimizer_args == ("weight_decay=0.01",)
+    assert config.optim.optimizer_type == "AdamW8bit" and config.optim.optimizer_args == (
+        "eps=1e-06",
+        "weight_decay=0.01",
+    )
     assert config.optim.learning_rate == 1e-4 and config.optim.ema_decay == 0.99 and config.precision.fp8_base
     assert config.noise.timestep_sampling == "sigmoid" and config.network.network_train_unet_only
     assert config.cache.cache_latents_to_disk and not config.sample.sample_at_first
     assert [d.resolution for d in datasets] == [(512, 512), (768, 768)] and datasets[0].batch_size == 2
     assert datasets[0].subsets[0].caption_prefix == "zwx, " and datasets[0].subsets[0].caption_dropout_rate == 0.05
     prompts = (tmp_path / "run.prompts.txt").read_text(encoding="utf-8").splitlines()
-    assert prompts == ["zwx a cat --w 768 --d 42 --g 4", "a dog --w 768 --d 42 --g 4"]
+    assert prompts == ["zwx a cat --w 768 --h 512 --d 42 --s 20 --g 4", "a dog --w 768 --h 512 --d 42 --s 20 --g 4"]
 
 
 def test_onetrainer(tmp_path):
@@ -192,6 +195,7 @@ def test_onetrainer(tmp_path):
 
 def test_onetrainer_flux_and_other_models():
     found = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "timestep_distribution": "LOGIT_NORMAL"}
+    found |= {part: {"train": False} for part in ("text_encoder", "text_encoder_2")}
     config = foreign.read({**found, "dynamic_timestep_shifting": True}, CONFIGS).config
     assert config.noise.timestep_sampling == "flux_shift" and config.network.network_train_unet_only
     assert foreign.read(found, CONFIGS).config.noise.timestep_sampling == "sigmoid"

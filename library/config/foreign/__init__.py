@@ -1,11 +1,10 @@
 """Settings of other trainers, read into a config of ours with an account of every key, and written back."""
 
 from library.config.foreign.compare import differences
-from library.config.foreign.files import SUFFIXES, load, named, of_others, parse, read
+from library.config.foreign.files import SUFFIXES, dataset, is_dataset, load, named, of_others, parse, read, refuse_data
 from library.config.foreign.kohya_export import export
 from library.config.foreign.kohya_ss import tab_title
 from library.config.foreign.ledger import Configs, Fate, Imported
-from library.config.foreign.musubi import dataset, is_dataset
 
 __all__ = [
     "SUFFIXES",
@@ -21,5 +20,6 @@ __all__ = [
     "of_others",
     "parse",
     "read",
+    "refuse_data",
     "tab_title",
 ]

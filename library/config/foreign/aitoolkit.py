@@ -3,47 +3,90 @@
 from collections.abc import Mapping
 from typing import Any
 
-from library.config.foreign.ledger import Ledger, is_empty
-from library.config.foreign.trees import PREPARED, dataset_toml, dotted, precision, rest, set_by, tables, take
+from library.config.foreign import aitoolkit_data, aitoolkit_learning
+from library.config.foreign.kohya_ss import is_on
+from library.config.foreign.ledger import Ledger
+from library.config.foreign.trees import ONLY, dotted, precision, rest, take
 from library.config.schema import ConfigError
 
 TRAINER = "ai-toolkit"
 RENAMED = {
     "model.name_or_path": "pretrained_model_name_or_path",
+    "model.vae_path": "vae",
+    "model.is_v_pred": "v_parameterization",
+    "model.compile": "compile",
+    "model.compile_mode": "compile_mode",
+    "model.compile_fullgraph": "compile_fullgraph",
+    "model.compile_dynamic": "compile_dynamic",
+    "model.cache_size_limit": "compile_cache_size_limit",
+    "model.attn_masking": "apply_t5_attn_mask",
     "name": "output_name",
-    "network.linear": "network_dim",
-    "network.linear_alpha": "network_alpha",
     "network.dropout": "network_dropout",
+    "network.pretrained_lora_path": "network_weights",
     "save.save_every": "save_every_n_steps",
     "train.batch_size": "train_batch_size",
-    "train.steps": "max_train_steps",
-    "train.gradient_accumulation_steps": "gradient_accumulation_steps",
-    "train.gradient_accumulation": "gradient_accumulation_steps",
     "train.gradient_checkpointing": "gradient_checkpointing",
     "train.lr": "learning_rate",
-    "train.unet_lr": "unet_lr",
-    "train.lr_scheduler": "lr_scheduler",
     "train.max_grad_norm": "max_grad_norm",
     "train.seed": "seed",
+    "train.start_step": "initial_step",
+    "train.reg_weight": "prior_loss_weight",
+    "train.cache_text_embeddings": "cache_text_encoder_outputs",
+    "train.prompt_dropout_prob": "caption_dropout_rate",
+    "logging.run_name": "wandb_run_name",
+}
+NUMBERS = {
     "train.noise_offset": "noise_offset",
     "train.min_snr_gamma": "min_snr_gamma",
-    "train.cache_text_embeddings": "cache_text_encoder_outputs",
-    "sample.sample_every": "sample_every_n_steps",
+    "train.min_denoising_steps": "min_timestep",
 }
-OPTIMIZERS = {
-    "adam8bit": "AdamW8bit", "adamw8bit": "AdamW8bit", "adamw": "AdamW", "adam": "torch.optim.Adam", "lion": "Lion",
-    "lion8bit": "Lion8bit", "prodigy": "Prodigy", "adafactor": "Adafactor", "dadaptation": "DAdaptation",
+DEFAULTS: Mapping[str, Any] = {
+    "save.dtype": "float16",
+    "save.save_every": 1000,
+    "save.max_step_saves_to_keep": 5,
+    "train.steps": 1000,
+    "train.lr": 1e-6,
+    "train.optimizer": "adamw",
+    "train.lr_scheduler": "constant",
+    "train.batch_size": 1,
+    "train.dtype": "fp32",
+    "train.train_unet": True,
+    "train.train_text_encoder": False,
+    "train.gradient_checkpointing": True,
+    "train.max_grad_norm": 1.0,
+    "train.timestep_type": "sigmoid",
+    "train.loss_type": "mse",
+    "train.skip_first_sample": False,
+}
+OF_ADAPTERS: Mapping[str, Any] = {"network.type": "lora", "network.linear": 4, "network.linear_alpha": 1.0}
+TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
+OTHERS = {
+    "textual_inversion_trainer": "an embedding (textual inversion)", "concept_slider": "a concept slider",
+    "slider": "a slider", "slider_old": "a slider", "ultimate_slider_trainer": "a slider",
+    "image_reference_slider_trainer": "a slider", "reference": "a slider from pairs of images",
+    "concept_replacer": "a replaced concept", "vae": "a VAE", "esrgan": "an upscaler (ESRGAN)",
+    "rescale_sd": "a rescaled model", "lora_hack": "a changed LoRA file",
 }  # fmt: skip
-SAMPLINGS = {"sigmoid": "sigmoid", "linear": "uniform", "shift": "flux_shift", "flux_shift": "flux_shift"}
+JOBS = {"generate": "images", "extract": "a LoRA file from two models", "mod": "a changed LoRA file",
+        "merge": "a merged model"}  # fmt: skip
+_GPU = "it is for `accelerate launch`"
 IGNORED = {
-    "device": "it is for `accelerate launch`",
+    "device": _GPU,
     "type": "it is always this trainer",
-    "train.train_unet": "the image model is always trained",
     "train.noise_scheduler": "it follows from the model",
+    "train.xformers": "attention is PyTorch's SDPA",
+    "train.sdp": "attention is PyTorch's SDPA",
+    "train.attention_backend": "attention is PyTorch's SDPA",
+    "train.unload_text_encoder": "cache_text_encoder_outputs takes the text encoders off the GPU",
+    "train.bypass_guidance_embedding": "the guidance is guidance_scale",
     "sample.sampler": "it follows from the model",
-    "save.push_to_hub": "upload the file when it is done",
+    "save.save_format": "adapters and FLUX.1 models are always .safetensors files",
     "model.low_vram": "set blocks_to_swap, which saves as much as is wanted",
+    "model.text_encoder_bits": "text encoders have 8 bits with fp8_base",
+    "model.dtype": "frozen weights are kept in mixed_precision",
     "meta.": "metadata_title and its neighbours are what stands in the file",
+    "performance_log_every": "the speed is always shown",
+    "sqlite_db_path": "it belongs to ai-toolkit's own page",
 }
 
 
@@ -59,10 +102,14 @@ def read(found: Mapping[str, Any], script: str = "") -> Ledger:
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
         raise ConfigError("config.process is empty: there is no training in this file")
     process = {"name": inner.get("name"), **inner["process"][0], "meta": found.get("meta")}
+    _refuse(process, str(found.get("job") or "extension"))
     flat = dotted(process)
-    ledger = Ledger(flat, script or _script(flat), TRAINER)
+    script = script or _script(flat)
+    source, absent = _completed(flat, script.endswith("_network"))
+    ledger = Ledger(source, script, TRAINER, absent=absent)
     take(ledger, RENAMED)
-    for part in (_model, _output, _network, _training, _datasets, _samples):
+    take(ledger, {key: option for key, option in NUMBERS.items() if ledger.number(key)})
+    for part in (_model, _output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
         part(ledger)
     if len(inner["process"]) > 1:
         ledger.notes.append(f"only the first of {len(inner['process'])} processes is read")
@@ -70,144 +117,104 @@ def read(found: Mapping[str, Any], script: str = "") -> Ledger:
     return ledger
 
 
+def _refuse(process: Mapping[str, Any], job: str) -> None:
+    """Other programs than that for LoRA and whole models are named."""
+    kind = str(process.get("type") or "")
+    adapter = process.get("adapter")
+    what = JOBS.get(job, "")
+    if kind not in TRAINERS:
+        what = what or OTHERS.get(kind, "") or f"a process of the type {kind or '(none)'}"
+    elif isinstance(adapter, Mapping) and adapter:
+        what = f"an adapter of the type {adapter.get('type') or '(none)'} (images as prompts or control images)"
+    elif isinstance(process.get("embedding"), Mapping):
+        what = OTHERS["textual_inversion_trainer"]
+    elif isinstance(process.get("slider"), Mapping):
+        what = OTHERS["slider"]
+    if what:
+        verb = "makes" if job in JOBS else "trains"
+        raise ConfigError(f"this file of {TRAINER} {verb} {what}, which is not done here: use {TRAINER} for it; {ONLY}")
+
+
 def _script(flat: Mapping[str, Any]) -> str:
-    arch = str(flat.get("model.arch") or "").casefold()
+    arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
-    family = "flux" if flat.get("model.is_flux") or arch == "flux" else ""
-    family = "sdxl" if flat.get("model.is_xl") or arch in ("sdxl", "xl") else family
-    if not family:
-        raise ConfigError(
-            f"this file is for {arch or name or 'another model'}, which is not trained here; "
-            "or choose the training script with --script"
-        )
+    switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
+    family = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl"}.get(arch, "")
+    if not arch:
+        family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
+    others = {"flex.1": "Flex.1", "flex.2": "Flex.2", "kontext": "FLUX.1 Kontext", "flux.1-fill": "FLUX.1 Fill",
+              "flux.2": "FLUX.2", "chroma": "Chroma"}  # fmt: skip
+    other = next((model for word, model in others.items() if word in name.casefold()), "")
+    if not family or (other and family == "flux"):
+        model = other or arch or name or "Stable Diffusion 1.5"
+        raise ConfigError(f"this file of {TRAINER} is for {model}, which is not trained here: use {TRAINER}; {ONLY}")
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
+
+
+def _completed(flat: Mapping[str, Any], adapters: bool) -> tuple[dict[str, Any], frozenset[str]]:
+    """The settings with ai-toolkit's defaults where they are missing, and the keys of those."""
+    defaults = {**DEFAULTS, **(OF_ADAPTERS if adapters else {})}
+    if "network.rank" in flat:
+        defaults.pop("network.linear", None)
+    if "network.alpha" in flat:
+        defaults.pop("network.linear_alpha", None)
+    nulls = {key: value for key, value in defaults.items() if flat.get(key) is None}
+    return {**flat, **nulls}, frozenset(nulls.keys() - flat.keys())
 
 
 def _model(ledger: Ledger) -> None:
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if ledger.get(key):
             ledger.change(key, f"chooses the script: {ledger.script}")
-    if ledger.get("model.quantize"):
-        ledger.change("model.quantize", "8 bits are fp8_base here", {"fp8_base": True})
+    if is_on(ledger.get("model.quantize")) and ledger.adapters:
+        _quantize(ledger)
+    elif is_on(ledger.get("model.quantize")):
+        ledger.ignore("model.quantize", "weights that learn have at least 16 bits")
+    for key in ("model.quantize_te", "model.qtype", "model.qtype_te"):
+        if key in ledger.left():
+            ledger.change(
+                key, "is part of model.quantize" if is_on(ledger.get("model.quantize")) else "nothing is quantized"
+            )
+    if path := ledger.get("model.assistant_lora_path"):
+        if str(path).endswith(".safetensors"):
+            ledger.rename("model.assistant_lora_path", "base_weights", [str(path)])
+        else:
+            said = f"download {path} and name its file in base_weights, which merges it before the training"
+            ledger.ignore("model.assistant_lora_path", said)
+    share = ledger.number("model.layer_offloading_transformer_percent")
+    if is_on(ledger.get("model.layer_offloading")) and ledger.family == "flux":
+        blocks = min(35, max(1, round((1.0 if share is None else share) * 38)))
+        ledger.change("model.layer_offloading", f"blocks_to_swap = {blocks}", {"blocks_to_swap": blocks})
+        if share is not None:
+            ledger.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
+
+
+def _quantize(ledger: Ledger) -> None:
+    kind = str(ledger.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
+    encoders = is_on(ledger.get("model.quantize_te")) or "model.quantize_te" not in ledger.source
+    name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
+    same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8")
+    said = f"{kind} is {name} here" if same else f"{kind} is not offered here; the nearest is {name}"
+    ledger.change("model.quantize", said, {name: True})
 
 
 def _output(ledger: Ledger) -> None:
     folder, name = ledger.get("training_folder"), ledger.get("name")
     if folder:
-        path = f"{folder}/{name}" if name else str(folder)
+        path = f"{str(folder).rstrip('/')}/{name}" if name else str(folder)
         ledger.change("training_folder", f"output_dir = {path}", {"output_dir": path})
-    if dtype := ledger.get("save.dtype"):
-        ledger.rename("save.dtype", "save_precision", precision(dtype, "float"))
+    ledger.rename("save.dtype", "save_precision", precision(ledger.get("save.dtype"), "float"))
     keep, every = ledger.number("save.max_step_saves_to_keep"), ledger.number("save.save_every")
     if keep and every:
         steps = int(keep * every)
         ledger.change("save.max_step_saves_to_keep", f"save_last_n_steps = {steps}", {"save_last_n_steps": steps})
-
-
-def _network(ledger: Ledger) -> None:
-    kind = str(ledger.get("network.type") or "lora").casefold()
-    arguments = []
-    for key, argument in (("network.conv", "conv_dim"), ("network.conv_alpha", "conv_alpha")):
-        if ledger.number(key):
-            arguments.append(f"{argument}={ledger.get(key)}")
-            ledger.change(key, f"is network_args {argument}")
-    lycoris = {"lokr": "lokr", "locon": "locon", "loha": "loha"}.get(kind)
-    if lycoris:
-        values = {"network_module": "lycoris.kohya", "network_args": [f"algo={lycoris}", *arguments]}
-        ledger.change("network.type", f"{kind} is LyCORIS here", values)
-    elif "network.type" in ledger.source:
-        ledger.change("network.type", "LoRA", {"network_args": arguments} if arguments else {})
-    if ledger.adapters and "network.linear_alpha" not in ledger.source and ledger.number("network.linear"):
-        said = f"not in the file; {TRAINER} takes the rank"
-        set_by(ledger, "network.linear_alpha", said, {"network_alpha": ledger.number("network.linear")})
-
-
-def _training(ledger: Ledger) -> None:
-    if name := ledger.get("train.optimizer"):
-        ledger.rename("train.optimizer", "optimizer_type", OPTIMIZERS.get(str(name).casefold(), str(name)))
-    found = {key: value for key, value in ledger.source.items() if key.startswith("train.optimizer_params.")}
-    arguments = [f"{key.rpartition('.')[2]}={value}".replace(" ", "") for key, value in found.items()]
-    for key in found:
-        ledger.change(key, "becomes one of optimizer_args", {"optimizer_args": arguments})
-    if dtype := ledger.get("train.dtype"):
-        ledger.rename("train.dtype", "mixed_precision", precision(dtype))
-    if ledger.adapters and not ledger.get("train.train_text_encoder"):
-        set_by(
-            ledger, "train.train_text_encoder", "false is network_train_unet_only", {"network_train_unet_only": True}
-        )
-    elif ledger.get("train.train_text_encoder") and not ledger.adapters:
-        ledger.keep("train.train_text_encoder")
-        ledger.rename("train.train_text_encoder", "train_text_encoder")
-    if ledger.get("train.ema_config.use_ema"):
-        decay = ledger.number("train.ema_config.ema_decay") or 0.99
-        ledger.change("train.ema_config.use_ema", f"ema_decay = {decay}", {"ema_decay": decay})
-        ledger.empty("train.ema_config.ema_decay")
-    if ledger.family == "flux":
-        kind = str(ledger.get("train.timestep_type") or "sigmoid")
-        values = {
-            "timestep_sampling": SAMPLINGS.get(kind, "sigmoid"),
-            "model_prediction_type": "raw",
-            "guidance_scale": 1.0,
-        }
-        said = f"{kind}: timestep_sampling = {values['timestep_sampling']}, raw predictions, guidance_scale = 1"
-        set_by(ledger, "train.timestep_type", said, values)
-
-
-def _datasets(ledger: Ledger) -> None:
-    found = [d for d in tables(ledger.get("datasets")) if d.get("folder_path")]
-    if not found:
-        return
-    word = ledger.get("trigger_word")
-    sets = []
-    for table in found:
-        sizes = table.get("resolution") or 512
-        for size in sizes if isinstance(sizes, list) else [sizes]:
-            sets.append(({"resolution": size}, [_subset(table, word)]))
-    general = {
-        "enable_bucket": True,
-        "max_bucket_reso": 2048,
-        "batch_size": int(ledger.number("train.batch_size") or 1),
-    }
-    ledger.texts["dataset_config"] = dataset_toml(general, sets)
-    on_disk = any(d.get("cache_latents_to_disk") for d in found)
-    said = f"{len(sets)} datasets, one for each folder and resolution: {PREPARED}"
-    cached = {"cache_latents": on_disk or any(d.get("cache_latents") for d in found), "cache_latents_to_disk": on_disk}
-    ledger.change("datasets", said, cached)
-    if word:
-        said = f"stands before every caption and in the metadata; {TRAINER} puts it only where it is not there yet"
-        ledger.change("trigger_word", said, {"metadata_trigger_phrase": word})
-
-
-def _subset(table: Mapping[str, Any], word: Any) -> dict[str, Any]:
-    ending = str(table.get("caption_ext") or "txt")
-    subset = {
-        "image_dir": table["folder_path"],
-        "caption_extension": ending if ending.startswith(".") else f".{ending}",
-        "num_repeats": table.get("num_repeats"),
-        "caption_dropout_rate": table.get("caption_dropout_rate"),
-        "shuffle_caption": table.get("shuffle_tokens"),
-        "keep_tokens": table.get("keep_tokens"),
-        "flip_aug": table.get("flip_x"),
-        "is_reg": table.get("is_reg"),
-        "caption_prefix": f"{word}, " if word else None,
-    }
-    return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
-
-
-def _samples(ledger: Ledger) -> None:
-    prompts = ledger.get("sample.prompts")
-    if not isinstance(prompts, list):
-        return
-    word = str(ledger.get("trigger_word") or "")
-    flags = {"width": "--w", "height": "--h", "seed": "--d", "sample_steps": "--s", "neg": "--n"}
-    flags["guidance_scale"] = "--g" if ledger.family == "flux" else "--l"
-    ending = ""
-    for name, flag in flags.items():
-        if (value := ledger.get(f"sample.{name}")) is not None:
-            ending += f" {flag} {value}"
-            ledger.change(f"sample.{name}", f"stands in the prompt file as {flag}")
-    lines = [" ".join(str(prompt).replace("[trigger]", word).split()) + ending for prompt in prompts]
-    ledger.texts["sample_prompts"] = "\n".join(lines) + "\n"
-    ledger.change("sample.prompts", f"{len(lines)} prompts in a file of their own")
-    if ledger.source.get("train.skip_first_sample") is not True:
-        set_by(ledger, "train.skip_first_sample", "samples are drawn before training", {"sample_at_first": True})
+    if str(ledger.get("save.save_format")) == "diffusers" and ledger.script == "sdxl_train":
+        ledger.rename("save.save_format", "save_model_as", "diffusers_safetensors")
+    if is_on(ledger.get("save.push_to_hub")) and ledger.get("save.hf_repo_id"):
+        ledger.change("save.push_to_hub", "huggingface_repo_id says so")
+        ledger.rename("save.hf_repo_id", "huggingface_repo_id")
+        seen = "private" if is_on(ledger.get("save.hf_private")) else "public"
+        ledger.change("save.hf_private", f"huggingface_repo_visibility = {seen}", {"huggingface_repo_visibility": seen})
+    if is_on(ledger.get("logging.use_wandb")):
+        ledger.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})
+        take(ledger, {"logging.project_name": "log_tracker_name"})

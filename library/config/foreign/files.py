@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from library.config.foreign import aitoolkit, flat, kohya_ss, musubi, onetrainer
+from library.config.foreign import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
 from library.config.foreign.ledger import Configs, Imported, Ledger, settle
+from library.config.foreign.trees import tables
 from library.config.schema import ConfigError, load_json, load_toml, once, read_text
 from library.config.values import meant
 
@@ -23,27 +24,55 @@ def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
     """
     path = Path(path)
     found = parse(path)
-    if musubi.is_dataset(found):
-        raise ConfigError(f"{path} describes images only; name it as dataset_config in a file of settings")
+    refuse_data(found, path)
     return read(_with_data(found, path), configs, script or named(path, configs))
 
 
+def refuse_data(found: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError for a file that describes images only: a data set is no training."""
+    sets = tables(found.get("datasets"))
+    if not sets or found.keys() - {"general", "datasets"}:
+        return
+    if musubi.is_dataset(found) or any("folder_path" in table for table in sets):
+        told = f"kohya import {path.name} -o data.toml writes it as one of ours; name that in dataset_config"
+        raise ConfigError(f"{path} is a data set file of {_writer(found)}, not a training: {told}")
+    raise ConfigError(f"{path} is a data set file, not a training: name it in dataset_config")
+
+
+def is_dataset(found: Mapping[str, Any]) -> bool:
+    """Whether these are the data sets of another trainer, which `dataset` writes as ours."""
+    return musubi.is_dataset(found) or aitoolkit_data.is_dataset(found)
+
+
+def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Data sets of another trainer -> a dataset file of ours, and what was left out, a sentence each."""
+    return musubi.dataset(found) if musubi.is_dataset(found) else aitoolkit_data.dataset(found)
+
+
+def _writer(found: Mapping[str, Any]) -> str:
+    return musubi.TRAINER if musubi.is_dataset(found) else aitoolkit.TRAINER
+
+
 def _with_data(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The file about the images that some trainers name is read along, where it is found and is in their own words."""
-    if onetrainer.fits(found) and not found.get("concepts"):
-        key, target, suffix = "concept_file_name", "concepts", ".json"
-    elif musubi.fits(found):
-        key, target, suffix = "dataset_config", "dataset_config", ".toml"
-    else:
-        return found
+    """The files about images and prompts that some trainers name are read along, where they are in their own words."""
+    if onetrainer.fits(found):
+        wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
+        lists = {target: _beside(found, key, path, ".json") for key, target in wanted if not found.get(target)}
+        return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
+    if musubi.fits(found):
+        data = _beside(found, "dataset_config", path, ".toml")
+        return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
+    return found
+
+
+def _beside(found: Mapping[str, Any], key: str, path: Path, suffix: str) -> Any:
+    """What stands in the file that a key names, from here, its folder, or the one above; None: there is none."""
     name = str(found.get(key) or "")
     for place in (Path(name), path.parent / name, path.parent.parent / name) if name else ():
         if place.suffix.lower() == suffix and place.is_file():
             with contextlib.suppress(ConfigError):
-                data = load_json(place) if suffix == ".json" else load_toml(place)
-                is_known = musubi.is_dataset(data) if suffix == ".toml" else isinstance(data, list)
-                return {**found, target: data} if is_known else found
-    return found
+                return load_json(place) if suffix == ".json" else load_toml(place)
+    return None
 
 
 def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Imported:
@@ -83,9 +112,24 @@ def parse(path: Path) -> dict[str, Any]:
     if not (text := read_text(path)).strip():
         raise ConfigError(f"{path} is empty")
     found = load_json(path) if suffix == ".json" else _yaml(text, path)
+    if isinstance(found, list):
+        _refuse_list(found, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ConfigError(f"{path} holds no settings: it must be one table of names and values")
     return found
+
+
+def _refuse_list(found: list[Any], path: Path) -> None:
+    """Lists that belong to a config of OneTrainer or ai-toolkit, and are none."""
+    first = next(iter(tables(found)), {})
+    if "folder_path" in first:
+        raise ConfigError(f"{path} is a data set file of ai-toolkit, not a training: put it under a key datasets")
+    if "path" in first and {"image", "text"} & first.keys():
+        told = "import the config that names it as concept_file_name, which writes it as a dataset_config"
+        raise ConfigError(f"{path} is a data set file of OneTrainer (concepts), not a training: {told}")
+    if "prompt" in first:
+        told = "import the config that names it as sample_definition_file_name"
+        raise ConfigError(f"{path} is a file of sample prompts, not a training: {told}")
 
 
 def _yaml(text: str, path: Path) -> Any:

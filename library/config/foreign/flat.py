@@ -5,17 +5,35 @@ from typing import Any
 
 from library.config import schema
 from library.config.converted import OLD_BLOCKS, blocks
-from library.config.foreign.ledger import Configs, Ledger
+from library.config.foreign.ledger import Configs, Ledger, is_empty
+from library.config.foreign.trees import ONLY
 from library.config.retired import ALIASES
 from library.config.schema import ConfigError, options
 from library.config.values import meant
 
 TRAINER = "sd-scripts"
+# Keys that only the scripts for something else have, and network modules for other models -> what they are for.
+OTHERS = {
+    **dict.fromkeys(["token_string", "init_word", "num_vectors_per_token"], "Textual Inversion (an embedding)"),
+    **dict.fromkeys(["cond_emb_dim", "control_net_lr"], "ControlNet"),
+    "prompts_file": "LECO (a slider or an erased concept)",
+    **dict.fromkeys(["clip_g", "pos_emb_random_crop_rate"], "SD3"),
+    "gemma2": "Lumina",
+    "qwen3": "Anima",
+}
+MODULES = {
+    "networks.control_net_lllite": "ControlNet (LLLite)",
+    "networks.lora_sd3": "SD3",
+    "networks.lora_lumina": "Lumina",
+    "networks.lora_hunyuan_image": "HunyuanImage",
+    "networks.lora_anima": "Anima",
+}
 
 
 def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Ledger:
     """Every key of a flat file -> our values, and what became of it."""
     found = schema.flat(found)
+    _refuse(found)
     ledger = Ledger(found, script or script_of(found, configs), TRAINER, keeps_idle=True)
     for key, value in found.items():
         if value is None or value == "":
@@ -43,6 +61,13 @@ def old_blocks(ledger: Ledger, keys: Iterable[str], given: bool) -> None:
             ledger.change(key, said, values)
         else:
             ledger.ignore(key, said if key in old else "; ".join(problems))
+
+
+def _refuse(found: Mapping[str, Any]) -> None:
+    module = str(found.get("network_module") or "")
+    other = next((what for key, what in OTHERS.items() if not is_empty(found.get(key))), "") or MODULES.get(module)
+    if other:
+        raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
 
 
 def script_of(found: Mapping[str, Any], configs: Configs) -> str:

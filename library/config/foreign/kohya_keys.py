@@ -1,5 +1,8 @@
 """The keys of kohya_ss's JSON files that are not simply an option: other names, and those that mean nothing here."""
 
+from collections.abc import Mapping
+from typing import Any
+
 
 def names(text: str) -> frozenset[str]:
     """Names from a text with blanks between, which reads better than a column of a hundred."""
@@ -104,15 +107,57 @@ SD3_IN_FULL = {
     "clip_l": "in this tab it is SD3's; FLUX.1's is flux1_clip_l",
     "t5xxl": "in this tab it is SD3's; FLUX.1's is flux1_t5xxl",
 }
+# Keys that only the files of one tab have: of its later or earlier versions.
+ONLY_FINETUNE = names("""
+    batch_size block_lr caption_metadata_filename create_buckets create_caption dataset_repeats full_path
+    generate_caption_database generate_image_buckets image_folder latent_metadata_filename train_dir train_text_encoder
+    use_latent_files sdxl_checkbox
+""")
+ONLY_DREAMBOOTH = names("""
+    enable_bucket lr_scheduler_num_cycles lr_scheduler_power max_grad_norm no_token_padding prior_loss_weight
+    reg_data_dir sdxl sdxl_disable_mmap_load_safetensors advanced_disable_mmap_load_safetensors
+    stop_text_encoder_training stop_text_encoder_training_pct train_data_dir vae
+""")
+OTHER_TABS = {
+    ("num_vectors_per_token", "token_string", "init_word"): "Textual Inversion (an embedding)",
+    ("prompts_file", "leco_denoise_guidance_scale"): "LECO (a slider or an erased concept)",
+    ("cond_emb_dim", "lllite_mlp_dim", "conditioning_data_dir"): "ControlNet (LLLite)",
+}
 # kohya_ss's page starts with these, where the scripts and we have another default.
-PAGE_STARTS = {
-    "learning_rate": "1e-4 (LoRA) or 1e-5",
+_STARTS: dict[str, Any] = {
     "optimizer": "AdamW8bit",
     "lr_scheduler": "cosine",
+    "lr_warmup": 10,
     "max_resolution": "512,512",
-    "network_dim": "8",
+    "max_bucket_reso": 2048,
+    "bucket_no_upscale": True,
     "mixed_precision": "fp16",
+    "save_precision": "fp16",
     "caption_extension": ".txt",
-    "enable_bucket": "on",
-    "cache_latents": "on",
+    "enable_bucket": True,
+    "cache_latents": True,
+    "save_every_n_epochs": 1,
+    "max_data_loader_n_workers": 0,
+    "sample_sampler": "euler_a",
+    "learning_rate": 1e-5,
 }
+_OF_TABS: dict[str, dict[str, Any]] = {
+    "lora": {"learning_rate": 1e-4, "unet_lr": 1e-4, "text_encoder_lr": 1e-4, "network_dim": 8, "network_alpha": 1},
+    "dreambooth": {"save_model_as": "safetensors"},
+    "finetune": {"lr_scheduler": "constant", "lr_warmup": 0, "max_bucket_reso": 1024, "dataset_repeats": 40,
+                 "train_text_encoder": True, "save_model_as": "safetensors"},
+}  # fmt: skip
+
+
+def starts(tab: str, family: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page of kohya_ss starts with in a tab, where a file says nothing about it."""
+    values = _STARTS | _OF_TABS[tab]
+    if family == "flux":
+        values.pop("train_text_encoder", None)
+    elif tab == "dreambooth":  # files from before these fields had one rate for all parts
+        values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), found.get("learning_rate") or 1e-5)
+    if "optimizer" not in found:  # older files have a switch instead, and loading them sets the optimizer
+        values["optimizer"] = None if "use_8bit_adam" in found else "AdamW"
+    if "max_train_steps" not in found and "epoch" not in found and "max_train_epochs" not in found:
+        values["max_train_steps"] = 1600
+    return {key: value for key, value in values.items() if found.get(key) is None and value is not None}

@@ -5,6 +5,7 @@ from typing import Any
 
 from library.config.foreign import flat, kohya_adapters, kohya_keys
 from library.config.foreign.ledger import Ledger, is_empty, to_number
+from library.config.foreign.trees import ONLY, set_by
 from library.config.schema import ConfigError
 from library.config.values import split
 
@@ -22,12 +23,19 @@ def fits(found: Mapping[str, Any]) -> bool:
 
 
 def tab_of(found: Mapping[str, Any]) -> str:
-    """The tab that wrote a file, which it does not say itself: "lora", "dreambooth" or "finetune"."""
-    if "num_vectors_per_token" in found:
-        raise ConfigError("this is a file for Textual Inversion, which is not trained here")
+    """The tab that wrote a file, which it does not say itself: "lora", "dreambooth" or "finetune".
+
+    Raises ConfigError for the files of tabs for something else.
+    """
+    for keys, what in kohya_keys.OTHER_TABS.items():
+        if set(keys) & found.keys():
+            raise ConfigError(f"this file of {TRAINER} is for {what}, which is not trained here: use {TRAINER}; {ONLY}")
     if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
         return "lora"
-    return "finetune" if {"image_folder", "train_dir"} & found.keys() else "dreambooth"
+    if {"image_folder", "train_dir"} & found.keys():
+        return "finetune"
+    finetune, dreambooth = (len(keys & found.keys()) for keys in (kohya_keys.ONLY_FINETUNE, kohya_keys.ONLY_DREAMBOOTH))
+    return "finetune" if finetune > dreambooth else "dreambooth"
 
 
 def tab_title(found: Mapping[str, Any]) -> str:
@@ -47,29 +55,30 @@ def script_of(found: Mapping[str, Any]) -> str:
         family = "Chroma"
     if family not in ("sdxl", "flux"):
         title = family or ("Stable Diffusion 2" if is_on(found.get("v2")) else "Stable Diffusion 1.5")
+        none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
         raise ConfigError(
-            f"this file is for {title}, which is not trained here; "
-            "if it is meant for SDXL or FLUX.1, choose the training script with --script"
+            f"this file of {TRAINER} is for {title}{none}, which is not trained here: use {TRAINER}, or import it with "
+            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1"
         )
     return f"{family}_train_network" if lora else f"{family}_train"
 
 
 def read(found: Mapping[str, Any], script: str = "") -> Ledger:
-    """Every key of a file -> our values, and what became of it. `script` wins over what the file says."""
+    """Every key of a file -> our values, and what became of it. `script` wins over what the file says.
+
+    What is missing has the value that the page of kohya_ss starts with, as it has when the page loads the file.
+    """
     tab = tab_of(found)
-    ledger = Ledger(found, script or script_of(found), f"{TRAINER} ({TITLES[tab]})")
+    script = script or script_of(found)
+    starts = kohya_keys.starts(tab, script.partition("_")[0], found)
+    filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
+    ledger = Ledger({**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys()))
     for part in PARTS:
         part(ledger, tab)
     for key in ledger.left():
         if key != "additional_parameters":
             _plain(ledger, key, tab)
     _additional(ledger)
-    told = [f"{key} ({value})" for key, value in kohya_keys.PAGE_STARTS.items() if key not in found]
-    told = [t for t in told if tab == "lora" or not t.startswith("network_")]
-    if told:
-        ledger.notes.append(
-            f"not in the file, so our defaults hold; the page of kohya_ss starts with other values: {', '.join(told)}"
-        )
     return ledger
 
 
@@ -93,32 +102,30 @@ def _switches(ledger: Ledger, tab: str) -> None:
 
 
 def _length(ledger: Ledger, tab: str) -> None:
+    """Epochs stay epochs, and win over steps; kohya_ss' own field for them counts where no steps are set."""
     steps, epochs, epoch = (ledger.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
-    if epochs:
-        ledger.keep("max_train_epochs")
-        if "max_train_steps" in ledger.source:
-            ledger.ignore("max_train_steps", "max_train_epochs is set, and wins")
-        reason = "max_train_epochs sets the length of the training"
-    elif "max_train_steps" in ledger.source and ledger.source["max_train_steps"] is not None and not steps:
-        reason = _computed(ledger, epoch or 1)
+    if epochs and epochs > 0:
+        ledger.keep("max_train_epochs", int(epochs))
+        for key in ("max_train_steps", "epoch"):
+            if key in ledger.source:
+                ledger.ignore(key, "max_train_epochs is set, and wins")
+    elif steps and steps > 0:
+        ledger.keep("max_train_steps")
+        if "epoch" in ledger.source:
+            ledger.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
     else:
-        reason = "max_train_steps sets the length of the training; kohya_ss uses it only to compute steps"
-    if "epoch" in ledger.source and "epoch" not in ledger.fates:
-        ledger.ignore("epoch", reason)
-    ledger.empty("max_train_epochs")
-    if tab == "finetune" and is_on(ledger.get("flip_aug")) and (steps or 0) > 1:
+        _epochs(ledger, max(1, int(epoch or 1)))
+    ledger.empty("max_train_epochs", "max_train_steps")
+    if tab == "finetune" and is_on(ledger.get("flip_aug")) and (steps or 0) > 1 and not epochs:
         ledger.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
 
 
-def _computed(ledger: Ledger, epochs: float) -> str:
+def _epochs(ledger: Ledger, epochs: int) -> None:
+    said = "max_train_epochs: kohya_ss counts the images for it and computes steps"
     if ledger.get("dataset_config"):
-        ledger.change("max_train_steps", "0 or empty with a dataset_config is the default, 1600 steps")
-        return "a dataset_config is set, and max_train_steps sets the length of the training"
-    said = f"0 or empty means {epochs:g} epochs; kohya_ss counts the images for it, here max_train_epochs says so"
-    ledger.change("max_train_steps", said, {"max_train_epochs": int(epochs)})
-    if "epoch" in ledger.source:
-        ledger.rename("epoch", "max_train_epochs", int(epochs))
-    return ""
+        said = "max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no max_train_steps"
+    key = "epoch" if "epoch" in ledger.source else "max_train_steps"
+    ledger.change(key, f"{epochs} is {said}", {"max_train_epochs": epochs})
 
 
 def _warmup(ledger: Ledger, tab: str) -> None:
@@ -215,7 +222,12 @@ def _noise(ledger: Ledger, tab: str) -> None:
                     ledger.empty(key)
                 else:
                     ledger.ignore(key, f"noise_offset_type is {kind}")
-    if "noise_offset_type" in ledger.source:
+    if tab != "lora":
+        if "noise_offset_type" in ledger.source:
+            ledger.ignore(
+                "noise_offset_type", "it does nothing in this tab: noise_offset and multires_noise_* both count"
+            )
+    elif "noise_offset_type" in ledger.source:
         ledger.change("noise_offset_type", f"{kind}: only the settings of that noise are taken")
     if "noise_offset" not in ledger.fates and not ledger.number("noise_offset"):
         ledger.empty("noise_offset")
@@ -254,8 +266,7 @@ def _folders(ledger: Ledger, tab: str) -> None:
         return
     if ledger.get("image_folder"):
         ledger.rename("image_folder", "train_data_dir")
-    ledger.values["enable_bucket"], ledger.keys["enable_bucket"] = True, "image_folder"
-    ledger.notes.append("enable_bucket is on: kohya_ss always sorts the images of a fine-tune into buckets")
+    set_by(ledger, "enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
     folder = str(ledger.get("train_dir") or "")
     latents = str(ledger.get("use_latent_files") or "Yes").casefold() == "yes"
     used, other = ("latent_metadata_filename", "caption_metadata_filename")[:: 1 if latents else -1]

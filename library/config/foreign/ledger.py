@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from library.config import pending
-from library.config.schema import ConfigError, Option, build, draft, options
+from library.config.schema import ConfigError, Option, build, changed, draft, flat, options
 from library.config.sections.run import IDLE_EVERYWHERE
 from library.config.values import number
 
-Kind = Literal["kept", "renamed", "changed", "ignored", "empty"]
+Kind = Literal["kept", "renamed", "changed", "ignored", "empty", "default"]
 Configs = Mapping[str, type]  # script -> its config class
 SECRET = "tokens and keys stay out of configs; set the environment variable of the service (WANDB_API_KEY, HF_TOKEN)"
 
@@ -37,6 +37,8 @@ class Ledger:
     notes: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)  # option -> text that belongs into a file of its own
     keeps_idle: bool = False  # whether options without effect stay, as they do in files of our own
+    absent: frozenset[str] = frozenset()  # keys of `source` that are not in the file, but the trainer's defaults
+    names: dict[str, str] = field(default_factory=dict)  # key -> what the file calls it, where an old version did so
 
     @property
     def family(self) -> str:
@@ -85,6 +87,10 @@ class Ledger:
         """The keys that have no fate yet."""
         return [key for key in self.source if key not in self.fates]
 
+    def given(self, key: str) -> bool:
+        """Whether the file itself has the key."""
+        return key in self.source and key not in self.absent
+
     def _set(self, key: str, fate: Fate, values: Mapping[str, Any]) -> None:
         self.fates[key] = fate
         for option, value in values.items():
@@ -95,7 +101,7 @@ class Ledger:
 class Imported:
     """A foreign file as a config of ours, and the account of its keys."""
 
-    trainer: str
+    trainer: str  # with the tab that wrote it, as in "kohya_ss (LoRA)"
     config: Any
     fates: tuple[Fate, ...]
     notes: tuple[str, ...]
@@ -119,7 +125,23 @@ class Imported:
         renamed = [f"{fate.key} is now {fate.text}" for fate in self.of("renamed")]
         changed = [f"{fate.key}: {fate.text}" for fate in self.of("changed")]
         ignored = [f"ignored: {names}: {reason}" for reason, names in _grouped(self.of("ignored"))]
-        return [*(f"to fix: {p}" for p in self.problems), *changed, *renamed, *ignored, *self.notes]
+        defaults = [f"not in the file, so {self.program} has: {', '.join(self._defaults())}"] * bool(self.of("default"))
+        return [*(f"to fix: {p}" for p in self.problems), *changed, *renamed, *defaults, *ignored, *self.notes]
+
+    @property
+    def program(self) -> str:
+        """The trainer without the tab."""
+        return self.trainer.partition(" (")[0]
+
+    def _defaults(self) -> list[str]:
+        return [f"{fate.key} ({fate.text})" for fate in self.of("default")]
+
+    def account(self) -> dict[str, Any]:
+        """The whole account for programs."""
+        fates = [{"key": fate.key, "became": fate.kind, "text": fate.text} for fate in self.fates]
+        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in flat(changed(self.config)).items()}
+        told = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
+        return {"trainer": self.trainer, "script": self.config.script, "settings": settings, "keys": fates, **told}
 
     def report(self) -> str:
         """The whole account as text."""
@@ -130,6 +152,8 @@ class Imported:
             blocks.append(_block("renamed", len(renamed), [f"{f.key} -> {f.text}" for f in renamed]))
         if changed := self.of("changed"):
             blocks.append(_block("changed", len(changed), [f"{f.key}: {f.text}" for f in changed]))
+        if self.of("default"):
+            blocks.append(_block(f"defaults of {self.program}", len(self.of("default")), self._defaults()))
         if ignored := self.of("ignored"):
             grouped = [f"{names}: {reason}" for reason, names in _grouped(ignored)]
             blocks.append(_block("ignored", len(ignored), grouped))
@@ -153,15 +177,31 @@ def settle(ledger: Ledger, configs: Configs) -> Imported:
                 raise ConfigError(f"without effect: {why}")
         except ConfigError as reason:
             text = str(reason) if name in (key, str(reason).split()[0]) else f"{name}: {reason}"
-            ledger.fates[key] = Fate(key, "ignored", text)
+            ledger.fates[key] = Fate(key, "empty") if value is False else Fate(key, "ignored", text)
     notes, problems = list(ledger.notes), []
     try:
         made = build(config, read, notes=notes)
     except ConfigError as error:
         made, problems = draft(config, read), str(error).splitlines()
-    fates = tuple(ledger.fates[key] for key in [*ledger.source, *(k for k in ledger.fates if k not in ledger.source)])
+    fates = _told(ledger, config, read)
     texts = {name: text for name, text in ledger.texts.items() if name in options(config)}
     return Imported(ledger.trainer, made, fates, tuple(notes), tuple(problems), texts)
+
+
+def _told(ledger: Ledger, config: Any, read: Mapping[str, Any]) -> tuple[Fate, ...]:
+    """The fates by the names that the file has; of the trainer's defaults only those that are not ours, too."""
+    known, told = options(config), []
+    differing: dict[str, list[str]] = {}
+    for name, key in ledger.keys.items():
+        if name in read and read[name] != known[name].default:
+            differing.setdefault(key, []).append(f"{name} = {known[name].text(read[name])}")
+    for key in [*ledger.source, *(k for k in ledger.fates if k not in ledger.source)]:
+        fate = ledger.fates[key]
+        if key in ledger.absent and key in differing:
+            fate = replace(fate, kind="default", text=", ".join(differing[key]))
+        if key not in ledger.absent or key in differing:
+            told.append(replace(fate, key=ledger.names.get(key, key)))
+    return tuple(told)
 
 
 def _accepted(config: Any, name: str, value: Any, configs: Configs) -> Any:

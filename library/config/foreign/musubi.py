@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config import schema
 from library.config.foreign.ledger import Ledger, is_empty
-from library.config.foreign.trees import dataset_toml, set_by, tables, take
+from library.config.foreign.trees import ONLY, dataset_toml, set_by, tables, take
 from library.config.schema import ConfigError
 
 TRAINER = "musubi-tuner"
@@ -44,6 +44,12 @@ ALWAYS = {
     "cache_text_encoder_outputs": True,
     "cache_text_encoder_outputs_to_disk": True,
 }
+# Its network modules -> the models that they are for; FLUX.1's is networks.lora_flux.
+MODULES = {
+    "networks.lora_wan": "Wan", "networks.lora_framepack": "FramePack", "networks.lora_qwen_image": "Qwen-Image",
+    "networks.lora_zimage": "Z-Image", "networks.lora_flux_2": "FLUX.2", "networks.lora_kandinsky": "Kandinsky",
+    "networks.lora_hv_1_5": "HunyuanVideo 1.5", "networks.lora_hidream": "HiDream",
+}  # fmt: skip
 DATASET_KEYS = (
     "resolution batch_size enable_bucket bucket_no_upscale min_bucket_reso max_bucket_reso bucket_reso_steps "
     "caption_extension num_repeats"
@@ -52,7 +58,8 @@ DATASET_KEYS = (
 
 def fits(found: Mapping[str, Any]) -> bool:
     """Whether this is a file of musubi-tuner."""
-    return "dit" in schema.flat(found)
+    found = schema.flat(found)
+    return "dit" in found or found.get("network_module") in MODULES
 
 
 def read(found: Mapping[str, Any], script: str = "") -> Ledger:
@@ -61,10 +68,10 @@ def read(found: Mapping[str, Any], script: str = "") -> Ledger:
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
     module = str(found.get("network_module") or "")
     other = next((model for key, model in OTHERS.items() if not is_empty(found.get(key))), "")
-    if other and not script:
-        raise ConfigError(f"this file is for {other}, which is not trained here; only FLUX.1 is")
-    if not script and (module not in ("", "networks.lora_flux") and not module.startswith("lycoris")):
-        raise ConfigError(f"this file is for {module}, which is not trained here; only FLUX.1 is (networks.lora_flux)")
+    known = module in ("", "networks.lora_flux") or module.startswith("lycoris")
+    other = "" if script else other or MODULES.get(module) or ("" if known else module)
+    if other:
+        raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
     lora = bool(module or found.get("network_dim"))
     ledger = Ledger(found, script or ("flux_train_network" if lora else "flux_train"), TRAINER)
     take(ledger, RENAMED)

@@ -15,6 +15,7 @@ FORMATS = {
     "float_16": "fp16",
 }
 FULL = {"fp32", "float32", "float_32", "float", "no"}
+ONLY = "this trainer trains LoRA and whole models of SDXL and FLUX.1"
 NOT_HERE = "not supported by this trainer"
 PREPARED = "it is said in the dataset file that is written beside the config"
 

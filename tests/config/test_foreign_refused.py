@@ -1,0 +1,107 @@
+"""Files that are no training of ours: refused by name, told from data sets, and said as JSON where asked for."""
+
+import json
+
+import pytest
+
+from kohya_gui import cli, presets
+from library.config import foreign
+from library.config.schema import ConfigError
+from tests.config.arriving import CONFIGS, FLUX_AI, SDXL_LORA, of_aitoolkit, sets_of
+
+KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({**SDXL_LORA, "training_method": "EMBEDDING"}, "embedding"),
+        ({**SDXL_LORA, "training_method": "FINE_TUNE_VAE"}, "VAE"),
+        ({"training_method": "LORA"}, "Stable Diffusion 1.5"),
+        ({**SDXL_LORA, "model_type": "STABLE_DIFFUSION_XL_10_BASE_INPAINTING"}, "SDXL inpainting"),
+        ({**SDXL_LORA, "model_type": "Z_IMAGE"}, "Z_IMAGE"),
+        (of_aitoolkit({**FLUX_AI, "adapter.type": "redux"}), "redux"),
+        (of_aitoolkit({"model.is_flux": True, "adapter.type": "control_net", "adapter.train": True}), "control_net"),
+        (of_aitoolkit({**FLUX_AI, "embedding.trigger": "x"}), "embedding"),
+        (of_aitoolkit({**FLUX_AI, "slider.targets": []}), "slider"),
+        (of_aitoolkit(FLUX_AI, kind="textual_inversion_trainer"), "textual inversion"),
+        (of_aitoolkit(FLUX_AI, kind="concept_slider"), "slider"),
+        (of_aitoolkit(FLUX_AI, kind="new_kind"), "new_kind"),
+        (of_aitoolkit(FLUX_AI, kind="", job="generate"), "makes images"),
+        (of_aitoolkit({**FLUX_AI, "model.name_or_path": "ostris/Flex.1-alpha"}), "Flex.1"),
+        (of_aitoolkit({"network.type": "lora", "model.arch": "flux_kontext"}), "kontext"),
+        (of_aitoolkit({"network.type": "lora", "model.name_or_path": "sd15"}), "sd15"),
+        ({"sdxl": True, "max_resolution": "1", "token_string": "x"}, "Textual Inversion"),
+        ({"sdxl": True, "prompts_file": "x", "LoRA_type": "Standard"}, "LECO"),
+        ({"pretrained_model_name_or_path": "x", "token_string": "x", "learning_rate": 1}, "Textual Inversion"),
+        ({"learning_rate": 1, "control_net_lr": 1e-5}, "ControlNet"),
+        ({"learning_rate": 1, "network_module": "networks.control_net_lllite"}, "ControlNet"),
+        ({"learning_rate": 1, "network_module": "networks.lora_sd3"}, "SD3"),
+        ({"network_module": "networks.lora_wan", "learning_rate": 1}, "Wan"),
+        ({"network_module": "networks.lora_qwen_image", "dit": "a"}, "Qwen-Image"),
+    ],
+)  # fmt: skip
+def test_trainers_that_are_not_here_are_named_and_refused(found, words):
+    with pytest.raises(ConfigError, match=words) as refused:
+        foreign.read(found, CONFIGS)
+    said = str(refused.value)
+    assert "\n" not in said and "not " in said and "use " in said or "train it there" in said
+    assert not said.endswith("name the script")
+
+
+SD_SCRIPTS_DATA = '[general]\nresolution = 512\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = "/i"\n'
+CONCEPTS = [{"path": "/i", "image": {}, "text": {}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("d.toml", SD_SCRIPTS_DATA, "name it in dataset_config"),
+        ("d.json", json.dumps({"datasets": [{"subsets": [{"image_dir": "/i"}]}]}), "name it in dataset_config"),
+        ("d.toml", '[[datasets]]\nimage_directory = "/i"\n', "dataset_config"),
+        ("d.yaml", "datasets:\n  - folder_path: /i\n", "dataset_config"),
+        ("d.yaml", "- folder_path: /i\n", "data set file"),
+        ("d.json", json.dumps(CONCEPTS), "data set file"),
+    ],
+)
+def test_a_data_set_file_is_no_training(tmp_path, capsys, name, text, words):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=words) as refused:
+        foreign.load(path, CONFIGS)
+    assert "data set file" in str(refused.value)
+    with pytest.raises(ConfigError, match="data set file"):  # the page's Load
+        presets.load(path, {"sdxl": CONFIGS["sdxl_train"], "flux": CONFIGS["flux_train"]}, "sdxl", [])
+    if name.endswith(".toml"):
+        assert cli.main(["check", str(path)]) != 0
+        assert "data set file" in capsys.readouterr().err
+
+
+def test_data_sets_of_ai_toolkit_alone_become_a_dataset_file(tmp_path):
+    path, made = tmp_path / "d.yaml", tmp_path / "data.toml"
+    path.write_text("datasets:\n  - folder_path: /i\n    resolution: [512, 768]\n", encoding="utf-8")
+    assert cli.main(["import", str(path), "-o", str(made)]) == 0
+    assert [d.resolution for d in sets_of(made)] == [(512, 512), (768, 768)]
+
+
+# ---- for programs
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "key"),
+    [
+        (KOHYA_LORA, 0, "settings"),
+        ({**KOHYA_LORA, "full_bf16": True, "mixed_precision": "fp16"}, 1, "problems"),
+        ({**SDXL_LORA, "training_method": "EMBEDDING"}, 1, "errors"),
+        ([1], 1, "errors"),
+    ],
+)
+@pytest.mark.parametrize("written", [False, True])
+def test_json_prints_one_object_and_nothing_else(tmp_path, capsys, found, code, key, written):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(found), encoding="utf-8")
+    more = ["-o", str(tmp_path / "run.toml")] if written else []
+    assert cli.main(["import", str(path), "--json", *more]) == code
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)[key] and not printed.err and len(printed.out.splitlines()) == 1
+    assert (tmp_path / "run.toml").exists() == (written and key != "errors")
