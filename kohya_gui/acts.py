@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kohya_gui import again, samples
+from kohya_gui import again, samples, starting
 from kohya_gui.form import Form
 from kohya_gui.panel import duration
 from kohya_gui.service import Answer, Sent, Show
@@ -107,7 +107,7 @@ class Acts:
         elif what == "resume":
             return {"said": self.resumed(run)}
         elif what == "open":
-            return self._opened(again.config_of(run), resume.launch_options(run))
+            return self._opened(again.config_of(run), resume.launch_options(run), run.id)
         else:
             raise ConfigError("There is no such button: load the page again.")
         return {"said": WORDS[what]}
@@ -160,16 +160,16 @@ class Acts:
         }
         if what == "open":
             job = queue.job_of(queue.read().find(which))
-            return self._opened(again.config_from(job.script, job.toml), job.how)
+            return self._opened(again.config_from(job.script, job.toml), job.how, which)
         if what not in changes:
             raise ConfigError("There is no such button: load the page again.")
         changes[what]()
         return self.queue(sent)
 
-    def _opened(self, config: Any, how: Mapping[str, Any]) -> dict[str, Any]:
-        """A config for the form of its tab; `how` it was launched goes along."""
+    def _opened(self, config: Any, how: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """A config for the form of its tab; `how` it was launched goes along, and the name of what it is from."""
         tab = _tab(config)
-        filled = self.forms[tab].fill(config)
+        filled = self.forms[tab].fill(config, starting.loaded(name))
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
 
 

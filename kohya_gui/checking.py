@@ -13,6 +13,7 @@ from library.config.remedies import remedy
 from library.config.schema import Reading, changed, flat
 from library.runs import keys
 
+NO_CAPTIONS = "no image has a caption"  # as library.data.preflight begins its sentence
 PATIENCE = 120.0  # seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.train.checking.Report.as_json
 
@@ -68,3 +69,8 @@ def failed(why: str, reading: Reading[Any]) -> Report:
 def problems(report: Report) -> list[dict[str, Any]]:
     """The findings that have to be mended before a start."""
     return [finding for finding in report["findings"] if finding["verdict"] == "bad"]
+
+
+def uncaptioned(report: Report) -> str:
+    """The sentence that no image has a caption, if it is so: legal, and rarely meant, so that it is asked about."""
+    return next((one["text"] for one in report["findings"] if one["text"].startswith(NO_CAPTIONS)), "")

@@ -13,9 +13,12 @@ window.kohyaDesk = (() => {
     let where = bar.querySelector(".told");
     if (!where) bar.prepend((where = make("div", { className: "told" })));
     bar.classList.toggle("own", parts.length > 0);
-    where.replaceChildren(...(parts.length ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, ...parts)] : []));
+    bar.classList.remove("away");
+    where.replaceChildren(...(parts.length ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, ...parts, away())] : []));
     return where;
   }
+
+  const away = () => make("button", { type: "button", className: "away", "aria-label": "Close" }, "✕");
 
   const failed = (tab, error) => tell(tab, "bad", ...error.message.split("\n").map((line) => make("p", {}, line)));
 
@@ -42,22 +45,30 @@ window.kohyaDesk = (() => {
     const name = kohya.family(where);
     for (const field of kohya.fields(where)) {
       if (!kohya.isFor(field, name)) continue;
-      const help = document.getElementById(`${field.id}-help`);
       const wrong = found.wrong[field.id] ?? "", idle = found.idle[field.id] ?? "";
       const model = found.model.path === field.value && field.dataset.option === "pretrained_model_name_or_path" ? found.model : null;
-      const said = window.kohyaWords.said(help);
-      help.dataset.help ??= said;
-      const text = wrong || (idle && `No effect: ${idle}`) || (model && `The file is ${model.words}.`) || help.dataset.help;
-      if (said !== text) help.textContent = text;
+      explain(field, wrong || (model && `The file is ${model.words}.`), !wrong && idle ? `No effect: ${idle}` : "");
       field.closest(".field").classList.toggle("wrong", Boolean(wrong));
       field.closest(".field").classList.toggle("idle", Boolean(idle) && !wrong);
       if (wrong) field.setAttribute("aria-invalid", "true");
       else field.removeAttribute("aria-invalid");
       if (field.type === "password") keep(field, found.kept.includes(field.id));
     }
+    for (const card of where.querySelectorAll(".profile"))
+      card.setAttribute("aria-pressed", String(card.dataset.preset === found.profile));
     const outlook = where.querySelector(".outlook");
     if (outlook && outlook.textContent !== found.outlook) outlook.textContent = found.outlook;
     recognise(tab, where, found.model);
+  }
+
+  /** Below a field: its help, or what is to be said `instead` of it, and then why it does nothing at the moment. */
+  function explain(field, instead, idle) {
+    const help = document.getElementById(`${field.id}-help`);
+    help.dataset.help ??= window.kohyaWords.said(help);
+    const text = instead || help.dataset.help, now = `${text}\n${idle}`;
+    if ((help.dataset.now ?? `${help.dataset.help}\n`) === now) return;
+    help.dataset.now = now;
+    help.replaceChildren(text, ...(idle ? [make("em", {}, idle)] : []));
   }
 
   /** What the running job has compiled, while someone looks at these settings. */
@@ -79,7 +90,7 @@ window.kohyaDesk = (() => {
     if (!model.family || model.family === kohya.family(where)) return;
     const values = kohya.held(where).values;
     kohya.remember(where);
-    kohya.chooseFamily(where, model.family);
+    kohya.turn(where, model.family);
     for (const field of kohya.fields(where))
       if (field.dataset.option === "pretrained_model_name_or_path" && kohya.isFor(field, model.family))
         field.value = values.pretrained_model_name_or_path;
@@ -118,6 +129,24 @@ window.kohyaDesk = (() => {
     kohya.apply(tabOf(button), JSON.parse(button.dataset.fix));
     button.disabled = true;
     button.classList.add("done");
+  }
+
+  /** Images without captions are meant: press the button again that asked. */
+  function anyway(button) {
+    const tab = tabOf(button), where = kohya.form(tab);
+    where.dataset.anyway = kohya.images(where);
+    button.closest(".bar").querySelector(`button.${button.dataset.again}`).click();
+  }
+
+  /** Show the images of a tab's form where captions are written. */
+  async function write(tab) {
+    const tabs = [...document.querySelectorAll('button[role="tab"]')];
+    tabs.find((one) => ["Data set", say("Data set")].includes(one.textContent.trim()))?.click();
+    for (let i = 0; i < 100 && !document.querySelector(".images")?.checkVisibility(); i++) await wait(50);
+    const list = document.getElementById("images-tab");
+    list.value = tab;
+    list.dispatchEvent(new Event("change", { bubbles: true }));
+    document.querySelector(".images [data-do=take]").click();
   }
 
   async function forget(button) {
@@ -221,6 +250,9 @@ window.kohyaDesk = (() => {
       sheet?.hidePopover();
       preset(sheet?.dataset.tab ?? tabOf(button), button.dataset.preset);
     } else if ((button = on(".undo"))) undo(button.dataset.tab ?? tabOf(button));
+    else if ((button = on(".message > .away"))) button.closest(".bar")?.classList.add("away");
+    else if ((button = on(".message .anyway"))) anyway(button);
+    else if ((button = on(".message .captions"))) write(tabOf(button));
     else if ((button = on(".fix"))) fix(button);
     else if ((button = on(".forget"))) forget(button);
     else if ((button = on(".compare"))) compare(button.dataset.tab);

@@ -61,6 +61,7 @@ class Given:
     family: str
     values: Mapping[str, Any]
     launch: Mapping[str, Any]
+    anyway: bool = False  # whether it was said that images without captions are meant
 
 
 class Form:
@@ -81,8 +82,9 @@ class Form:
         """What the browser sent, as far as it has the shape of a form. Raises ConfigError for anything else."""
         try:
             found = json.loads(sent)
-            given = Given(str(found["family"]), dict(found["values"]), dict(found["launch"]))
-        except (TypeError, ValueError, KeyError, RecursionError):
+            launch, anyway = dict(found["launch"]), found.get("anyway") is True
+            given = Given(str(found["family"]), dict(found["values"]), launch, anyway)
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
         if given.family not in self.configs:
             raise ConfigError(f"{given.family!r} is no family: choose {' or '.join(self.configs)}")
@@ -125,9 +127,11 @@ class Form:
 
     # ---- what goes to the browser
 
-    def fill(self, config: Any) -> str:
-        """A config -> a value for every field of its family, as page.js takes it."""
-        return json.dumps({"family": config.family, "values": self.shown(config.family, values(config))})
+    def fill(self, config: Any, start: Mapping[str, Any] | None = None) -> str:
+        """A config -> a value for every field of its family, as page.js takes it. `start` says what it is called, and
+        from which values the form marks what is changed later; without it that stays as it is."""
+        filled = {"family": config.family, "values": self.shown(config.family, values(config))}
+        return json.dumps({**filled, "start": dict(start)} if start else filled)
 
     def shown(self, family: str, given: Mapping[str, Any]) -> dict[str, bool | str]:
         """Values by option name as fields hold them."""
@@ -139,8 +143,8 @@ class Form:
         placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
         return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH.items()}
 
-    def markup(self) -> str:
-        """The whole form as HTML."""
+    def markup(self, starts: Mapping[str, Any] = {}) -> str:
+        """The whole form as HTML; `starts` are what it opens with, by family."""
         first = next(iter(self.configs))
         radios = "".join(
             f'<label><input type="radio" name="family" value="{family}"{" checked" * (family == first)}>'
@@ -148,11 +152,12 @@ class Form:
             for family in self.configs
         )
         return (
-            f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off">'
+            f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off"'
+            f' data-starts="{escape(json.dumps(dict(starts)))}">'
             f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
             f"{self._search()}"
             '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
-            f'</div><div class="card basics">{self._basics()}</div>'
+            f'</div><p class="start"></p><div class="card basics">{self._basics()}</div>'
             f"{''.join(self._group(*group) for group in GROUPS)}</form>"
         )
 

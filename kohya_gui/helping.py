@@ -8,11 +8,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from kohya_gui import comparing, compiling, paths, presets, probing
+from kohya_gui import comparing, compiling, paths, presets, probing, starting
 from kohya_gui.form import Form, Given
 from kohya_gui.service import Answer, Sent
 from library.config.idle import idle
-from library.config.schema import ConfigError, options, values
+from library.config.schema import ConfigError, draft, options, values
 from library.families import recognised
 from library.runs import keys
 
@@ -49,11 +49,14 @@ class Helper:
             if name in places:
                 wrong.setdefault(places[name][1], rest[:1].upper() + rest[1:])
         config = form.rough(given)
+        for name, option in options(type(config)).items():
+            if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):
+                wrong.setdefault(places[name][1], said)
         asleep = {places[name][1]: reason for name, reason in idle(config).items() if name in places}
         known = [places[name][1] for name in keys.kept() if name in places]
         return {
             "wrong": wrong, "idle": asleep, "outlook": compiling.outlook(config), "kept": known,
-            "model": self._model(form, given), "changes": form.tab,
+            "model": self._model(form, given), "profile": presets.chosen_profile(config),
         }  # fmt: skip
 
     def _model(self, form: Form, given: Given) -> dict[str, str]:
@@ -69,22 +72,28 @@ class Helper:
         return {"path": text, "family": family if family in form.configs else "", "words": words}
 
     def preset(self, sent: Sent) -> dict[str, Any]:
-        """The values of a preset over the form as it is; paths and names are kept."""
+        """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""
         form, given = self._heard(sent)
+        known = form.configs[given.family]
+        right = values(form.rough(given))  # what is wrong elsewhere in the form is no reason to refuse
+        now = {name: value for name, value in right.items() if name in given.values}
+        if sent.text("id") == starting.DEFAULTS["id"]:
+            config = draft(known, {name: now[name] for name in now if presets.is_own(options(known)[name])})
+            fill = form.fill(config, starting.DEFAULTS)
+            return {"fill": fill, "title": starting.DEFAULTS["title"], "text": starting.DEFAULTS["text"]}
         chosen = next((p for p in presets.presets(self.adapters[form.tab]) if p.id == sent.text("id")), None)
         if chosen is None:
             raise ConfigError("there is no such preset: load the page again")
-        family = given.family if chosen.is_profile else chosen.family
-        right = values(form.rough(given))  # what is wrong elsewhere in the form is no reason to refuse
-        now, notes = {n: v for n, v in right.items() if n in given.values}, []
-        config = presets.apply(chosen, form.configs[family], now, notes)
-        made = values(config)
-        if chosen.is_profile:  # all that it does not touch stays as it is written, right or wrong
-            made = {name: value for name, value in made.items() if value != right[name]}
-        fill = json.dumps({"family": family, "values": form.shown(family, made)})
-        title = compiling.name(chosen) if chosen.is_profile else chosen.title
-        return {"fill": fill, "title": title, "text": compiling.about(chosen), "profile": chosen.is_profile,
-                "notes": notes}  # fmt: skip
+        notes: list[str] = []
+        if not chosen.is_profile:
+            config = presets.apply(chosen, form.configs[chosen.family], now, notes)
+            start = starting.start(form.tab, chosen, form.configs[chosen.family])
+            return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
+        made = values(presets.apply(chosen, known, now))
+        # All that a profile does not touch stays as it is written, right or wrong.
+        made = {name: value for name, value in made.items() if value != right[name]}
+        fill = json.dumps({"family": given.family, "values": form.shown(given.family, made)})
+        return {"fill": fill, "title": compiling.name(chosen), "text": compiling.about(chosen), "profile": True}
 
     def choices(self, sent: Sent) -> dict[str, Any]:
         """What can be compared."""
@@ -136,11 +145,10 @@ class Helper:
         return form, form.hear(sent.text("sent"))
 
 
-def menu(tab: str, adapters: bool, families: Mapping[str, str]) -> str:
+def menu(tab: str, families: Mapping[str, str]) -> str:
     """The button that opens the list of presets, each with its sentence; a profile is in the section that it is for."""
-    ready = [preset for preset in presets.presets(adapters) if not preset.is_profile]
     groups = ""
-    for family, members in groupby(ready, key=lambda preset: preset.family):
+    for family, members in groupby(presets.of_kind(tab, families), key=lambda preset: preset.family):
         made = "".join(
             f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
             f"<small>{escape(compiling.about(preset))}</small></button>"

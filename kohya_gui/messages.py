@@ -13,6 +13,8 @@ Fix = Callable[[str], Mapping[str, bool | str]]  # a problem -> values of fields
 
 MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
+AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
+
 _number = count()  # makes each message differ from the last, so that the same one said twice is seen to be new
 
 
@@ -51,6 +53,17 @@ def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str,
     body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
     body += PROBE if probe and not wrong and not failed else ""
     return _box("bad" if wrong or failed else "good", title, body, alert=bool(wrong) or failed)
+
+
+def without_captions(text: str, again: str, words: str) -> str:
+    """That no image has a caption, before a training starts; `again` is the button that was pressed, which `words`
+    press anew."""
+    made = (
+        f'<p>{html.escape(text[:1].upper() + text[1:])}.</p><p class="offer">'
+        '<button type="button" class="captions">Write captions</button> '
+        f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
+    )
+    return _box("warn", "It has not started: no image has a caption", made, alert=True)
 
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
@@ -122,4 +135,4 @@ def _box(kind: str, title: str, body: str, alert: bool = False) -> str:
     role = "alert" if alert else "status"
     title = html.escape(title)
     fold = f"<details open><summary>{title}</summary>{body}</details>" if body else f"<p>{title}</p>"
-    return f'<div class="message {kind}" role="{role}" data-said="{next(_number)}">{fold}</div>'
+    return f'<div class="message {kind}" role="{role}" data-said="{next(_number)}">{fold}{AWAY}</div>'

@@ -105,7 +105,18 @@ window.kohyaMonitor = (() => {
     dialog.querySelector(".pair").style.setProperty("--at", `${dialog.querySelector("input").value}%`);
   }
 
+  // ---- which run, and how much of it
+
+  /** The id of the run that was chosen, "" for the newest. */
+  const picked = () => document.querySelector("select.runs")?.value ?? "";
+
+  document.addEventListener("change", ({ target }) => {
+    if (target.matches?.("select.runs")) document.querySelector("button.chosen")?.click();
+  });
+
   document.addEventListener("click", async ({ target }) => {
+    const fold = target.closest?.(".unfold");
+    if (fold) fold.setAttribute("aria-expanded", String(fold.closest(".live").classList.toggle("open")));
     const button = target.closest?.("[data-act]");
     if (button) act(button);
     const sample = target.closest?.(".sample");
@@ -117,5 +128,5 @@ window.kohyaMonitor = (() => {
     }
   });
 
-  return { open };
+  return { open, picked };
 })();

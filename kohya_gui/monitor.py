@@ -9,8 +9,10 @@ from kohya_gui import acts, charts, panel, samples
 from kohya_gui.training import QUICK
 from library.runs import layout, queue, reader
 
-FOLLOW = ""  # the picker's choice that always means the newest run, one that works before one that has ended
+FOLLOW = ""  # the choice that always means the newest run, one that works before one that has ended
 KEPT = 30  # runs to choose from
+# On a phone the panel is one line until it is opened.
+UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label="Details of the run"></button>'
 SECONDS = 1.0
 
 
@@ -19,10 +21,8 @@ class Monitor:
 
     def __init__(self) -> None:
         with gr.Column(elem_classes=["card", "live"]):
-            self.picker = gr.Dropdown(
-                [("Newest run", FOLLOW)], value=FOLLOW, label="Run", show_label=False, container=False,
-                filterable=False, visible=False, elem_classes=["picker"],
-            )  # fmt: skip
+            gr.HTML(UNFOLD, elem_classes=["unfolds"], apply_default_css=False)
+            self.picker = _part("")
             self.queue = _part("")
             self.head = gr.HTML(panel.EMPTY, apply_default_css=False)
             self.acts = _part("")
@@ -31,12 +31,15 @@ class Monitor:
             self.gallery = _part("")
             with gr.Accordion("Log", open=False, visible=False, elem_classes=["log"]) as self.fold:
                 self.log = gr.HTML("", autoscroll=True, max_height=320, apply_default_css=False)
+        self.picked = gr.Textbox(visible=False)  # the chosen run on its way to the server
+        chosen = gr.Button(elem_classes=["chosen"], visible="hidden")  # pressed by monitor.js, which has no other way
         self.seen = gr.State({})  # what this browser shows at the moment, so that only news is sent
         self.shown = [self.picker, self.queue, self.head, self.acts, self.chart, self.facts, self.gallery, self.fold,
                       self.log, self.seen]  # fmt: skip
         timer = gr.Timer(SECONDS)
-        for event in (timer.tick, self.picker.input):
-            event(self.look, [self.picker, self.seen], self.shown, **QUICK)
+        read = "(picked, seen) => [window.kohyaMonitor.picked(), seen]"
+        for event in (timer.tick, chosen.click):
+            event(self.look, [self.picked, self.seen], self.shown, js=read, **QUICK)
 
     def greet(self, page: gr.Blocks) -> None:
         """Show a run at once when the page is opened or loaded again."""
@@ -64,9 +67,9 @@ class Monitor:
             "log": [run.id, run.state, _size(run)],
         }
         same = {part: seen.get(part) == value for part, value in fresh.items()}
-        choices, now = [("Newest run", FOLLOW), *fresh["runs"]], time.time()
+        now = time.time()
         return [
-            gr.skip() if same["runs"] else gr.update(choices=choices, visible=len(runs) > 1),
+            gr.skip() if same["runs"] else panel.choices(fresh["runs"], picked),
             gr.skip() if same["queue"] else waits,
             gr.skip() if same["head"] else panel.head(run, progress, now),
             gr.skip() if same["acts"] else buttons,
@@ -85,7 +88,7 @@ def _part(value: str) -> gr.HTML:
 
 def _blank(waits: str) -> list[Any]:
     hidden = gr.update(visible=False)
-    return [hidden, waits, panel.EMPTY, "", "", "", "", hidden, "", {"none": waits}]
+    return ["", waits, panel.EMPTY, "", "", "", "", hidden, "", {"none": waits}]
 
 
 def _chosen(picked: str, runs: list[reader.Run]) -> reader.Run | None:

@@ -15,9 +15,43 @@ window.kohya = (() => {
     else field.value = to;
   }
 
-  function chooseFamily(where, name) {
+  // ---- what the form began with: a preset or the defaults, for each family
+
+  const BARE = { id: "defaults", title: "sd-scripts' defaults", why: "", values: {} };
+  const starts = {}; // form -> family -> {id, title, why, values}
+  const NAMED = "output_name"; // what a start proposes, and leaves alone once it was typed
+
+  /** What the server found to suit this machine, by family. */
+  const offered = (where) => JSON.parse(where.dataset.starts || "{}");
+
+  const startOf = (where, name) => starts[where.id]?.[name] ?? BARE;
+
+  /** What a field held when the form began, as text. */
+  function first(field, name) {
+    const given = startOf(field.form, isFor(field, name) ? name : field.dataset.families.split(" ")[0]).values;
+    return String(given[field.dataset.option] ?? field.dataset.default);
+  }
+
+  const untouched = (field, name) => same(String(value(field)), first(field, name));
+
+  /** Open the form as it begins: each family's own fields, and the shared ones as the chosen family has them. */
+  function open(where) {
+    starts[where.id] = offered(where);
+    for (const field of fields(where)) set(field, first(field, family(where)));
+    where.dataset.family = family(where);
+    settle(where);
+  }
+
+  /** Choose a family: what nobody has changed becomes what the form begins with for it, and what was typed stays. */
+  function turn(where, name) {
+    const from = where.dataset.family ?? family(where);
     const radio = [...where.elements.family].find((choice) => choice.value === name);
-    if (radio) radio.checked = true;
+    if (!radio) return;
+    radio.checked = true;
+    where.dataset.family = name;
+    if (from === name) return;
+    const idle = fields(where).filter((field) => isFor(field, from) && isFor(field, name) && untouched(field, from));
+    for (const field of idle) set(field, first(field, name));
   }
 
   /** What the form of a tab holds, for the server. Whoever asks has a new answer coming: what was said before goes. */
@@ -25,7 +59,7 @@ window.kohya = (() => {
     const where = form(tab);
     const bar = where.closest(".training")?.querySelector(".bar");
     bar?.querySelector(".told")?.replaceChildren();
-    bar?.classList.remove("own");
+    bar?.classList.remove("own", "away");
     for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
     if (busy) rest(tab, busy);
     return JSON.stringify(held(where));
@@ -39,7 +73,7 @@ window.kohya = (() => {
   }
 
   function held(where) {
-    const sent = { family: family(where), values: {}, launch: {} };
+    const sent = { family: family(where), values: {}, launch: {}, anyway: where.dataset.anyway === images(where) };
     for (const field of fields(where)) {
       if (!isFor(field, sent.family)) continue;
       const { option, launch } = field.dataset;
@@ -49,15 +83,27 @@ window.kohya = (() => {
     return sent;
   }
 
+  /** Which images a form names, as one text: whether they may do without captions is asked once for each. */
+  function images(where) {
+    const named = ["train_data_dir", "dataset_config", "in_json", "caption_extension"];
+    const asked = fields(where).filter((field) => isFor(field, family(where)) && named.includes(field.dataset.option));
+    return asked.map(value).join("\n");
+  }
+
   /** Put what the server sent into the form of a tab. */
   function fill(tab, sent) {
     if (!sent) return;
     const where = form(tab);
-    const { family: name, values, base: theirs } = JSON.parse(sent);
+    const { family: name, values, base: theirs, start } = JSON.parse(sent);
     if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
     remember(where);
-    if (name) chooseFamily(where, name);
+    const named = fields(where).filter((field) => field.dataset.option === NAMED && untouched(field, family(where)));
+    if (name) turn(where, name);
+    if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
     put(where, values);
+    if (!start?.id) return;
+    for (const field of named) set(field, first(field, family(where)));
+    settle(where);
   }
 
   function put(where, values) {
@@ -98,11 +144,14 @@ window.kohya = (() => {
 
   const kept = (where) => ({
     family: family(where),
+    starts: starts[where.id] ?? {},
     kept: fields(where).filter((field) => field.type !== "password").map((field) => [field.id, value(field)]),
   });
 
-  function restore(where, { family: name, kept: values }) {
-    chooseFamily(where, name);
+  function restore(where, { family: name, kept: values, starts: begun }) {
+    starts[where.id] = begun ?? {};
+    delete where.dataset.family; // or what follows would be taken for a change of the family
+    turn(where, name);
     for (const [id, was] of values) {
       const field = document.getElementById(id);
       if (field) set(field, was);
@@ -110,34 +159,34 @@ window.kohya = (() => {
     settle(where);
   }
 
-  /** After any change: mark what differs from the defaults, show rare settings that do, remember all of it. */
+  /** After any change: mark what differs from the start, show rare settings that do, remember all of it. */
   function settle(where) {
     const name = family(where);
     for (const section of where.querySelectorAll(".section")) {
       let count = 0;
       for (const field of fields(section)) {
-        const differs = mark(field);
+        const differs = mark(field, name);
         if (!differs || !isFor(field, name)) continue;
         count += 1;
         if (field.closest(".advanced")) where.elements.advanced.checked = true;
       }
       section.querySelector("i").textContent = count ? `${count} changed` : "";
     }
-    for (const field of fields(where.querySelector(".basics"))) mark(field);
+    for (const field of fields(where.querySelector(".basics"))) mark(field, name);
     for (const field of where.querySelectorAll("[data-unless]")) demand(field, name);
     store(where.id, JSON.stringify(kept(where)));
     document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));
   }
 
-  /** Whether a field differs from its default; where it does it is marked, and has a button that puts it back. */
-  function mark(field) {
-    const differs = !same(String(value(field)), field.dataset.default);
+  /** Whether a field differs from what the form began with; where it does it is marked, and a button puts it back. */
+  function mark(field, name) {
+    const differs = !untouched(field, name);
     const box = field.closest(".field");
     if (box.classList.toggle("changed", differs) === Boolean(box.querySelector(".reset"))) return differs;
     if (!differs) box.querySelector(".reset").remove();
     else {
       const back = document.createElement("button");
-      const words = window.kohyaWords?.of("Back to the default") ?? "Back to the default";
+      const words = window.kohyaWords?.of("Back to what the form began with") ?? "Back to what the form began with";
       Object.assign(back, { type: "button", className: "reset", title: words });
       back.setAttribute("aria-label", `${words}: ${(box.querySelector("label span") ?? box.querySelector("label")).textContent}`);
       box.querySelector("label").after(back);
@@ -156,7 +205,7 @@ window.kohya = (() => {
 
   function reset(button) {
     const field = button.closest(".field").querySelector("[data-option], [data-launch]");
-    set(field, field.dataset.default);
+    set(field, first(field, family(field.form)));
     settle(field.form);
     field.focus();
   }
@@ -177,7 +226,7 @@ window.kohya = (() => {
     const where = element.querySelector("form.settings");
     const before = store(where.id);
     if (before) restore(where, JSON.parse(before));
-    else settle(where);
+    else open(where);
   }
 
   function fold(button, open) {
@@ -256,7 +305,9 @@ window.kohya = (() => {
   });
   document.addEventListener("input", ({ target }) => {
     target.classList.add("mended"); // what the last message said of it is out of date
-    if (target.form?.classList.contains("settings")) settle(target.form);
+    if (!target.form?.classList.contains("settings")) return;
+    if (target.name === "family") turn(target.form, target.value);
+    settle(target.form);
   });
   document.addEventListener("submit", (event) => {
     if (event.target.classList.contains("settings")) event.preventDefault();
@@ -266,5 +317,5 @@ window.kohya = (() => {
     if (button) fold(button, true);
   }, true);
 
-  return { read, rest, held, base, fill, apply, undo, mount, download, jump, form, fields, isFor, family, chooseFamily, settle, remember };
+  return { read, rest, held, base, fill, apply, undo, mount, download, jump, form, fields, isFor, family, turn, offered, startOf, settle, remember, images };
 })();

@@ -3,6 +3,7 @@
 import html
 import re
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from kohya_gui import history
@@ -26,6 +27,16 @@ EMPTY = (
 )
 SILENT = 300.0  # seconds without news of a run that works, from which on that is said
 FULL = 0.95  # of a memory or a disk, from which on it is marked
+
+
+def choices(runs: Iterable[tuple[str, str]], picked: str) -> str:
+    """The list of runs to look at, where there is more than one: (label, id), newest first."""
+    given = [("Newest run", ""), *runs]
+    made = "".join(
+        f'<option value="{html.escape(run)}"{" selected" * (run == picked)}>{html.escape(label)}</option>'
+        for label, run in given
+    )
+    return f'<select class="runs" aria-label="Run">{made}</select>' if len(given) > 2 else ""
 
 
 def head(run: Run, progress: Progress, now: float) -> str:

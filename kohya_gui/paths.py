@@ -17,6 +17,9 @@ RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # devices 
 CONFIGS = (".toml",)
 LISTS = ("base_weights",)  # options of several files
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
+HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)", re.I)
+MODEL = "pretrained_model_name_or_path"  # which may be an id of the hub
 
 
 # Where people keep models and pictures besides their home: other disks, and what rented machines mount.
@@ -49,6 +52,8 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{what}: write where it is")
     text = pasted(text)
+    if address := web_address(text, what):
+        raise ConfigError(f"{what}: {address}")
     if len(text) > LONGEST or not text.isprintable() or _is_network(text) or _is_of_windows(text):
         raise ConfigError(f"{what}: this is not a path on this computer")
     try:
@@ -142,6 +147,20 @@ def _outside(config: Any, allowed: Sequence[Path]) -> list[tuple[str, str]]:
             except ConfigError as error:
                 problems.append((name, str(error)))
     return problems
+
+
+def web_address(text: str, what: str = "") -> str:
+    """What to give in the place of a web address, in a sentence; "" where it is none. `what` is the option."""
+    found = WEB.match(pasted(text))
+    if not found:
+        return ""
+    shown = pasted(text)[:120]
+    if found[1].lower() == "file":
+        return f"{shown} is an address of a browser; write the path alone: /{found[2]}"
+    page = HUB_PAGE.match(pasted(text))
+    if what == MODEL and page and not re.search(r"/(?:resolve|blob)/", text):
+        return f"{shown} is a web address; write {page[1]} instead, and the model is fetched from Hugging Face"
+    return f"{shown} is a web address, not a path; download it and give the path of the file or folder on this computer"
 
 
 def _depth(path: Path) -> int:

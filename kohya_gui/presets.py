@@ -2,14 +2,15 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from library import optimizers
 from library.config import foreign
-from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml
+from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml, values
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
 
@@ -19,12 +20,14 @@ PRESETS = Path(__file__).resolve().parents[1] / "presets"
 OWN_KINDS, OWN_SECTIONS, OWN_NAMES = ("file", "folder", "secret"), ("metadata", "hub", "log"), ("output_name",)
 
 
+NAMED = re.compile(r"(lora|dreambooth|finetune)(?:-(\d+)gb)?(?:-.*)?")
+STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it
 PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A file in presets/: its family is its folder, and its name begins with lora or finetune.
+    """A file in presets/: its family is its folder, and its name says its kind and the GPU memory that it is for.
 
     Profiles are presets, too: they fit every family, and leave alone what has nothing to do with compiling.
     """
@@ -43,9 +46,21 @@ class Preset:
         return self.path.parent.name
 
     @property
+    def kind(self) -> str:
+        """What it trains: lora, dreambooth or finetune; "" for a profile."""
+        found = NAMED.fullmatch(self.path.stem)
+        return found[1] if found and not self.is_profile else ""
+
+    @property
+    def gigabytes(self) -> int:
+        """The memory of the GPU that it is for, as cards are named; 0 where its name tells none."""
+        found = NAMED.fullmatch(self.path.stem)
+        return int(found[2] or 0) if found and not self.is_profile else 0
+
+    @property
     def adapters(self) -> bool:
         """Whether it is for adapters."""
-        return self.path.stem.startswith("lora")
+        return self.kind == "lora"
 
     @property
     def is_profile(self) -> bool:
@@ -60,9 +75,22 @@ class Preset:
 
 def presets(adapters: bool) -> list[Preset]:
     """The presets for adapters, or for whole models, and then the profiles."""
-    found = [Preset(path, _first_line(path)) for path in sorted(PRESETS.glob("*/*.toml"))]
+    found = [Preset(path, _first_line(path)) for path in PRESETS.glob("*/*.toml")]
+    found.sort(key=lambda preset: (preset.family, preset.kind, preset.gigabytes, preset.path.name))
     fitting = [preset for preset in found if preset.adapters == adapters and not preset.is_profile]
     return fitting + [preset for preset in found if preset.is_profile]
+
+
+def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
+    """The presets that a tab offers, smallest memory first: those of its kind, and of a family that has none of this
+    kind those of the kind that stands in."""
+    every = [preset for preset in presets(kind == "lora") if not preset.is_profile]
+    found: list[Preset] = []
+    for family in families:
+        mine = [preset for preset in every if preset.family == family]
+        own = [preset for preset in mine if preset.kind == kind]
+        found += own or [preset for preset in mine if preset.kind == STANDS_IN.get(kind)]
+    return found
 
 
 def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str] | None = None) -> Any:
@@ -78,7 +106,7 @@ def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str]
             name: now[name] for name in known.keys() & now if name not in theirs and not _is_of_compiling(known[name])
         }
     else:
-        kept = {name: value for name, value in now.items() if name in known and _is_own(known[name])}
+        kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
     return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
 
 
@@ -91,6 +119,22 @@ def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any
         notes.append(f"optimizer_type is {other} here, as {wanted} {why}")
     kept = optimizers.carried(found.get("optimizer_args", ()))
     return {**found, "optimizer_type": other, **({"optimizer_args": list(kept)} if "optimizer_args" in found else {})}
+
+
+def chosen_profile(config: Any) -> str:
+    """The id of the profile that a config compiles by: the one that would change nothing. "" where none is, or
+    compiling is off."""
+    if not (config.compile.compile or config.compile.compile_autotune):
+        return ""
+    known, now = options(type(config)), values(config)
+    profiles = {preset: read_toml(preset.path) for preset in presets(True) if preset.is_profile}
+    touched = {name for given in profiles.values() for name in given if name in known}
+    touched |= {name for name, option in known.items() if _is_of_compiling(option)}
+    for preset, given in profiles.items():
+        wanted = {name: known[name].read(given[name]) if name in given else known[name].default for name in touched}
+        if all(now[name] == value for name, value in wanted.items()):
+            return preset.id
+    return ""
 
 
 def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str]) -> Any:
@@ -179,7 +223,8 @@ def _is_of_compiling(option: Option) -> bool:
     return option.section == "compile" and option.kind != "folder"
 
 
-def _is_own(option: Option) -> bool:
+def is_own(option: Option) -> bool:
+    """Whether an option is the user's own affair, which presets leave alone: places, names, accounts."""
     return option.kind in OWN_KINDS or option.section in OWN_SECTIONS or option.name in OWN_NAMES
 
 

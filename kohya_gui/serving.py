@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import getpass
 import os
 import socket
@@ -18,6 +19,8 @@ from kohya_gui.door import SHORTEST, is_loopback, new_token
 from library.config.values import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
+IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
+WINDOWS_IN_USE = 10048  # what Windows calls EADDRINUSE
 # Options of kohya_ss's page that are not had here, each with what to do instead.
 REFUSED = {
     "--share": "there is no public link: use ssh -L, or a proxy with TLS (docs/remote.md)",
@@ -116,19 +119,47 @@ def bind(host: str, port: int) -> socket.socket:
 
     Raises OSError, with a sentence, when the address or the port cannot be had.
     """
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    why = ""
     for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + TRIED):
-        made = socket.socket(kind, socket.SOCK_STREAM)
-        if os.name != "nt":  # on Windows this would share a port that is in use
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            made.bind((host.strip("[]"), candidate))
-            made.listen()
+        made, why = _bound(host, candidate)
+        if made:
             return made
-        except (OSError, OverflowError):
+    if why == IN_USE and port:
+        free = _free(host, port)
+        other = f"take another one, such as --port {free}, which is free" if free else "take another one with --port"
+        raise OSError(f"port {port} is in use by another program, or by this page already; {other}")
+    if why == IN_USE:
+        raise OSError(f"the ports {FIRST_PORT} to {FIRST_PORT + TRIED - 1} are all in use; name another with --port")
+    raise OSError(f"--port {port}: {why}" if port and why != NOT_HERE else f"--host {host}: {why}")
+
+
+def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
+    """A listening socket, or why there is none."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    if os.name != "nt":  # on Windows this would share a port that is in use
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host.strip("[]"), port))
+        made.listen()
+        return made, ""
+    except OverflowError:
+        why = "a port is a number from 1 to 65535"
+    except PermissionError:
+        why = "this computer does not let you use this port; those from 1024 on are free to take, such as 7860"
+    except OSError as error:
+        why = IN_USE if error.errno in (errno.EADDRINUSE, WINDOWS_IN_USE) else NOT_HERE
+    made.close()
+    return None, why
+
+
+def _free(host: str, after: int) -> int:
+    """The next port that is free; 0 where none of the next ones is."""
+    for port in range(after + 1, min(after + 1 + TRIED, 65536)):
+        made, _ = _bound(host, port)
+        if made:
             made.close()
-    where = f"port {port}" if port else f"any port from {FIRST_PORT} on"
-    raise OSError(f"{host} cannot be used on {where}; choose another with --port or --host")
+            return port
+    return 0
 
 
 def announce(given: argparse.Namespace, port: int, door: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui import checking, compiling, helping, messages, paths, picker, presets, printing
+from kohya_gui import checking, compiling, helping, messages, paths, picker, presets, printing, starting
 from kohya_gui.form import Form, Given
 from library.config import foreign
 from library.config.remedies import remedy
@@ -79,12 +79,13 @@ class Training:
         self.base = gr.Textbox(visible=False)
         with gr.Column(elem_classes=["training"]):
             self._top()
-            gr.HTML(self.form.markup(), js_on_load="window.kohya.mount(element)", apply_default_css=False)
+            markup = self.form.markup(starting.starts(tab.id, tab.configs))
+            gr.HTML(markup, js_on_load="window.kohya.mount(element)", apply_default_css=False)
             with gr.Column(elem_classes=["bar"]):
                 self.message = gr.HTML(elem_classes=["said"], apply_default_css=False)
                 with gr.Row():
-                    self.train = gr.Button("Train", variant="primary", scale=2, min_width=0)
-                    self.later = gr.Button("Add to queue", scale=1, min_width=0)
+                    self.train = gr.Button("Train", variant="primary", scale=2, min_width=0, elem_classes=["train"])
+                    self.later = gr.Button("Add to queue", scale=1, min_width=0, elem_classes=["later"])
                     self.check = gr.Button("Check", scale=1, min_width=0)
                     self.show = gr.Button("Print command", scale=1, min_width=0)
         self._wire()
@@ -94,7 +95,7 @@ class Training:
         bare: dict[str, Any] = {"show_label": False, "container": False, "min_width": 0}
         small: dict[str, Any] = {"size": "sm", "min_width": 0}
         with gr.Row(elem_classes=["begin"]):
-            gr.HTML(helping.menu(self.tab.id, self.tab.adapters, FAMILIES), apply_default_css=False, min_width=0)
+            gr.HTML(helping.menu(self.tab.id, FAMILIES), apply_default_css=False, min_width=0)
             hint = "Config file, such as ~/kohya/cat.toml"
             self.path = gr.Textbox(label="Config file", placeholder=hint, elem_classes=["path"], **bare)
             gr.HTML(
@@ -169,6 +170,8 @@ class Training:
         given, config, notes, report = self.checked(sent)
         if checking.problems(report):
             return {self.message: self._report(report, given.family)}
+        if (bare := checking.uncaptioned(report)) and not given.anyway:
+            return {self.message: messages.without_captions(bare, "train", "Train without captions")}
         run_id = start.launch(config, **self._how(config, given.launch))
         hints = [one["text"] for one in report["findings"] if one["verdict"] == "hint"]
         said = f"Started {run_id}. It goes on when this page is closed."
@@ -179,6 +182,8 @@ class Training:
         given, config, notes, report = self.checked(sent)
         if checking.problems(report):
             return {self.message: self._report(report, given.family)}
+        if (bare := checking.uncaptioned(report)) and not given.anyway:
+            return {self.message: messages.without_captions(bare, "later", "Add it without captions")}
         entry = queue.add(start.job(config, **self._how(config, given.launch)))
         return {self.message: messages.good(queue.told(entry), notes)}
 
@@ -272,7 +277,8 @@ class Training:
         said = f"Loaded {path.name} for {FAMILIES[config.family]} ({differing(count)})."
         shown = messages.good(said, notes, undo=True)
         base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
-        return {self.message: shown, self.values: json.dumps({**json.loads(self.form.fill(config)), "base": base})}
+        filled = json.loads(self.form.fill(config, starting.loaded(path.name)))
+        return {self.message: shown, self.values: json.dumps({**filled, "base": base})}
 
     def _other_tab(self, path: Path, family: str) -> str:
         """A hint when a file that does not fit here would fit in another tab."""

@@ -71,6 +71,8 @@ def _optimizer(config: Any, name: str, rate: str | None) -> dict[str, Any]:
 REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^resolution is not set", lambda m, c: {"resolution": "1024"}),
     (r"^output_name: .*(would be overwritten|writes these files)", lambda m, c: _free_name(c)),
+    (r"^pretrained_model_name_or_path: .* is a web address; write (?P<id>\S+) instead",
+     lambda m, c: {"pretrained_model_name_or_path": m["id"]}),
     (r"^(?P<one>train_data_dir|reg_data_dir)\b.*give (?:the folder above it|that folder|the folder that holds them): "
      r"(?P<folder>.+)$", lambda m, c: {m["one"]: m["folder"]}),
     (r"set dataset_repeats to see them more often", lambda m, c: {"dataset_repeats": USUAL_REPEATS}),

@@ -45,7 +45,7 @@ def check(config: Any, grid: int, report: Report | None = None) -> Check:
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem not in stops]
     if to_disk:
         stops += _sharing_a_cache(images)
-    notes += _about_images(images)
+    notes = [*_without_captions(images), *notes, *_about_images(images)]
     notes += _about_options(config, found)
     return Check(stops, notes, found.images)
 
@@ -78,6 +78,23 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[str]:
             pairs[other, image.path] = f"{other} and {Path(image.path).name}"
     if pairs:
         yield f"these would share one cache file; rename one of each: {some(list(pairs.values()))}"
+
+
+def _without_captions(images: list[Image]) -> Iterator[str]:
+    """That not one image has a caption of its own: a training on the words of folders is possible, but seldom meant."""
+    learned = [image for image in images if not image.is_reg]
+    bare = [i for i in learned if not i.caption.strip() or (not i.caption_file and i.caption == i.subset.class_tokens)]
+    if not learned or len(bare) < len(learned):
+        return
+    endings = " or ".join(sorted({image.subset.caption_extension for image in learned}))
+    words = sorted({image.subset.class_tokens or "" for image in learned})
+    named = some([f"'{name}'" for name in words if name])
+    instead = f"each is trained with the words of its folder, {named}" if named else "all are trained without words"
+    instead += ", and the others without words" if named and "" in words else ""
+    yield (
+        f"no image has a caption: none of {number(len(learned), 'image')} has a {endings} file with words beside it, "
+        f"so {instead}; write captions in the Data set tab, or with: kohya caption"
+    )
 
 
 def _about_images(images: list[Image]) -> Iterator[str]:

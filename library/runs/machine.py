@@ -30,6 +30,13 @@ class Gpus:
             threading.Thread(target=self._look, name="nvidia-smi", daemon=True).start()
         return self._found
 
+    def known(self) -> list[dict[str, Any]]:
+        """The GPUs, for whoever can wait for the first look at them."""
+        if not self._found:
+            with self._busy:
+                self._found = self._found or _asked()
+        return self._found
+
     def _look(self) -> None:
         try:
             self._found = _asked()

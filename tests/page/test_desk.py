@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kohya_gui import checking
+from kohya_gui import checking, compiling, presets
 from library.config import command as commands
 from library.config.schema import read_toml
 from library.demo.files import prepare
@@ -33,7 +33,7 @@ def test_what_is_told_while_one_types(visit, demo):
     page.locator(".field:has(#lora-max_train_steps) .reset").click()
     page.locator("#lora-max_train_steps:not([aria-invalid])").wait_for()
     assert page.locator("#lora-max_train_steps").input_value() == "1600"
-    visitor.fill(max_train_steps="1600.0", learning_rate="2e-6")  # the default's value, in other words
+    visitor.fill(max_train_steps="1600.0")  # the default's value, in other words
     assert not page.locator(".reset:visible").count()
     # What describes the data in detail stands for the folder and the size.
     for given, required in (("set.toml", 0), ("", 2)):
@@ -91,18 +91,42 @@ def test_a_setting_is_found_by_its_flag_its_name_in_kohya_ss_and_with_typing_err
 def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     visitor = visit()
     page = visitor.page
+    chosen = presets.of_kind("lora", ["flux"])[-1]
+    rank = str(read_toml(chosen.path)["network_dim"])
     visitor.fill(output_dir="/results", network_dim="3")
     visitor.click("Presets")
-    page.locator(".preset:visible", has_text="FLUX.1 LoRA on 24 GB").click()
-    visitor.until("the image model in 8 bits, everything encoded once, compiled blocks")
+    page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()
+    visitor.until(compiling.about(chosen))
     assert page.locator("#lora-flux-clip_l").is_visible()
-    assert page.locator("#lora-network_dim").input_value() == "16"
+    assert page.locator("#lora-network_dim").input_value() == rank
     assert page.locator("#lora-output_dir").input_value() == "/results"
-    assert page.locator("#lora-compile").is_checked()
-    assert "changed" in page.locator(".section", has_text="Torch Compile Settings").locator("i").inner_text()
+    assert page.locator(".start:visible b").inner_text() == chosen.title
+    assert page.locator(".changed:visible [data-option]").count() == 1  # the folder
     page.locator(".message .undo").click()
     assert page.locator("#lora-network_dim").input_value() == "3"
     assert not page.locator("#lora-flux-clip_l").is_visible()
+
+
+def test_a_profile_looks_chosen_while_the_form_compiles_by_it_and_help_stays_below_idle_settings(visit):
+    visitor = visit()
+    page = visitor.page
+    page.get_by_role("button", name="sd-scripts' defaults").locator("visible=true").click()
+    visitor.click("Torch Compile Settings")
+    chosen = page.locator('.profile:visible[aria-pressed="true"]')
+    asleep = page.locator(".idle:visible #lora-compile_backend-help")
+    asleep.locator("em", has_text="No effect: compile is off").wait_for()
+    words = asleep.inner_text().split("\n")
+    assert words == ["What compiles. inductor is the one that makes training fast.", "No effect: compile is off"]
+    assert chosen.count() == 0
+    box = page.locator(".profile:visible", has_text="Max").bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 20)  # a pointer that rests there chooses nothing
+    edge = "e => getComputedStyle(e).borderColor"
+    assert len({card.evaluate(edge) for card in page.locator(".profile:visible").all()}) == 1
+    page.locator(".profile:visible", has_text="Max").click()
+    chosen.filter(has_text="Max").wait_for()
+    assert chosen.count() == 1
+    page.locator("#lora-compile:visible").uncheck()
+    page.wait_for_function("!document.querySelector('.profile[aria-pressed=\"true\"]')")
 
 
 def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tmp_path):
@@ -151,6 +175,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     visitor.fill(pretrained_model_name_or_path=demo.folder / "models" / "sdxl" / "tiny_sdxl.safetensors",
                  train_data_dir=leaf, output_dir=out, output_name="first", resolution="64", max_train_steps="2",
                  learning_rate="1e-3")  # fmt: skip
+    visitor.click("Captions")
     visitor.click("Logs")
     visitor.page.locator("#lora-log_with").select_option("wandb")
     visitor.page.locator("#lora-wandb_api_key").fill("secret-0123456789")
@@ -160,6 +185,10 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     assert not out.exists() and reader.runs() == []
     visitor.page.locator(".findings .fix").click()
     assert visitor.page.locator("#lora-train_data_dir").input_value() == str(demo.images)
+    visitor.fill(caption_extension=".caption")
+    visitor.click("Train")  # nothing is lost when captions are overlooked: it asks first
+    visitor.until("It has not started: no image has a caption")
+    assert "trained with the words of its folder" in visitor.said() and reader.runs() == []
     visitor.click("Check")
     visitor.until("Nothing has to be fixed")
     for words in ("12 images", "caption_extension is '.caption'", "no GPU was found", "one saved file takes about"):

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import gzip
 import os
+import re
 import subprocess
 import sys
 
@@ -290,10 +291,27 @@ def test_over_ssh_the_tunnel_is_told_and_no_browser_takes_the_terminal(started, 
 
 def test_a_port_in_use_is_said_in_a_sentence(capsys):
     held = serving.bind("127.0.0.1", 0)
-    for arguments in (["--port", str(held.getsockname()[1])], ["--host", "no.such.host.invalid"], ["--port", "99999"]):
-        assert app.main([*arguments, "--no-browser"]) == 2
-        assert "--port" in capsys.readouterr().err
+    taken = held.getsockname()[1]
+    assert app.main(["--port", str(taken), "--no-browser"]) == 2
+    said = capsys.readouterr().err
+    assert f"port {taken} is in use" in said and said.count("\n") == 1
+    free = int(re.search(r"--port (\d+), which is free", said)[1])
+    serving.bind("127.0.0.1", free).close()
     held.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid: this is no address of this computer"),
+        (["--host", "192.0.2.7", "--port", "7999"], "--host 192.0.2.7: this is no address of this computer"),
+        (["--port", "99999"], "--port 99999: a port is a number from 1 to 65535"),
+        (["--port", "-1"], "--port -1: a port is a number from 1 to 65535"),
+    ],
+)
+def test_an_address_that_cannot_be_had_says_which_half_of_it_is_wrong(capsys, arguments, words):
+    assert app.main([*arguments, "--no-browser"]) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

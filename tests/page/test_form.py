@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from kohya_gui import presets, starting
 from kohya_gui.form import Form
 from kohya_gui.training import FAMILIES, TABS
 from library.config.schema import ConfigError, build, changed, flat, options, to_toml, values
@@ -63,13 +64,23 @@ def sent(family, **given):
     return json.dumps({"family": family, "values": given, "launch": {}})
 
 
+STARTS = {tab.id: starting.starts(tab.id, tab.configs) for tab in TABS}
+
+
 @pytest.mark.parametrize(("tab", "family"), CASES)
-def test_an_untouched_form_is_exactly_the_defaults(tab, family):
-    form = FORMS[tab]
-    given = form.hear(PAGES[tab].send(family))
-    config, notes = form.collect(given)
-    assert changed(config) == {} and notes == []
-    assert set(given.values) == set(options(form.configs[family]))  # every option has a field
+def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_the_defaults(tab, family):
+    """What page.js makes of a start is in test_starting.py; here, what the server makes of the fields."""
+    form, start = FORMS[tab], STARTS[tab][family]
+    text = PAGES[tab].send(family)
+    bare, notes = form.collect(form.hear(text))
+    assert changed(bare) == {} and notes == []
+    assert set(form.hear(text).values) == set(options(form.configs[family]))  # every option has a field
+    begun = json.loads(text)
+    begun["values"] |= start["values"]
+    config, notes = form.collect(form.hear(json.dumps(begun)))
+    preset = next(p for p in presets.of_kind(tab, [family]) if p.id == start["id"])
+    made = flat(changed(presets.apply(preset, form.configs[family], {})))
+    assert flat(changed(config)) == {**made, "output_name": f"{family}-{tab}"} and notes == []
 
 
 @pytest.mark.parametrize(("tab", "family"), CASES)

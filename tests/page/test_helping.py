@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from kohya_gui import checking, compiling, helping, messages, probing
+from kohya_gui import checking, compiling, helping, messages, presets, probing
 from kohya_gui.form import Form
 from kohya_gui.service import Sent
 from kohya_gui.training import FAMILIES, TABS
 from library import jobs
-from library.config.schema import ConfigError, build
+from library.config.schema import ConfigError, build, values
 from library.families import config_class
 from library.runs import keys, layout, registry
 from library.runs.record import Record
@@ -41,6 +41,26 @@ def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
     assert "lora-compile_mode" not in found["idle"]
     assert found["idle"]["lora-keep_tokens"] == "shuffle_caption and caption_tag_dropout_rate are off"
     assert helper.judge(question())["wrong"] == {}  # what is not filled in yet is no mistake
+
+
+def test_a_web_address_in_a_path_field_is_told_while_one_types(helper):
+    found = helper.judge(question(train_data_dir="https://x.org/images", pretrained_model_name_or_path="org/model"))
+    assert list(found["wrong"]) == ["lora-train_data_dir"]
+    assert "is a web address, not a path" in found["wrong"]["lora-train_data_dir"]
+
+
+def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):
+    profiles = [p for p in presets.presets(adapters=True) if p.is_profile]
+    assert helper.judge(question())["profile"] == ""
+    now = {}
+    for profile in profiles:
+        config = presets.apply(profile, FORMS["lora"].configs["sdxl"], now)
+        now = values(config)
+        assert helper.judge(question(**FORMS["lora"].shown("sdxl", now)))["profile"] == profile.id
+        changed = FORMS["lora"].shown("sdxl", {**now, "compile_cache_size_limit": 7})
+        assert helper.judge(question(**changed))["profile"] == ""
+        off = FORMS["lora"].shown("sdxl", {**now, "compile": False, "compile_autotune": False})
+        assert helper.judge(question(**off))["profile"] == ""
 
 
 @pytest.mark.parametrize(

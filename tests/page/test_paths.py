@@ -8,6 +8,7 @@ import os
 import pytest
 
 from kohya_gui import paths
+from library.config.remedies import remedy
 from library.config.schema import ConfigError, build
 from library.families import config_class
 
@@ -32,6 +33,37 @@ def test_what_is_meant_well_passes(root):
 def test_a_path_of_windows_is_not_taken_for_a_name(root):
     with pytest.raises(ConfigError, match="not a path on this computer"):
         paths.config_file('"C:\\cats\\a.toml"', [root])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("https://civitai.com/api/download/1", "is a web address, not a path; download it"),
+        (' "http://x.org/a.toml" ', "http://x.org/a.toml is a web address"),
+        ("https:/x.org/a.toml", "is a web address"),  # what a path makes of it
+        ("s3://bucket/a.toml", "is a web address"),
+        ("file:///home/me/a.toml", "write the path alone: /home/me/a.toml"),
+        ("https://huggingface.co/org/model", "is a web address, not a path"),  # a folder of images is no id
+    ],
+)
+def test_a_web_address_is_called_one_and_not_hidden_or_reserved(root, text, words):
+    with pytest.raises(ConfigError) as error:
+        paths.inside(text, [root], "train_data_dir")
+    assert words in str(error.value) and "hidden" not in str(error.value)
+
+
+def test_the_page_of_a_model_leads_to_its_id(root):
+    address = "https://huggingface.co/stabilityai/stable-diffusion-xl-base-1.0/tree/main"
+    config = build(config_class("sdxl_train"), {"pretrained_model_name_or_path": address}, notes=[])
+    with pytest.raises(ConfigError) as error:
+        paths.allow(config, [root])
+    mended = remedy(str(error.value), config)
+    assert mended == {"pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0"}
+
+
+@pytest.mark.parametrize("text", ["C:/x/a.toml", "c:\\x", "/a/b", "a/b", "org/name", "x:y"])
+def test_a_path_is_no_web_address(text):
+    assert paths.web_address(text) == ""
 
 
 @pytest.mark.parametrize("text", ["", "  ", None, 7, ["a.toml"], "a\0b.toml", "a\nb.toml", "x" * 5000 + ".toml"])

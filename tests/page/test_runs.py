@@ -139,8 +139,9 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     assert next(e for e in reader.events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
     visitor.until(f"resumed after {stopped}", ".chart .x")
     assert "step 1" in visitor.page.locator(".chart .x").first.inner_text().splitlines()  # the curve goes on
-    visitor.page.get_by_label("Run", exact=True).click()
-    visitor.page.get_by_role("option", name=re.compile("stopped$")).click()
+    visitor.page.get_by_label("Run", exact=True).select_option(
+        visitor.page.locator(".runs option", has_text=re.compile("stopped$")).get_attribute("value")
+    )
     assert visitor.state("stopped") == run_id
     assert not visitor.page.get_by_role("button", name=re.compile("^Resume")).is_visible()  # it was gone on with
 
@@ -164,7 +165,7 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
         assert visitor.page.evaluate(FAINT) == [] and visitor.page.evaluate(SMALL) == []
         assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
     visitor.page.set_viewport_size({"width": 1440, "height": 900})
-    for seen in (".picker", ".run", ".acts"):  # how it stands and what can be done, without scrolling
+    for seen in (".runs", ".run", ".acts"):  # how it stands and what can be done, without scrolling
         box = visitor.page.locator(seen).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= 900
 

@@ -15,8 +15,8 @@ from library.runs import causes
 from tests import source
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
-FORMS = ("checking", "comparing", "compiling", "form", "helping", "messages", "presets", "probing", "training",
-         "page.js", "desk.js", "search.js")  # fmt: skip
+FORMS = ("checking", "comparing", "compiling", "form", "helping", "messages", "paths", "presets", "probing", "starting",
+         "training", "page.js", "desk.js", "search.js", "starting.js")  # fmt: skip
 # What is wrong with a form is said by these.
 RULES = ("library/config/sections/*.py", "library/config/values.py", "library/config/reading.py",
          "library/config/command.py", "library/families/*/options.py")  # fmt: skip
@@ -148,6 +148,7 @@ def test_a_browser_gets_its_language_and_can_choose_another(visit, served):
     page.get_by_placeholder("搜索所有设置").locator("visible=true").fill("秩")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "lora-network_dim"
+    visitor.fill(resolution="")
     page.get_by_role("button", name="开始训练", exact=True).locator("visible=true").click()
     visitor.until("需要先修正 4 项")
     assert "resolution：未设置" in visitor.said().replace(" ：", "：")

@@ -1,0 +1,167 @@
+"""What the form opens with: which preset for which GPU, for any set of files, and what the browser makes of it."""
+
+import json
+
+import pytest
+
+from kohya_gui import presets, starting
+from kohya_gui.starting import Card
+from kohya_gui.training import TABS
+from library.config.schema import build, changed, flat
+from library.runs import lanes, machine
+
+CASES = [(tab, family) for tab in TABS for family in tab.configs]
+NAMES = [f"{tab.id}-{family}" for tab, family in CASES]
+
+
+def made(folder, *names):
+    """Presets of these names, in a folder of their own."""
+    (folder / "sdxl").mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / "sdxl" / f"{name}.toml").write_text(f"# {name}: a sentence.\n", encoding="utf-8")
+
+
+@pytest.fixture
+def few(tmp_path, monkeypatch):
+    monkeypatch.setattr(presets, "PRESETS", tmp_path)
+    made(tmp_path, "lora-8gb", "lora-12gb", "lora-24gb", "lora-80gb", "lora-fast", "finetune-24gb")
+    return tmp_path
+
+
+def start_for(gpu, kind="lora"):
+    return starting.suited(presets.of_kind(kind, ["sdxl"]), gpu)
+
+
+@pytest.mark.parametrize(
+    ("memory", "size"),
+    [(6, 8), (7.6, 8), (8, 8), (10, 8), (11, 8), (11.6, 12), (12, 12), (16, 12), (22.4, 12), (23.6, 24), (24, 24),
+     (47.5, 24), (79, 80), (79.6, 80), (141, 80)],
+)  # fmt: skip
+def test_the_largest_preset_that_fits_the_gpu_is_the_start(few, memory, size):
+    preset, why = start_for(Card("Card", memory))
+    assert preset.gigabytes == size and why.count(".") == 1
+    assert ("less than any preset" in why) == (memory < 7.6) and f"Card, {memory:.0f} GB" in why
+
+
+def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_said(few):
+    preset, why = start_for(None)
+    assert preset.gigabytes == 8 and "No NVIDIA GPU was found" in why
+    preset, why = start_for(Card())
+    assert preset.gigabytes == 8 and "not known" in why
+
+
+def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_any_the_defaults(few):
+    assert start_for(None, "dreambooth")[0].id == "sdxl/finetune-24gb"
+    made(few, "dreambooth-16gb")
+    assert [p.id for p in presets.of_kind("dreambooth", ["sdxl"])] == ["sdxl/dreambooth-16gb"]
+    assert [p.id for p in presets.of_kind("finetune", ["sdxl"])] == ["sdxl/finetune-24gb"]
+    assert set(starting.starts("lora", TABS[0].configs)) == {"sdxl"}
+
+
+LINES = ("0, NVIDIA RTX 3060, 500, 12288, 0, 40, 20", "1, NVIDIA RTX 4090, 500, 24564, 0, 40, 20")
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(("0", "1"), Card("NVIDIA RTX 3060", 12.0)), (("1",), Card("NVIDIA RTX 4090", 24.0)), (("cpu",), None),
+     (("GPU-8f3c",), Card("NVIDIA RTX 3060", 12.0)), (("MIG-1234",), Card())],
+)  # fmt: skip
+def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, expected):
+    monkeypatch.setattr(lanes, "lanes", lambda: visible)
+    monkeypatch.setattr(machine, "_asked", lambda: [machine.gpu_of(line) for line in LINES])
+    monkeypatch.setattr(machine, "GPUS", machine.Gpus())
+    assert starting.card() == expected
+
+
+@pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
+@pytest.mark.parametrize("memory", [6, 12, 24, 80])
+def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
+    """At least what the page of kohya_ss starts with."""
+    monkeypatch.setattr(starting, "card", lambda: Card("Card", memory))
+    config = build(tab.configs[family], starting.starts(tab.id, tab.configs)[family]["values"], notes=[])
+    assert 1e-6 < config.optim.learning_rate <= 3e-4 and config.captions.caption_extension == ".txt"
+    assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
+    assert config.data.resolution and config.save.output_name and config.save.save_precision
+    if tab.adapters:
+        assert config.network.network_dim >= 8 and config.optim.learning_rate >= 5e-5
+    if family == "flux":
+        assert config.noise.model_prediction_type == "raw" and config.model.guidance_scale == 1.0
+
+
+# ---- in a browser
+
+
+def held(page, tab):
+    """What the form would send, as a config of what differs from the defaults."""
+    sent = json.loads(page.evaluate(f"JSON.stringify(window.kohya.held(window.kohya.form('{tab.id}')))"))
+    config = build(tab.configs[sent["family"]], sent["values"], notes=[])
+    return flat(changed(config))
+
+
+def begins(tab, family):
+    """What an untouched form holds: its start preset, and a name."""
+    start = starting.starts(tab.id, tab.configs)[family]
+    preset = next(p for p in presets.of_kind(tab.id, [family]) if p.id == start["id"])
+    made = flat(changed(presets.apply(preset, tab.configs[family], {})))
+    return preset.title, {**made, "output_name": f"{family}-{tab.id}"}
+
+
+@pytest.mark.browser
+def test_each_tab_opens_on_its_start_one_click_is_the_defaults_and_one_more_the_start_again(visit):
+    visitor = visit()
+    page = visitor.page
+    for tab in TABS:
+        visitor.tab(tab.title)
+        for family, title in (("sdxl", "SDXL"), ("flux", "FLUX.1")):
+            visitor.family(title)
+            name, expected = begins(tab, family)
+            line = page.locator(".start:visible")
+            assert line.locator("b").inner_text() == name
+            assert held(page, tab) == expected
+            assert not page.locator(".changed:visible, .fold i:not(:empty)").count()
+            line.get_by_role("button", name="sd-scripts' defaults").click()
+            line.locator("b", has_text="sd-scripts' defaults").wait_for()
+            assert held(page, tab) == {}
+            line.get_by_role("button", name=name).click()
+            line.locator("b", has_text=name).wait_for()
+            assert held(page, tab) == expected
+
+
+@pytest.mark.browser
+def test_another_family_brings_its_start_and_what_was_typed_stays(visit):
+    visitor, lora = visit(), TABS[0]
+    page = visitor.page
+    _, sdxl = begins(lora, "sdxl")
+    _, flux = begins(lora, "flux")
+    visitor.fill(learning_rate="0.0003", train_data_dir="/images")
+    visitor.family("FLUX.1")
+    typed = {"learning_rate": 0.0003, "train_data_dir": "/images"}
+    assert held(page, lora) == {**flux, **typed}
+    assert page.locator(".changed:visible [data-option]").count() == 2
+    visitor.open()  # the edited form outlives the page, and so does what it began with
+    assert held(page, lora) == {**flux, **typed}
+    page.locator(".field:has(#lora-learning_rate) .reset").click()  # back to the start, and not to 2e-6
+    assert held(page, lora) == {**flux, "train_data_dir": "/images"}
+    visitor.family("SDXL")
+    assert held(page, lora) == {**sdxl, "train_data_dir": "/images"}
+    visitor.fill(output_name="mine", max_train_steps="7")
+    page.get_by_role("button", name="sd-scripts' defaults").locator("visible=true").click()
+    visitor.until("Paths and names are kept")
+    assert held(page, lora) == {"train_data_dir": "/images", "output_name": "mine"}
+    page.locator(".message .undo").click()
+    visitor.until("The form is as it was before.")
+    assert held(page, lora) == {**sdxl, "train_data_dir": "/images", "output_name": "mine", "max_train_steps": 7}
+    assert page.locator(".start:visible b").inner_text() == begins(lora, "sdxl")[0]
+
+
+@pytest.mark.browser
+def test_a_loaded_file_is_what_it_says_and_marks_what_it_sets(visit, served):
+    (served[1] / "mine.toml").write_text("network_dim = 24\nlearning_rate = 0.0005\n", encoding="utf-8")
+    visitor, lora = visit(), TABS[0]
+    page = visitor.page
+    page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "mine.toml"))
+    visitor.click("Load config")
+    visitor.until("Loaded mine.toml for SDXL (2 settings differ from the defaults)")
+    assert held(page, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # nothing of the start is left
+    assert page.locator(".start:visible b").inner_text() == "mine.toml"
+    assert page.locator(".changed:visible [data-option]").count() == 2
