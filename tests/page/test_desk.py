@@ -116,7 +116,7 @@ def test_a_profile_looks_chosen_while_the_form_compiles_by_it_and_help_stays_bel
     asleep = page.locator(".idle:visible #lora-compile_backend-help")
     asleep.locator("em", has_text="No effect: compile is off").wait_for()
     words = asleep.inner_text().split("\n")
-    assert words == ["What compiles. inductor is the one that makes training fast.", "No effect: compile is off"]
+    assert len(words) == 2 and "inductor" in words[0] and words[1] == "No effect: compile is off"
     assert chosen.count() == 0
     box = page.locator(".profile:visible", has_text="Max").bounding_box()
     page.mouse.move(box["x"] + 20, box["y"] + 20)  # a pointer that rests there chooses nothing
@@ -173,7 +173,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     visitor.page.set_default_timeout(60_000)  # the check loads torch
     leaf = next(demo.images.iterdir())
     visitor.fill(pretrained_model_name_or_path=demo.folder / "models" / "sdxl" / "tiny_sdxl.safetensors",
-                 train_data_dir=leaf, output_dir=out, output_name="first", resolution="64", max_train_steps="2",
+                 train_data_dir=leaf, output_dir=out, output_name="first", resolution="256", max_train_steps="2",
                  learning_rate="1e-3")  # fmt: skip
     visitor.click("Captions")
     visitor.click("Logs")
