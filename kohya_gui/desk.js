@@ -112,7 +112,7 @@ window.kohyaDesk = (() => {
       const found = await ask("preset", { tab, sent: sent(tab), id });
       kohya.fill(tab, found.fill);
       const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
-      tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", make("span", {}, found.text), " ", make("span", {}, rest)), ...found.notes.map((note) => make("p", {}, note)), back());
+      tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", make("span", {}, found.text), " ", make("span", {}, rest)), ...(found.notes ?? []).map((note) => make("p", {}, note)), back());
     } catch (error) {
       failed(tab, error);
     }

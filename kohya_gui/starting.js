@@ -15,6 +15,7 @@
     line.replaceChildren(
       make("span", {}, "Start:"), " ", make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)), " ",
       make("small", {}, start.id ? (start.why ?? "") : "Marked is what differs from sd-scripts' defaults."),
+      ...(start.notes ?? []).map((note) => make("small", {}, note)),
       ...others.filter(Boolean).map(([id, title]) => make("button", { type: "button", "data-preset": id }, make("span", {}, title))));
   });
 })();

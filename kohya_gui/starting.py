@@ -65,8 +65,8 @@ def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> dic
     made, known = presets.apply(preset, config, {}, notes), options(config)
     given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
     given["output_name"] = f"{preset.family}-{kind}"
-    return {"id": preset.id, "title": preset.title, "text": compiling.about(preset), "values": given,
-            "why": " ".join([why, *(f"{note}." for note in notes)]).strip()}  # fmt: skip
+    return {"id": preset.id, "title": preset.title, "text": compiling.about(preset), "why": why, "notes": notes,
+            "values": given}  # fmt: skip
 
 
 def starts(kind: str, configs: Mapping[str, type]) -> dict[str, dict[str, Any]]:
