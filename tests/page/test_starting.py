@@ -156,12 +156,12 @@ def test_another_family_brings_its_start_and_what_was_typed_stays(visit):
 
 @pytest.mark.browser
 def test_a_loaded_file_is_what_it_says_and_marks_what_it_sets(visit, served):
-    (served[1] / "mine.toml").write_text("network_dim = 24\nlearning_rate = 0.0005\n", encoding="utf-8")
+    (served[1] / "short.toml").write_text("network_dim = 24\nlearning_rate = 0.0005\n", encoding="utf-8")
     visitor, lora = visit(), TABS[0]
     page = visitor.page
-    page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "mine.toml"))
+    page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "short.toml"))
     visitor.click("Load config")
-    visitor.until("Loaded mine.toml for SDXL (2 settings differ from the defaults)")
+    visitor.until("Loaded short.toml for SDXL (2 settings differ from the defaults)")
     assert held(page, lora) == {"network_dim": 24, "learning_rate": 0.0005}  # nothing of the start is left
-    assert page.locator(".start:visible b").inner_text() == "mine.toml"
+    assert page.locator(".start:visible b").inner_text() == "short.toml"
     assert page.locator(".changed:visible [data-option]").count() == 2
