@@ -54,7 +54,7 @@ def attach(parts: Any, family: Any, config: Any) -> Learner:
     for path, multiplier in base_weights(config):
         tensors = lora.file_of(path)
         lora.tell("base_weights", path, lora.merge(parts, family, tensors, multiplier), len(lora.by_name(tensors)))
-    is_ours = config.network.module in ("networks.lora", "networks.lora_flux")
+    is_ours = config.network.module.startswith("networks.")
     return (lora if is_ours else lycoris).attach(parts, family, config)
 
 

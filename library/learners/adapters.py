@@ -30,6 +30,7 @@ class Spec:
     rank_dropout: float = 0.0  # whole ranks, drawn for each image
     module_dropout: float = 0.0  # the whole adapter, drawn for each forward
     noise: ggpo.Noise | None = None  # noise in what a linear layer answers, see ggpo.py
+    frozen_down: bool = False  # lora_down stays as it was drawn (LoRA-FA)
     split: tuple[int, ...] = ()  # output sizes of separate adapters inside one fused matrix (query, key, value, ...)
 
     @property
@@ -201,7 +202,7 @@ class LoraLinear(Adapter, nn.Linear):
     def _grow(self, spec: Spec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank, where)
         self.lora_up = _linear(spec.rank, self.out_features, where)
-        _start(self.lora_down, [self.lora_up])
+        _start(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
         return F.linear(x, fit(down, x))
@@ -223,7 +224,7 @@ class SplitLoraLinear(LoraLinear):
     def _grow(self, spec: Spec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank * len(spec.split), where)
         self.lora_up = nn.ModuleList(_linear(spec.rank, size, where) for size in spec.split)
-        _start(self.lora_down, self.lora_up)
+        _start(self.lora_down, self.lora_up, spec.frozen_down)
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
         parts = zip(ups, hidden.chunk(len(ups), dim=-1), strict=True)
@@ -257,7 +258,7 @@ class LoraConv2d(Adapter, nn.Conv2d):
         skip = nn.utils.skip_init
         self.lora_down = skip(nn.Conv2d, self.in_channels, spec.rank, self.kernel_size, **shape, **where)
         self.lora_up = skip(nn.Conv2d, spec.rank, self.out_channels, 1, bias=False, **where)
-        _start(self.lora_down, [self.lora_up])
+        _start(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
         return F.conv2d(x, fit(down, x), None, self.stride, self.padding, self.dilation)
@@ -304,7 +305,10 @@ def _linear(inputs: int, outputs: int, where: dict) -> nn.Module:
     return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, **where)
 
 
-def _start(down: nn.Module, ups: nn.ModuleList | list[nn.Module]) -> None:
-    nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
+def _start(down: nn.Module, ups: nn.ModuleList | list[nn.Module], frozen: bool = False) -> None:
+    if frozen:  # as sd-scripts draws it, after arXiv 2308.03303
+        nn.init.normal_(down.weight, std=math.sqrt(2.0 / (down.weight.shape[0] + down.weight.shape[1])))
+    else:
+        nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
     for up in ups:
         nn.init.zeros_(up.weight)

@@ -210,6 +210,11 @@ def networks(parts: Any) -> dict[str, nn.Module]:
     return {**{n: e for n, e in parts.encoders.items() if e is not None}, "denoiser": parts.denoiser}
 
 
+def learned(adapter: Adapter) -> list[nn.Parameter]:
+    """Those of the adapter's own parameters that learn."""
+    return [*adapter.lora_up.parameters()] if adapter.spec.frozen_down else own_parameters(adapter)
+
+
 def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
     """The adapter's parameters without the layer's own."""
     return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
@@ -376,8 +381,9 @@ def _rated(learner: Lora, names: list[str], rate: float, label: str, ratio: floa
         members.setdefault(next(own, (label, rate)), []).append(learner.adapters[name])
     for (title, lr), adapters in members.items():
         if ratio:
-            yield {"params": [p for a in adapters for p in a.lora_down.parameters()], "lr": lr, "name": title}
+            downs = [p for a in adapters if not a.spec.frozen_down for p in a.lora_down.parameters()]
+            yield {"params": downs, "lr": lr, "name": title}
             ups = [p for a in adapters for p in a.lora_up.parameters()]
             yield {"params": ups, "lr": lr * ratio, "name": f"{title} plus"}
         else:
-            yield {"params": [p for a in adapters for p in own_parameters(a)], "lr": lr, "name": title}
+            yield {"params": [p for a in adapters for p in learned(a)], "lr": lr, "name": title}

@@ -168,11 +168,11 @@ class Kind:
 
 KINDS = {
     "networks.lora": Kind(LoraArgs, "sdxl"),
+    "networks.lora_fa": Kind(LoraArgs, "sdxl"),
     "networks.lora_flux": Kind(FluxArgs, "flux"),
     "lycoris.kohya": Kind(LycorisArgs, ""),
 }
 INSTEAD = {
-    "networks.lora_fa": "networks.lora (with a frozen lora_down it is not offered yet)",
     "networks.dylora": "lycoris.kohya with network_args algo=dylora",
     "networks.oft": "lycoris.kohya with network_args algo=diag-oft",
     "networks.oft_flux": "lycoris.kohya with network_args algo=diag-oft",

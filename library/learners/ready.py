@@ -38,8 +38,9 @@ class Ready:
         jobs: dict[Any, list[tuple[Tensor, float | None]]] = {_Made.apply: [], _made: []}
         learned = [adapter.factors() for adapter in self.adapters]
         for adapter, factors in zip(self.adapters, learned, strict=True):
-            # What has no learning rate needs no gradient either, whatever the others beside it need.
-            jobs[_Made.apply if factors[0].requires_grad else _made] += adapter.with_strength(factors)
+            # What has no learning rate, or is frozen, needs no gradient, whatever the others beside it need.
+            for factor, strength in adapter.with_strength(factors):
+                jobs[_Made.apply if factor.requires_grad else _made].append((factor, strength))
         made: dict[int, Tensor] = {}
         for make, some in jobs.items():
             if some:

@@ -50,6 +50,7 @@ class Plan:
     blocks: tuple[str, ...]  # class names of the denoiser's blocks
     denoiser: bool
     encoders: bool
+    frozen_down: bool = False  # LoRA-FA
 
     def spec(self, found: Found) -> Spec | None:
         """The adapter for this layer, or None."""
@@ -65,6 +66,7 @@ class Plan:
             rank_dropout=self.args.rank_dropout or 0.0,
             module_dropout=self.args.module_dropout or 0.0,
             noise=self.ggpo,
+            frozen_down=self.frozen_down,
             split=split_sizes(found) if getattr(self.args, "split_qkv", False) else (),
         )
 
@@ -96,6 +98,7 @@ def plan(config: Any, blocks: tuple[str, ...]) -> Plan:
         blocks=tuple(b for b in blocks if b.startswith(only)),
         denoiser=not network.network_train_text_encoder_only,
         encoders=not network.network_train_unet_only,
+        frozen_down=network.module == "networks.lora_fa",
     )
 
 
@@ -187,4 +190,8 @@ def _embedder_rank(args: FluxArgs, found: Found) -> int | None:
     return next((r for name, r in zip(EMBEDDERS, ranks, strict=True) if found.path.split(".")[0] == name), None)
 
 
-SIZES: dict[str, Callable[[Plan, Found], Rank]] = {"networks.lora": _sdxl, "networks.lora_flux": _flux}
+SIZES: dict[str, Callable[[Plan, Found], Rank]] = {
+    "networks.lora": _sdxl,
+    "networks.lora_fa": _sdxl,
+    "networks.lora_flux": _flux,
+}

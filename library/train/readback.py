@@ -9,7 +9,7 @@ from library.config.schema import ConfigError
 
 log = logging.getLogger(__name__)
 
-OURS = ("networks.lora", "networks.lora_flux")
+OURS = ("networks.lora", "networks.lora_fa", "networks.lora_flux")
 Shapes = Mapping[str, tuple[int, ...]]
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch.nn import functional
 
 from library import families, learners
@@ -295,3 +296,23 @@ def test_whole_matrices_of_lokr_are_saved_in_float16_and_gone_on_with(tmp_path, 
     weights = {"network_weights": file, "dim_from_weights": True, "max_train_steps": 1}
     anew = train(config_of(demo, script, **{**given, **weights}, output_dir=tmp_path / "c"))
     assert all(map(math.isfinite, [*on.losses, *anew.losses]))
+
+
+def test_lora_fa_learns_one_half_and_goes_on_exactly(tmp_path, demo, squares):
+    def trained(name, steps, **more):
+        values = {"train_data_dir": squares, "output_dir": tmp_path / name, "max_train_steps": steps, "seed": 5}
+        given = {"network_module": "networks.lora_fa", "network_args": ["conv_dim=4"], "network_train_unet_only": True}
+        return train(config_of(demo, "sdxl_train_network", **values, **given, **more))
+
+    first = trained("a", 2, save_state=True, save_every_n_steps=1, output_name="m")
+    before, after = (load_file(tmp_path / "a" / name) for name in ("m-step00000001.safetensors", "m.safetensors"))
+    downs, ups = ({n for n in after if f"{half}.weight" in n} for half in ("lora_down", "lora_up"))
+    assert len(downs) == len(ups) and after.keys() == downs | ups | {n.replace("lora_up.weight", "alpha") for n in ups}
+    assert all(torch.equal(before[name], after[name]) for name in downs)
+    assert all(after[name].any() for name in ups) and not all(torch.equal(before[name], after[name]) for name in ups)
+    wide = [after[n] for n in downs if after[n].ndim == 2]
+    spread = torch.cat([t.flatten() / (2 / sum(t.shape)) ** 0.5 for t in wide])
+    assert abs(spread.std() - 1) < 0.05 and spread.abs().max() > 2.5  # normal, of the variance 2 / (in + rank)
+    again = trained("b", 2, resume=tmp_path / "a" / "m-step00000001-state")
+    assert again.losses[-1] == first.losses[-1]
+    assert all(torch.equal(tensor, after[name]) for name, tensor in again.tensors().items())

@@ -63,9 +63,7 @@ _SAME = "LyCORIS trains the same kind of adapter"
 ADAPTERS = {
     "Standard": Adapter("networks.lora", (*BLOCKS, *DROPOUTS)),
     "Kohya LoCon": Adapter("networks.lora", (*CONV, *BLOCKS, *DROPOUTS)),
-    "LoRA-FA": Adapter(
-        "networks.lora", (*BLOCKS, *DROPOUTS), said="a frozen down half is not offered; both halves learn"
-    ),
+    "LoRA-FA": Adapter("networks.lora_fa", (*BLOCKS, *DROPOUTS)),
     "Kohya DyLoRA": _lycoris("dylora", *CONV, *DROPOUTS, "unit", said=_SAME),
     "Kohya LoHa": _lycoris("loha", *CONV, *DROPOUTS, "use_tucker", said=_SAME),
     "Kohya LoKr": _lycoris("lokr", *CONV, *DROPOUTS, "use_tucker", "factor", said=_SAME),
@@ -97,8 +95,8 @@ def read(ledger: Ledger) -> None:
     if adapter is None:
         ledger.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
         adapter = ADAPTERS["Standard"]
-    own = "networks.lora_flux" if ledger.family == "flux" else "networks.lora"
-    if adapter.module.startswith("networks.") and adapter.module != own:  # LoRA for the other model
+    is_for_flux = adapter.module == "networks.lora_flux"
+    if adapter.module.startswith("networks.") and is_for_flux != (ledger.family == "flux"):  # LoRA for the other model
         adapter = ADAPTERS["Flux1" if ledger.family == "flux" else "Standard"]
     module = adapter.module
     algo = [f"algo={adapter.algo}"] if adapter.algo else []
@@ -188,6 +186,8 @@ def fields(module: str, arguments: Mapping[str, str]) -> tuple[dict[str, Any], l
 def _kind(module: str, arguments: Mapping[str, str]) -> str:
     if module == "networks.lora_flux":
         return "Flux1"
+    if module == "networks.lora_fa":
+        return "LoRA-FA"
     if module != "lycoris.kohya":
         return "Kohya LoCon" if "conv_dim" in arguments else "Standard"
     algo = {"lora": "locon", "": "locon"}.get(arguments.get("algo", ""), arguments.get("algo", ""))

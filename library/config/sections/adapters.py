@@ -14,8 +14,8 @@ from library.config.sections.machine import Precision
 class Network:
     """The adapters that learn."""
 
-    network_module: Literal["networks.lora", "networks.lora_flux", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
+    network_module: Literal["networks.lora", "networks.lora_fa", "networks.lora_flux", "lycoris.kohya"] | str | None = (
+        opt(None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter")
     )
     network_dim: int | None = opt(
         None,
