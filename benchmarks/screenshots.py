@@ -101,6 +101,8 @@ Page = Any
 
 
 def lora(page: Page, demo: Any) -> None:
+    if not page.get_by_placeholder("Config file").locator("visible=true").count():  # a phone folds it away
+        page.locator(".extra:visible").click()
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(demo.configs["flux_train_network"]))
     page.get_by_role("button", name="Load config", exact=True).locator("visible=true").click()
     page.locator(".message:visible").wait_for()
