@@ -11,6 +11,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from kohya_gui import paths, texts
 from kohya_gui.acts import Acts
+from kohya_gui.allowing import Allower, Roots
 from kohya_gui.assets import Assets
 from kohya_gui.board import Board
 from kohya_gui.commands import Commands
@@ -24,7 +25,7 @@ from kohya_gui.printing import Printer
 from kohya_gui.queue import Queue
 from kohya_gui.routes import Protected, Routes
 from kohya_gui.service import Service
-from kohya_gui.serving import announce, bind, door_of, parser, prefix_of, serve
+from kohya_gui.serving import announce, bind, door_of, is_private, parser, prefix_of, serve
 from kohya_gui.theme import HEAD, THEME
 from kohya_gui.tools import Tools
 from kohya_gui.training import TABS, Training
@@ -72,6 +73,8 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(Commands(roots or paths.roots()).answers)
     page.service.add(texts.answers())
     page.service.add(Printer(roots or paths.roots()).answers)
+    page.service.add(Allower(roots).answers)
+    page.service.here_only.add("allow")
     page.service.add(Helper(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
     page.service.add(lab.answers)
     acts = Acts(forms)
@@ -103,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
-    app = application(build(paths.roots(given.root)), door, given.root_path)
+    roots = Roots(paths.roots(given.root), is_private(door, given.root_path))
+    app = application(build(roots), door, given.root_path)
     announce(given, bound.getsockname()[1], door)
     serve(app, bound)
     return 0

@@ -34,11 +34,40 @@ window.kohyaAsk = (() => {
   /** A message as the rest of the page shows it: kind is good, bad or plain. */
   function say(where, kind, text) {
     const lines = String(text).split("\n").filter(Boolean);
-    const body = lines.length > 1 ? make("ul", {}, lines.map((line) => make("li", {}, line))) : make("p", {}, lines[0] ?? "");
+    const body = lines.length > 1 ? make("ul", {}, lines.map((line) => make("li", {}, ...offered(line)))) : make("p", {}, ...offered(lines[0] ?? ""));
     where.replaceChildren(...(text ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, body)] : []));
   }
 
+  /** A sentence and, where it asks whether a folder may be used, the button that allows it. */
+  function offered(line) {
+    const folder = line.match(/Allow (.+)\?$/)?.[1];
+    return folder ? [line, " ", make("button", { type: "button", className: "allow", "data-allow": folder }, "Allow this folder")] : [line];
+  }
+
+  let pressed; // what asked for the last thing that can be refused for want of a folder
+
+  /** Let the page use a folder; when nothing else is asked in the same place, what was refused is done again. */
+  async function allow(button) {
+    const place = button.closest(".message") ?? button.parentElement;
+    button.disabled = true;
+    try {
+      button.replaceWith(make("b", { className: "allowed" }, (await ask("allow", { folder: button.dataset.allow })).said));
+    } catch (error) {
+      button.after(make("b", {}, error.message));
+      return;
+    }
+    if (place.querySelector(".allow:not(:disabled)")) return;
+    if (place.closest("dialog")) place.dispatchEvent(new Event("kohya:allowed", { bubbles: true }));
+    else if (pressed?.isConnected && pressed.checkVisibility()) pressed.click();
+  }
+
+  document.addEventListener("click", ({ target }) => {
+    const button = target.closest?.("button");
+    if (button?.matches(".allow")) allow(button);
+    else if (button?.matches(".bar .row button, .begin button:not(.opens), .bar .keep, .bar .probe, [data-do], [data-go], .lab button")) pressed = button;
+  }, true);
+
   const wait = (ms) => new Promise((done) => setTimeout(done, ms));
   const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-  return { ask, address, make, say, wait, count };
+  return { ask, address, make, say, offered, wait, count };
 })();

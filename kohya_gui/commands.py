@@ -24,7 +24,7 @@ class Commands:
     """What scripts may ask about commands and the processes that were made of them."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        self.roots = tuple(roots)
+        self.roots = roots
 
     @property
     def answers(self) -> dict[str, Answer]:

@@ -20,7 +20,7 @@ window.kohyaDesk = (() => {
 
   const away = () => make("button", { type: "button", className: "away", "aria-label": "Close" }, "✕");
 
-  const failed = (tab, error) => tell(tab, "bad", ...error.message.split("\n").map((line) => make("p", {}, line)));
+  const failed = (tab, error) => tell(tab, "bad", ...error.message.split("\n").map((line) => make("p", {}, ...window.kohyaAsk.offered(line))));
 
   // ---- while one types
 

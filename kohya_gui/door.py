@@ -24,6 +24,10 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDED = b"x-forwarded-host"
+HERE = "kohya.here"  # in the scope: whether the request comes from a browser on this computer
+# What proxies and tunnels add to a request that they pass on.
+PASSED_ON = ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "x-original-host", "cf-ray",
+             "x-original-forwarded-for", "true-client-ip", "fastly-client-ip", "cf-connecting-ip")  # fmt: skip
 FRAMES = ("iframe", "frame", "object", "embed")
 SHORTEST = 8  # characters of a password that guards a page others can reach
 PAUSE = 0.5  # seconds that a wrong password costs; one after the other, whoever guesses
@@ -35,6 +39,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def is_here(scope: Scope) -> bool:
+    """Whether a request comes from a browser on this computer, and from the page: by no proxy, under no other name."""
+    headers: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    host, origin = headers.get("host", []), headers.get("origin", [])
+    passed_on = any(name in PASSED_ON or name.startswith("x-forwarded") for name in headers)
+    if passed_on or len(host) != 1 or len(origin) != 1 or not is_loopback(str((scope.get("client") or ("",))[0])):
+        return False
+    own = origin[0].lower() == f"http://{host[0].lower()}" and name_of(host[0]) in LOOPBACK
+    return own and headers.get("sec-fetch-site", ["same-origin"]) == ["same-origin"]
 
 
 def new_token() -> str:
@@ -79,7 +96,7 @@ class Door:
         else:
             # A name that is not ours must not get into the addresses that the page is told.
             headers = [pair for pair in scope["headers"] if pair[0].lower() != FORWARDED or self._is_ours_all(pair[1])]
-            await self.app({**scope, "headers": headers}, receive, send)
+            await self.app({**scope, "headers": headers, HERE: is_here(scope)}, receive, send)
 
     def refusal(self, scope: Scope, headers: dict[str, str]) -> str:
         """Why a request is turned away whoever sent it, or ""."""

@@ -30,7 +30,7 @@ class Helper:
     """Answers for the forms of all training tabs, by tab."""
 
     def __init__(self, forms: Mapping[str, Form], adapters: Mapping[str, bool], roots: Sequence[Path]) -> None:
-        self.forms, self.adapters, self.roots = forms, adapters, tuple(roots)
+        self.forms, self.adapters, self.roots = forms, adapters, roots
 
     @property
     def answers(self) -> dict[str, Answer]:

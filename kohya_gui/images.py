@@ -6,14 +6,14 @@ there to be quick. Work that takes long runs on a thread and is asked after.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from starlette.responses import Response
 
-from kohya_gui import paths, sets
+from kohya_gui import allowing, paths, sets
 from kohya_gui.service import Answer, Sent, Show
 from library.config.schema import ConfigError
 from library.curation import album as albums
@@ -32,7 +32,7 @@ class Images:
     """The tab. Made inside `gr.Blocks`."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        self.roots = tuple(roots)
+        self.roots = roots
         self.albums: OrderedDict[str, Album] = OrderedDict()
         self.works: OrderedDict[str, Work] = OrderedDict()
         self.busy = threading.Lock()
@@ -216,7 +216,11 @@ class Images:
         return found
 
     def _look(self, config: Any, world: int, report: Report) -> Album:
-        found = sources.opened(config, report, self._may, world)
+        outside: dict[str, None] = {}
+        try:
+            found = sources.opened(config, report, lambda path: self._may(path, outside), world)
+        except ConfigError as error:
+            raise ConfigError(self._asked(outside) or str(error)) from None
         key = f"{found.root}|{sets.mark(config, world)}"
         with self.busy:
             before = self.albums.pop(key, None)
@@ -229,12 +233,17 @@ class Images:
                 self.albums.popitem(last=False)
         return found
 
-    def _may(self, path: str) -> bool:
+    def _may(self, path: str, outside: dict[str, None]) -> bool:
         try:
             paths.inside(path, self.roots)
-        except ConfigError:
+        except ConfigError as error:
+            outside[str(error)] = None
             return False
         return True
+
+    def _asked(self, outside: Iterable[str]) -> str:
+        """The questions among what was said of paths outside of the roots."""
+        return "\n".join(said for said in outside if allowing.asked(said))
 
     def _wanted(self, album: Album, sent: Sent) -> list[Picture]:
         folder = None if sent.fields.get("place") is None else sent.text("place")

@@ -8,6 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from kohya_gui import allowing
+
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[str], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
 
@@ -32,7 +34,7 @@ def problems(text: str, places: Places, fix: Fix = lambda problem: {}) -> str:
     for line in lines:
         said, element = _told(line, places)
         marks += [f"#{element}"] if element else []
-        listed.append(f"<li>{said}{button(fix(line))}</li>")
+        listed.append(f"<li>{said}{button(fix(line))}{_allow(line)}</li>")
     return _box("bad", _title(len(lines)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", alert=True)
 
 
@@ -78,6 +80,13 @@ def button(values: Mapping[str, bool | str]) -> str:
     given = html.escape(json.dumps(dict(values)))
     shown = f"<span>Fix</span> <code>{html.escape(said)}</code>"
     return f' <button type="button" class="fix" data-fix="{given}">{shown}</button>'
+
+
+def _allow(line: str) -> str:
+    """The button that lets the page use the folder that a line asks about."""
+    folder = allowing.asked(line)
+    given = f'class="allow" data-allow="{html.escape(folder)}"'
+    return f' <button type="button" {given}>Allow this folder</button>' if folder else ""
 
 
 def as_word(value: bool | str) -> str:

@@ -276,7 +276,7 @@ window.kohya = (() => {
     } catch (error) {
       button.disabled = false;
       const told = button.parentElement.querySelector("b") ?? button.parentElement.appendChild(document.createElement("b"));
-      told.textContent = error.message;
+      told.replaceChildren(...window.kohyaAsk.offered(error.message));
     }
   }
 

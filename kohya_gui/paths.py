@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kohya_gui.allowing import RESERVED, question
 from library.config.schema import ConfigError, Reading, draft, options, values
 from library.config.values import pasted
 
 LONGEST = 2000
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
-RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # devices that Windows has in every folder
 CONFIGS = (".toml",)
 LISTS = ("base_weights",)  # options of several files
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -63,8 +63,7 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     # Of several the innermost: a root that was named may lie in a hidden folder of another.
     below = min((path.relative_to(root) for root in allowed if path.is_relative_to(root)), key=_depth, default=None)
     if below is None:
-        places = ", ".join(map(str, allowed))
-        raise ConfigError(f"{what}: {path} is outside of {places}; start the page with --root FOLDER to allow more")
+        raise ConfigError(f"{what}: {path}{question(path, allowed)}")
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
         raise ConfigError(f"{what}: a name in this path is longer than file systems allow")
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in below.parts):

@@ -2,8 +2,8 @@
 // The file picker: a dialog that lists what the server allows. Typing filters, arrows move, Enter opens or takes,
 // Backspace goes up, Escape closes.
 window.kohyaPick = (() => {
-  const { ask, make } = window.kohyaAsk;
-  let dialog, part = {}, now = {}, wanted = {}, asked = 0;
+  const { ask, make, offered } = window.kohyaAsk;
+  let dialog, part = {}, now = {}, wanted = {}, asked = 0, refused = "";
 
   function build() {
     part.places = make("div", { className: "places" });
@@ -33,6 +33,7 @@ window.kohyaPick = (() => {
     part.filter.onkeydown = keys;
     part.list.onclick = ({ target }) => target.closest("li") && enter(Number(target.closest("li").dataset.at));
     dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
+    dialog.addEventListener("kohya:allowed", () => open(refused));
     dialog.onclose = () => wanted.input?.focus();
     document.body.append(dialog);
   }
@@ -89,9 +90,9 @@ window.kohyaPick = (() => {
       const found = await ask("list", { folder, filter, kind: wanted.kind, endings: wanted.endings });
       if (mine === asked) show(found);
     } catch (error) {
-      part.note.textContent = error.message;
+      refused = folder;
       if (!now.folder && folder) await open("");
-      part.note.textContent = error.message;
+      part.note.replaceChildren(...offered(error.message));
     }
   }
 

@@ -46,7 +46,7 @@ class Picker:
     """Folders and files below the roots, and nothing else."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        self.roots = tuple(roots)
+        self.roots = roots
 
     @property
     def answers(self) -> dict[str, Answer]:

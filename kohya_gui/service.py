@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kohya_gui.door import HERE
 from library.config.schema import ConfigError
 
 PREFIX = "/own/"
@@ -73,6 +74,7 @@ class Service:
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
         self.shows: dict[str, Show] = {}
+        self.here_only: set[str] = set()  # questions that only a browser on this computer may ask
 
     def add(self, answers: Mapping[str, Answer], shows: Mapping[str, Show] | None = None) -> None:
         """Let these names be asked for: `answers` by POST, `shows` (which may change nothing) by GET."""
@@ -90,6 +92,8 @@ class Service:
             return JSONResponse({"error": "there is no such question"}, 404)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return JSONResponse({"error": "questions are JSON"}, 415)
+        if name in self.here_only and request.scope.get(HERE) is not True:
+            return JSONResponse({"error": "This can be done on the computer itself only."}, 403)
         body = b""
         async for piece in request.stream():
             body += piece

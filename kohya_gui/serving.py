@@ -92,6 +92,11 @@ def door_of(given: argparse.Namespace) -> dict[str, Any]:
     return door
 
 
+def is_private(door: dict[str, Any], root_path: str) -> bool:
+    """Whether the page is for this computer alone: no other address, no other name, nobody who has to show anything."""
+    return is_loopback(door["host"]) and not (door["token"] or door.get("login") or door["also"] or root_path)
+
+
 def token_in(path: Path) -> str:
     """The token in a file; a new one is written, for this user's eyes only, when there is no such file."""
     try:

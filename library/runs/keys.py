@@ -6,6 +6,7 @@ A training gets them by its environment. What stands in the environment already 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from library.files import write_atomic
 from library.runs import layout, registry
@@ -27,14 +28,14 @@ def keep(given: Mapping[str, str | None]) -> list[str]:
     """Keep what is given and not empty; the names of what is new. The file is readable by its owner only (0600)."""
     new = {name: value for name, value in given.items() if name in ENVIRONMENT and value and kept().get(name) != value}
     if new:
-        _store({**kept(), **{name: str(value) for name, value in new.items()}})
+        store_privately(place(), {**kept(), **{name: str(value) for name, value in new.items()}})
     return list(new)
 
 
 def forget(name: str) -> None:
     """Keep one of them no longer."""
     if name in kept():
-        _store({other: value for other, value in kept().items() if other != name})
+        store_privately(place(), {other: value for other, value in kept().items() if other != name})
 
 
 def environment() -> dict[str, str]:
@@ -42,8 +43,8 @@ def environment() -> dict[str, str]:
     return {ENVIRONMENT[name]: value for name, value in kept().items() if not os.environ.get(ENVIRONMENT[name])}
 
 
-def _store(values: Mapping[str, str]) -> None:
-    path = place()
+def store_privately(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON object into a file that only its owner may read (0600)."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(temporary: Path) -> None:

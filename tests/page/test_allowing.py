@@ -1,0 +1,297 @@
+"""Folders that are allowed on the page: asked for once, on this computer only, and never those of the system."""
+
+import argparse
+import json
+import os
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from kohya_gui import allowing, paths
+from kohya_gui.allowing import Allower, Roots
+from kohya_gui.service import Sent
+from kohya_gui.serving import door_of, is_private, parser
+from library.config.schema import ConfigError
+from library.runs import registry
+
+PORT = "127.0.0.1:7860"
+OWN = {"host": PORT, "origin": f"http://{PORT}"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "kohya"))
+    return tmp_path / "kohya"
+
+
+@pytest.fixture
+def place(tmp_path):
+    for name in ("root", "other/sub", "other/.hidden", "file"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path.resolve()
+
+
+def allow(roots, folder):
+    return Allower(roots).allow(Sent({"folder": str(folder)}))
+
+
+def test_a_folder_is_asked_for_once_and_holds_at_once_and_after_a_restart(place):
+    roots = Roots([place / "root"], asks=True)
+    with pytest.raises(ConfigError) as said:
+        paths.inside(str(place / "other" / "out"), roots, "output_dir")
+    assert allowing.asked(str(said.value)) == str(place / "other" / "out")
+    allow(roots, place / "other")
+    assert paths.inside(str(place / "other" / "out"), roots) == place / "other" / "out"
+    assert list(Roots([place / "root"], asks=True)) == [place / "root", place / "other"]
+    allow(roots, place / "other")  # twice is once
+    assert json.loads(allowing.place().read_text())["folders"] == [str(place / "other")]
+    with pytest.raises(ConfigError, match="hidden"):
+        paths.inside(str(place / "other" / ".hidden" / "x"), roots)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
+def test_the_file_is_for_its_owner_only(place):
+    allow(Roots([place / "root"], asks=True), place / "other")
+    assert stat.S_IMODE(allowing.place().stat().st_mode) == 0o600
+
+
+def test_of_a_file_its_folder_is_asked_for(place):
+    (place / "other" / "v1.5").mkdir()
+    (place / "other" / "model").write_text("x")
+    for text, folder in (("a.safetensors", "other"), ("v1.5", "other/v1.5"), ("model", "other"), ("new", "other/new"),
+                         ("v2.5", "other/v2.5"), ("run.toml", "other")):  # fmt: skip
+        assert allowing.meant(place / "other" / text) == place / folder, text
+
+
+def bad_places(place):
+    anchor = Path(place.anchor)
+    found = [anchor, Path.home(), Path.home().parent, Path.home() / ".ssh", place / "other" / ".hidden",
+             place / ".new" / "sub", registry.home(), registry.home().parent, registry.home() / "runs",
+             Path(sys.prefix)]  # fmt: skip
+    if os.name != "nt":
+        names = "/etc /etc/x /usr /usr/share /bin /proc/self /dev /sys /var /var/lib /boot /ETC /run/x /lib/x"
+        found += [Path(one) for one in names.split()]
+    return found
+
+
+def test_what_is_no_place_for_a_training_is_refused_and_not_asked_for(place):
+    roots = Roots([place / "root"], asks=True)
+    for folder in bad_places(place):
+        if folder != Path.home() or not folder.is_relative_to(place / "root"):
+            with pytest.raises(ConfigError):
+                allow(roots, folder)
+        try:
+            paths.inside(str(folder / "x"), roots)
+        except ConfigError as said:
+            assert allowing.asked(str(said)) not in map(str, bad_places(place)), said
+    (place / "root" / "plain").write_text("x")
+    inside = [f"{place}/{one}" for one in ("root/../other", "oth\ner", "root/plain/sub", "CON", "a:b", "other/..")]
+    for text in ("", ".", "other", "../other", "~", "C:", "\\\\server\\share", "x" * 5000, *inside):
+        with pytest.raises(ConfigError):
+            allow(roots, text)
+    assert list(roots) == [place / "root"] and not allowing.place().exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
+def test_links_are_judged_by_where_they_lead(place):
+    roots = Roots([place / "root"], asks=True)
+    (place / "other" / "link").symlink_to("/etc")
+    with pytest.raises(ConfigError):
+        allow(roots, place / "other" / "link")
+    with pytest.raises(ConfigError, match="belongs to the system"):
+        paths.inside(str(place / "other" / "link" / "x"), roots)
+    allow(roots, place / "other" / "sub")
+    (place / "other" / "sub").rmdir()
+    (place / "other" / "sub").symlink_to("/etc")  # exchanged later
+    with pytest.raises(ConfigError):
+        paths.inside(str(place / "other" / "sub" / "passwd"), roots)
+
+
+@pytest.mark.skipif(
+    os.name == "nt" or not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
+)
+def test_a_folder_that_cannot_be_made_is_refused(place):
+    (place / "other").chmod(0o500)
+    assert "cannot be made" in allowing.refusal(place / "other" / "new")
+    assert allowing.refusal(place / "other") == ""
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"folders": 7}', '{"folders": [7, null, ["/x"], "relative", "/"]}',
+                                     '{"folders": ["/etc", "/home/../etc", "//x", "~"]}'])  # fmt: skip
+def test_whatever_stands_in_the_file_widens_nothing(place, content):
+    allowing.place().parent.mkdir(parents=True, exist_ok=True)
+    allowing.place().write_text(content)
+    for path in ("/etc/passwd", "/"):
+        with pytest.raises(ConfigError):
+            paths.inside(path, Roots([place / "root"], asks=True))
+
+
+def test_a_page_for_others_neither_asks_nor_counts_what_was_allowed(place):
+    allow(Roots([place / "root"], asks=True), place / "other")
+    for roots in (Roots([place / "root"]), [place / "root"]):
+        with pytest.raises(ConfigError, match="--root FOLDER"):
+            paths.inside(str(place / "other"), roots)
+        with pytest.raises(ConfigError, match="--root FOLDER"):
+            allow(roots, place / "file")
+
+
+@pytest.mark.parametrize(("words", "private"), [
+    ("", True), ("--host localhost", True), ("--host ::1", True), ("--root /x", True), ("--host 0.0.0.0", False),
+    ("--host 192.168.0.7", False), ("--allowed-host train.example", False), ("--root_path /trainer", False),
+    ("--root_path https://train.example/x", False), ("--user anna", False),
+])  # fmt: skip
+def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatch):
+    monkeypatch.setenv("KOHYA_PASSWORD", "a long password")
+    monkeypatch.delenv("KOHYA_TOKEN", raising=False)
+    given: argparse.Namespace = parser().parse_args(words.split())
+    assert is_private(door_of(given), given.root_path) is private
+    monkeypatch.setenv("KOHYA_TOKEN", "a-token-of-some-length")
+    assert not is_private(door_of(given), given.root_path)
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory):
+    from kohya_gui.app import application, build
+
+    root = tmp_path_factory.mktemp("asking").resolve()
+    return application(build(Roots([root], asks=True)), {"host": "127.0.0.1"})
+
+
+HOSTILE = [
+    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "https://127.0.0.1:7860"}, {"origin": ""},
+    {"host": "train.example", "origin": "http://train.example"}, {"x-forwarded-for": "203.0.113.5"},
+    {"x-forwarded-for": "127.0.0.1"}, {"forwarded": "for=203.0.113.5"}, {"x-real-ip": "203.0.113.5"},
+    {"via": "1.1 proxy"},
+    {"x-forwarded-host": "train.example"}, {"x-forwarded-proto": "https"}, {"cf-connecting-ip": "203.0.113.5"},
+    {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://localhost:7860"},
+    {"origin": "http://127.0.0.1:9999"}, {"content-type": "text/plain"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", HOSTILE)
+def test_a_browser_elsewhere_a_proxy_or_another_site_cannot_widen_the_roots(application, place, headers):
+    client = TestClient(application, f"http://{PORT}", headers=OWN, client=("127.0.0.1", 5000))
+    body = json.dumps({"folder": str(place / "other")})
+    answer = client.post("/own/allow", content=body, headers={"content-type": "application/json", **headers})
+    assert answer.status_code in (403, 415) and not allowing.place().exists()
+
+
+def test_a_browser_here_can_and_others_cannot_by_any_way(application, place):
+    body = {"folder": str(place / "other")}
+    for peer in ("192.168.0.9", "203.0.113.5", "testclient", "fe80::1"):
+        away = TestClient(application, f"http://{PORT}", headers=OWN, client=(peer, 5000))
+        assert away.post("/own/allow", json=body).status_code == 403
+    client = TestClient(application, f"http://{PORT}", headers=OWN, client=("127.0.0.1", 5000))
+    assert client.get("/own/allow", params=body).status_code == 404
+    bare = TestClient(application, f"http://{PORT}", headers={"host": PORT}, client=("127.0.0.1", 5000))
+    assert bare.post("/own/allow", json=body).status_code == 403 and not allowing.place().exists()
+    assert "Allow" in client.post("/own/list", json=body).json()["error"]
+    assert client.post("/own/allow", json=body).json()["said"] == f"Allowed: {place / 'other'}"
+    assert client.post("/own/list", json=body).json()["folder"] == str(place / "other")
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory):
+    """A page that asks, with one folder that it may use."""
+    import uvicorn
+
+    from kohya_gui.app import application, bind, build
+
+    root = tmp_path_factory.mktemp("page").resolve()
+    bound = bind("127.0.0.1", 0)
+    app = application(build(Roots([root], asks=True)), {"host": "127.0.0.1"})
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(timeout=5)
+
+
+@pytest.fixture
+def visitor(chromium, asking, stand_ins, monkeypatch):
+    """One visit; trainings are stand-ins, and what a form names is guarded as ever."""
+    from tests.page.conftest import Visit
+
+    monkeypatch.setattr(paths, "allow", ALLOW)
+    made = Visit(chromium, asking)
+    yield made
+    from library.runs import reader, stop
+
+    for run in reader.runs():
+        stop.request(run.id, "now")
+    made.context.close()
+    assert made.complaints == []
+
+
+ALLOW = paths.allow
+
+
+@pytest.mark.browser
+def test_train_asks_for_each_folder_and_then_starts(visitor, place):
+    model, results = place / "other" / "base.safetensors", place / "out" / "new"
+    visitor.fill(pretrained_model_name_or_path=model, train_data_dir=place / "file", resolution="1024",
+                 output_name="cat", max_train_steps="20", output_dir=results)  # fmt: skip
+    visitor.click("Train")
+    visitor.until("3 things have to be fixed first")
+    buttons = visitor.page.locator(".message:visible .allow")
+    assert buttons.count() == 3 and not (place / "out").exists()
+    for left in (2, 1):
+        buttons.first.click()
+        visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
+    buttons.first.click()
+    visitor.until("It goes on when this page is closed")
+    assert set(allowing.remembered()) == {place / "other", place / "file", place / "out" / "new"}
+    visitor.state("finished")
+
+
+@pytest.mark.browser
+def test_the_picker_the_configs_the_data_set_and_the_tools_ask_too(visitor, place):
+    page = visitor.page
+    (place / "other" / "a.toml").write_text("max_train_steps = 77\n")
+    field = page.get_by_placeholder("Config file").locator("visible=true")
+    field.fill(str(place / "other" / "a.toml"))
+    visitor.click("Load config")
+    page.locator(".message:visible .allow").click()
+    visitor.until("Loaded a.toml")
+    assert page.locator("#lora-max_train_steps").input_value() == "77"
+    visitor.fill(output_dir=place / "file")
+    page.get_by_label("Browse for Output folder").locator("visible=true").click()
+    page.locator("dialog.picker .allow").click()
+    page.wait_for_function("document.querySelector('dialog.picker .where').value.endsWith('/file')")
+    page.get_by_role("button", name="Choose this folder").click()
+    from tests.data import make
+
+    make.folder(place / "sets", "cats")
+    page.get_by_role("tab", name="Data set", exact=True).click()
+    page.locator("#images-folder").fill(str(place / "sets" / "cats"))
+    page.get_by_role("button", name="Open folder", exact=True).locator("visible=true").click()
+    page.locator(".message:visible .allow").click()
+    page.get_by_text("Times each image is seen per epoch: 1").wait_for()
+    page.get_by_role("tab", name="LoRA tools", exact=True).click()
+    page.locator("#tools-merge-loras-first").fill(str(place / "tools" / "x.safetensors"))
+    page.locator("#tools-merge-out").fill(str(place / "root" / "y.safetensors"))
+    page.locator(".tools [data-go]").click()
+    page.locator(".message:visible .allow").first.wait_for()
+    (place / "tools").mkdir()
+    page.locator(".message:visible .allow").first.click()
+    page.get_by_text("does not exist").wait_for()  # the file in it, which is looked for again at once
+    assert place / "tools" in allowing.remembered()
+
+
+@pytest.mark.browser
+def test_what_may_not_be_allowed_has_no_button(visitor):
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill("/etc/a.toml")
+    visitor.click("Load config")
+    visitor.until("belongs to the system")
+    assert visitor.page.locator(".allow").count() == 0
