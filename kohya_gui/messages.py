@@ -47,7 +47,7 @@ def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str,
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
         listed.append(
             f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
-            f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}</span></li>"
+            f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}{_allow(one['text'])}</span></li>"
         )
     wrong = sum(one["verdict"] == "bad" for one in found["findings"])
     failed = bool(found.get("failed"))

@@ -223,7 +223,7 @@ def visitor(chromium, asking, stand_ins, monkeypatch):
     """One visit; trainings are stand-ins, and what a form names is guarded as ever."""
     from tests.page.conftest import Visit
 
-    monkeypatch.setattr(paths, "allow", ALLOW)
+    monkeypatch.setattr(paths, "_outside", OUTSIDE)
     made = Visit(chromium, asking)
     yield made
     from library.runs import reader, stop
@@ -234,7 +234,7 @@ def visitor(chromium, asking, stand_ins, monkeypatch):
     assert made.complaints == []
 
 
-ALLOW = paths.allow
+OUTSIDE = paths._outside
 
 
 @pytest.mark.browser
