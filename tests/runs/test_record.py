@@ -225,7 +225,7 @@ def test_a_run_that_cannot_write_its_folder_again_is_still_seen_and_can_be_stopp
         shutil.rmtree(out)
         (run,) = reader.runs()
         assert (run.id, run.state, run.active, run.facts["lost"]) == (run_id, "running", True, True)
-        stop.request(run_id, "now")
+        stop.request(run_id, "kill")
         trainer.wait(20)
     assert not any(run.active for run in reader.runs())
 
