@@ -199,7 +199,7 @@ def test_a_rate_of_zero_leaves_a_group_out_but_not_the_file(flux_like, flux_conf
 
 def test_nothing_that_learns_is_an_error(flux_like, flux_config):
     family, parts = flux_like
-    with pytest.raises(ConfigError, match="nothing learns"):
+    with pytest.raises(ConfigError, match="nothing is trained"):
         learners.attach(parts, family, flux_config(learning_rate=0))
 
 
