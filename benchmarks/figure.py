@@ -164,7 +164,11 @@ def _order(path: Path) -> tuple[bool, bool, str, int]:
 
 
 def _result(name: str, size: int, every: list[Measured]) -> str:
-    """The newest measurement of a preset, beside the fastest of sd-scripts that fits into as much memory there."""
+    """The newest measurement of a preset, beside the fastest of sd-scripts that fits into as much memory there.
+
+    DreamBooth's presets hold the settings of the fine-tunes', so that one measurement is of both.
+    """
+    name = name.replace("/dreambooth-", "/finetune-")
     of_preset = ((one, row) for one in every for row in one["rows"] if row.get("preset") == name)
     one, row = next(of_preset, (None, None))
     if one is None or row is None:

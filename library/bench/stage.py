@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from library.bench.subjects import FACTOR, Made, Own, Subject
 from library.compile_ledger import LEDGER
 from library.memory import precision, swapping
 from library.train import optim
+
+Size = int | tuple[tuple[int, int], ...]  # the side of square images in pixels, or several (width, height)
 
 
 @dataclass(frozen=True)
@@ -77,29 +80,30 @@ def autocast(config: Any, device: torch.device) -> contextlib.AbstractContextMan
 
 
 class Stage:
-    """One candidate at one image size, ready to be timed. Close it when it is done, or its memory stays taken."""
+    """One candidate at one image size or several, ready to be timed. Close it, or its memory stays taken."""
 
-    def __init__(self, subject: Subject, config: Any, device: torch.device, resolution: int, made: Made) -> None:
-        self.subject, self.config, self.device, self.resolution = subject, config, device, resolution
+    def __init__(self, subject: Subject, config: Any, device: torch.device, size: Size, made: Made) -> None:
+        self.subject, self.config, self.device = subject, config, device
+        sides = size if isinstance(size, tuple) else ((size, size),)
         self.made, self.generator, self.encoding, self.ranks, self.rank = made, torch.Generator(device), None, 1, 0
         compile_utils.start_over()
-        self.not_compiled = memory.prepare(made.parts.denoiser, made.family, config, device, _latents(resolution))
+        self.not_compiled = memory.prepare(made.parts.denoiser, made.family, config, device, _latents(sides))
         self.optimizer = optim.optimizer(made.learner, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
         self._swap = None if config.adapters else swapping.of(made.parts.denoiser)
         optim.train_mode(self.optimizer)
         made.learner.train()
-        self._wrong = self._loss()
+        self._losses = itertools.cycle([self._loss(width, height) for width, height in sides])
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Mixed precision, as a training has it."""
         return autocast(self.config, self.device)
 
-    def _loss(self) -> Callable[[], Tensor]:
+    def _loss(self, width: int, height: int) -> Callable[[], Tensor]:
         if isinstance(self.subject, Own):
-            return self._own_loss(self.subject)
-        predict, denoiser = self.subject.predict(self.made, self.resolution, self.device), self.made.parts.denoiser
+            return self._own_loss(self.subject, width, height)
+        predict, denoiser = self.subject.predict(self.made, width, self.device), self.made.parts.denoiser
 
         def wrong() -> Tensor:
             with self.autocast():
@@ -107,25 +111,25 @@ class Stage:
 
         return wrong
 
-    def _own_loss(self, subject: Own) -> Callable[[], Tensor]:
+    def _own_loss(self, subject: Own, width: int, height: int) -> Callable[[], Tensor]:
         """The trainer's own loss: noise, target, conditions, prediction, weighting."""
         from library.data.loading import Batch
         from library.train import loss
 
-        number, side = subject.batch, float(self.resolution)
+        number = subject.batch
         batch = Batch(
             captions=[""] * number,
             paths=[""] * number,
-            sizes=torch.tensor([[side, side, 0, 0, side, side]] * number, device=self.device),
+            sizes=torch.tensor([[height, width, 0.0, 0.0, height, width]] * number, device=self.device),
             weights=torch.ones(number, device=self.device),
-            latents=subject.latents(self.resolution, self.device),
+            latents=subject.latents((width, height), self.device),
             text=subject.text(self.made, self.device),
         )
         return lambda: loss.of(batch, self.made.family, self.made.parts, self.made.learner, self)
 
     def step(self) -> Tensor:
-        """Forward, backward, clipping, optimizer: what a training repeats. Returns the loss."""
-        (wrong := self._wrong()).backward()
+        """Forward, backward, clipping, optimizer: what a training repeats, one size after another. Returns the loss."""
+        (wrong := next(self._losses)()).backward()
         if self._swap:
             self._swap.bring_home()
         if not self.config.optim.stepped_early:
@@ -163,19 +167,19 @@ class Stage:
 
     def close(self) -> None:
         """Let the model go."""
-        del self.made, self.optimizer, self._wrong, self._swap
+        del self.made, self.optimizer, self._losses, self._swap
         compile_utils.start_over()
 
 
 @contextlib.contextmanager
-def staged(subject: Subject, config: Any, device: torch.device, resolution: int, made: Made | None = None):
-    """A stage that is closed at the end."""
-    found = Stage(subject, config, device, resolution, made or subject.make(config, device))
+def staged(subject: Subject, config: Any, device: torch.device, size: Size, made: Made | None = None):
+    """A stage that is closed at the end; `size` is the side of square images, or several (width, height)."""
+    found = Stage(subject, config, device, size, made or subject.make(config, device))
     try:
         yield found
     finally:
         found.close()
 
 
-def _latents(resolution: int) -> tuple[tuple[int, int]]:
-    return ((resolution // FACTOR, resolution // FACTOR),)
+def _latents(sides: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((height // FACTOR, width // FACTOR) for width, height in sides)

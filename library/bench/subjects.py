@@ -123,10 +123,11 @@ class Own:
         text, sizes = self.text(made, device), torch.ones(len(latents), 6, device=device)
         return lambda denoiser: made.family.predict(denoiser, noised, text, sizes)
 
-    def latents(self, resolution: int, device: torch.device) -> Tensor:
-        """Random latents [B, C, h, w]."""
+    def latents(self, size: int | tuple[int, int], device: torch.device) -> Tensor:
+        """Random latents [B, C, h, w] of images of one size: the side of a square, or (width, height)."""
         channels = 16 if self.name == "flux" else 4
-        return torch.randn(self.batch, channels, resolution // FACTOR, resolution // FACTOR, device=device)
+        width, height = size if isinstance(size, tuple) else (size, size)
+        return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
     def text(self, made: Made, device: torch.device) -> dict[str, Tensor]:
         """Random text outputs in the shapes of the caches."""

@@ -27,7 +27,7 @@ NO_MATTER = ("compile_cache_dir", "compile_compare_steps", "compile_fallback", "
              "network_weights", "dim_from_weights", "base_weights", "base_weights_multiplier", "scale_weight_norms",
              "training_comment", "no_metadata")  # fmt: skip
 SHARES = 20  # sizes of images are as frequent as before if each keeps its twentieths of all batches
-VERSION = 2
+VERSION = 3
 
 
 def folder() -> Path:
@@ -73,16 +73,18 @@ def _shares(kinds: Counter[tuple[int, int, int]]) -> list[list[int]]:
     return sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items())
 
 
-def read(name: str) -> list[dict[str, Any]]:
-    """What was measured; nothing where that is unknown or cannot be read."""
+def read(name: str, passes: int) -> list[dict[str, Any]]:
+    """What was measured; nothing where that is unknown, cannot be read, or left out what pays in a longer training."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
-        if known["version"] == VERSION and all(isinstance(result["way"], dict) for result in known["results"]):
+        enough = known["complete"] or passes <= known["passes"]
+        if known["version"] == VERSION and enough and all(isinstance(r["way"], dict) for r in known["results"]):
             return known["results"]
     return []
 
 
-def write(name: str, results: list[dict[str, Any]]) -> None:
+def write(name: str, results: list[dict[str, Any]], passes: int, complete: bool) -> None:
     """Keep it. A folder that cannot be written only means that it will be measured again."""
     with contextlib.suppress(OSError, ValueError):
-        write_atomic(folder() / f"{name}.json", json.dumps({"version": VERSION, "results": results}, indent=1))
+        facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}
+        write_atomic(folder() / f"{name}.json", json.dumps(facts, indent=1))

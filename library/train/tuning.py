@@ -27,6 +27,8 @@ SIZES = 3  # sizes of images that are timed, the most frequent ones
 FEW = 4  # sizes of images up to which graphs for each of them are worth a try
 ROOM = 0.93  # of the GPU's memory may be in use, as the optimizer's own is not yet there
 WAIT = 0.5  # seconds between two looks whether the main process has done
+COMPILED_SAVES, COMPILING = 0.5, 10.0  # of a step at most, for seconds at least: a run has to be worth trying it
+KERNELS_SAVE, KERNELS = 0.1, 120.0  # the same of max-autotune, which compiles each kernel in many ways
 NOISE = 0.01  # a way has to be better by this share to be preferred to a simpler one
 GIB = 2**30
 
@@ -59,6 +61,7 @@ class Bench:
     run: Any
     results: list[Result] = field(default_factory=list)
     kernels: attention.Watch | None = None  # what attention this model asks for, once that has been seen
+    complete: bool = True  # whether all ways were tried, also those that only pay in longer trainings
 
     @property
     def passes(self) -> int:
@@ -94,13 +97,13 @@ def _wait_for_main(run: Any) -> None:
 
 def _decided(bench: Bench) -> Way:
     name = remembered.name_of(bench)
-    known = remembered.read(name)
+    known = remembered.read(name, bench.passes)
     if known:
         bench.results = [_still(Result(**result), bench.run.config) for result in known]
     else:
         _measure(bench)
         if _compiles(bench):  # else that may be mended by the next start, and shall not be remembered
-            remembered.write(name, [asdict(result) for result in bench.results])
+            remembered.write(name, [asdict(result) for result in bench.results], bench.passes, bench.complete)
     chosen = choose(bench.results, bench.passes)
     sentence = told(chosen, bench.results, bench.passes, known=bool(known))
     rows = [asdict(result) for result in bench.results]
@@ -138,6 +141,11 @@ def told(chosen: Result, results: list[Result], passes: int, known: bool) -> str
     """The choice, and why it was made."""
     tried = f"compile_autotune: {len(results)} ways {'remembered' if known else 'tried'}"
     shown = ", ".join(f"{name} = {str(value).lower()}" for name, value in chosen.way.items()) or "as it was asked for"
+    if len(results) == 1 and not results[0].way.get("compile") and chosen.seconds:
+        return (
+            f"compile_autotune: eager steps take {chosen.seconds:.3g} s, so the whole training takes "
+            f"{clock(chosen.total(passes))}: compiling would take longer than it saves"
+        )
     if not chosen.seconds:
         return f"{tried}, none of which could be used; continuing {shown}"
     eager = next((r for r in results if r.way.get("compile") is False and not r.why), None)
@@ -160,6 +168,8 @@ def _measure(bench: Bench) -> None:
     try:
         for number, ways in enumerate(rounds(bench)):
             for way in ways:
+                if number == 0 and way["compile"] and not _pays(bench, COMPILED_SAVES, COMPILING):
+                    return
                 run.phase(f"trying {_short(way)}", len(bench.results) + 1)
                 bench.results.append(tried(bench, way))
             if number == 0 and not _compiles(bench):
@@ -179,7 +189,10 @@ def rounds(bench: Bench) -> Iterator[list[Way]]:
     if bench.kernels and config.memory.attention_kernel == "auto":
         yield [_best(bench) | {"attention_kernel": name} for name in bench.kernels.others()]
     if options.compile_mode == "default" and options.compile_backend == "inductor" and cuda:
-        modes = ("max-autotune-no-cudagraphs", *(() if bench.run.ranks > 1 else ("reduce-overhead",)))
+        modes = () if bench.run.ranks > 1 else ("reduce-overhead",)
+        bench.complete = _pays(bench, KERNELS_SAVE, KERNELS)
+        if bench.complete:
+            modes = ("max-autotune-no-cudagraphs", *modes)
         yield [_best(bench) | {"compile_mode": mode} for mode in modes if _best(bench)["compile"]]
     if options.dynamic is None and 1 < sizes <= FEW and _best(bench)["compile"]:
         yield [_best(bench) | {"compile_dynamic": "false"}]
@@ -189,6 +202,11 @@ def rounds(bench: Bench) -> Iterator[list[Way]]:
         yield [_best(bench) | way for way in (*free, *keep)]
     if config.adapters and (number := config.memory.blocks_to_swap):
         yield [_best(bench) | {"blocks_to_swap": fewer or None} for fewer in (0, number // 2) if fewer != number]
+
+
+def _pays(bench: Bench, share: float, seconds: float) -> bool:
+    """Whether this training is so long that saving a share of its time is worth these seconds of compiling."""
+    return bench.passes * choose(bench.results, bench.passes).seconds * share > seconds
 
 
 def _best(bench: Bench) -> Way:

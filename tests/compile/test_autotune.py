@@ -74,7 +74,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     (file,) = (tmp_path / "tuning").iterdir()
     assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
     file.write_text("torn", encoding="utf-8")
-    assert remembered.read(file.stem) == []
+    assert remembered.read(file.stem, 3) == []
 
 
 def test_compiling_is_not_kept_where_it_loses():
@@ -88,6 +88,29 @@ def test_compiling_is_not_kept_where_it_loses():
     big = Result({"compile": True}, seconds=0.1, why="not enough memory")
     assert choose([eager, big], passes=10**6) is eager
     assert choose([big], passes=10).way == {}
+
+
+def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
+    start, seen = tuned
+    real = tuning._rehearsed
+
+    def quick(bench, result):
+        real(bench, result)
+        result.seconds = 0.1
+
+    monkeypatch.setattr(tuning, "_rehearsed", quick)
+    (told,) = start(compile_autotune=True).events("tuned")
+    assert seen == [{"compile": False}] and told["chosen"] == {"compile": False}
+    assert "compiling would take longer than it saves" in told["text"] and not (tmp_path / "tuning").exists()
+
+
+def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(remembered, "folder", lambda: tmp_path)
+    found = [{"way": {"compile": True}, "seconds": 1.0}]
+    remembered.write("a", found, passes=100, complete=False)
+    assert remembered.read("a", 100) == found and remembered.read("a", 101) == []
+    remembered.write("a", found, passes=100, complete=True)
+    assert remembered.read("a", 10**6) == found
 
 
 def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(demo, shapes, monkeypatch):  # noqa: F811

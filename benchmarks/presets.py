@@ -1,0 +1,373 @@
+"""Every preset on a full-size model with random weights, under the memory in its name, beside the other ways to train.
+
+    python benchmarks/presets.py --family sdxl --out results.json    # on an H100 or H200, 5 to 8 minutes a family
+    python benchmarks/presets.py --family flux --only lora-8gb       # one preset, and what it is compared with
+    python benchmarks/presets.py --family sdxl --tiny                # tiny models, on a CPU too: shows that it runs
+
+Each case is the trainer's own step (noise, forward, backward, clipping, optimizer) with the batch, rank and
+optimizer of the preset, for images of three sizes in turn, in a process of its own. First all cases compile side by
+side into one cache; then they are measured one after the other. A preset gets a GPU as small as its name says: the
+allocator is held to the memory in the name less 0.7 GiB for the desktop and what the driver takes. What it is compared
+with is not held, and its memory says where it would fit.
+
+A row says: seconds a step (the median over rounds), how long of it the GPU was busy, the most memory that was in use on
+the whole GPU, the driver's included, and seconds of compiling with the cache filled.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = ((1024, 1024), (832, 1216), (1216, 832))
+TINY = ((128, 128), (64, 128), (128, 64))
+DESKTOP = 0.7  # GiB of a user's GPU that the desktop and the browser take
+GIB = 2**30
+ROUNDS = 5  # over all sizes that are timed
+REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
+LEAST = {"sdxl": 10, "flux": 28}  # GiB of a model in 16 bits with one pass
+AT_ONCE = 8  # processes that compile side by side
+CKPT = {"gradient_checkpointing": True}
+PLAYED = {"compile": True, "compile_mode": "reduce-overhead"}
+FP8 = {"fp8_base": True, "fp8_compute": True}
+# What a preset is compared with: a name, what changes, and the GiB that it needs, roughly, to compile side by side.
+WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
+    "sdxl lora": (
+        ("eager, checkpointing", "lora-12gb", {"compile": False, "compile_mode": "default"}, 9),
+        ("recorded, checkpointing, fp8 base, AdamW8bit", "lora-8gb", {"optimizer_type": "AdamW8bit"}, 10),
+        ("recorded, batch 2", "lora-24gb", {"train_batch_size": 2}, 24),
+        ("recorded, checkpointing, batch 4", "lora-12gb", {"train_batch_size": 4}, 16),
+        ("recorded, keeps attention", "lora-12gb", {"checkpoint_keep_attention": True}, 14),
+        ("recorded, half the activations", "lora-24gb", {"compile_activation_budget": 0.5}, 16),
+        ("recorded, transformer blocks only", "lora-24gb", {"compile_blocks": "transformer:all"}, 20),
+        ("recorded, fp8 base", "lora-24gb", {"fp8_base": True}, 16),
+        ("compiled, not recorded", "lora-24gb", {"compile_mode": "default"}, 14),
+    ),
+    "sdxl finetune": (
+        ("recorded, checkpointing", "finetune-16gb", PLAYED, 18),
+        ("recorded", "finetune-24gb", PLAYED, 26),
+        ("eager, checkpointing", "finetune-16gb", {"compile": False}, 12),
+    ),
+    "flux lora": (
+        ("eager, checkpointing", "lora-80gb", {"compile": False, **CKPT}, 28),
+        ("fp8 products, checkpointing", "lora-24gb", {"checkpoint_keep_attention": False}, 17),
+        ("fp8 products, half the activations", "lora-24gb",
+         {"checkpoint_keep_attention": False, "gradient_checkpointing": False, "compile_activation_budget": 0.5}, 34),
+        ("fp8 products", "lora-80gb", FP8, 46),
+        ("fp8 products, recorded", "lora-80gb", {**FP8, **PLAYED}, 70),
+        ("fp8 products, 16 blocks swapped", "lora-12gb", {"blocks_to_swap": 16}, 17),
+        ("fp8 products, 4 blocks swapped", "lora-16gb", {"blocks_to_swap": 4}, 17),
+        ("fp8 products, 6 blocks swapped, keeps attention", "lora-16gb", {"checkpoint_keep_attention": True}, 18),
+        ("bf16, 12 blocks swapped", "lora-24gb",
+         {"fp8_base": False, "fp8_compute": False, "blocks_to_swap": 12, "checkpoint_keep_attention": False}, 28),
+    ),
+    "flux finetune": (
+        ("checkpointing", "finetune-80gb", CKPT, 34),
+        ("10 blocks swapped", "finetune-24gb", {"blocks_to_swap": 10}, 34),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure."""
+
+    family: str
+    kind: str  # lora or finetune
+    name: str
+    values: dict[str, Any]
+    cap: float | None = None  # GiB of the GPU that a preset promises to be enough
+    room: int = 16  # GiB that compiling it may take beside the others
+    size: str = "full"
+    warm: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def script(self) -> str:
+        return f"{self.family}_train" + ("_network" if self.kind == "lora" else "")
+
+    @property
+    def title(self) -> str:
+        """What --cases calls it, such as "flux lora-8gb"."""
+        return f"{self.family} {self.name}" if self.cap else f"{self.family} {self.kind}, {self.name}"
+
+    @property
+    def graphs(self) -> str:
+        """What decides which graphs are made: cases that are equal here share them."""
+        names = ("gradient_checkpointing", "checkpoint_keep_attention", "fp8_base", "fp8_compute", "train_batch_size",
+                 "compile_activation_budget", "compile_blocks", "network_dim")  # fmt: skip
+        return f"{self.script} {[(name, self.values.get(name)) for name in names]}"
+
+
+def cases(family: str, only: list[str] | None, size: str) -> list[Case]:
+    """The presets of a family, and what each is compared with."""
+    found: list[Case] = []
+    for path in sorted((ROOT / "presets" / family).glob("*-*gb.toml")):
+        kind, _, memory = path.stem.rpartition("-")
+        if kind != "dreambooth" and (not only or path.stem in only):  # DreamBooth's are the fine-tunes' settings
+            cap = float(memory.removesuffix("gb"))
+            found.append(Case(family, kind, path.stem, flat(path), cap, int(min(max(cap, LEAST[family]), 64)), size))
+    known = {case.name for case in found}
+    for kind in ("lora", "finetune"):
+        for name, base, changes, room in WAYS[f"{family} {kind}"]:
+            if base in known:
+                values = {**flat(ROOT / "presets" / family / f"{base}.toml"), **changes}
+                found.append(Case(family, kind, name, values, None, max(room, LEAST[family]), size))
+    return found
+
+
+def flat(path: Path) -> dict[str, Any]:
+    """The options of a TOML file."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {name: value for table in tables.values() for name, value in table.items()}
+
+
+# ---- in a process of its own
+
+
+def child() -> None:
+    """Load what takes long, wait for a case on stdin, and print what it took."""
+    import torch
+
+    from library.bench import machine, stage, subjects  # noqa: F401 - loaded while the case before is measured
+
+    device = machine.device("auto")
+    given = json.loads(sys.stdin.readline())
+    case = Case(**given)
+    try:
+        found = measured(case, device)
+    except Exception as error:  # a way that does not work is a row too
+        import traceback
+
+        traceback.print_exc()
+        found = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else repr(error)}
+        if device.type == "cuda":
+            found["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / GIB, 2)
+    print("\n" + json.dumps(found), flush=True)
+    os._exit(0)  # threads of the compiler may hang on
+
+
+def measured(case: Case, device: Any) -> dict[str, Any]:
+    """One case: seconds a step, the GPU's busy time of it, memory, compiling."""
+    import torch
+
+    from library.bench import stage, subjects, timing
+
+    sizes = SIZES if case.size == "full" else TINY
+    values = {**case.values, "resolution": str(sizes[0][0]), "enable_bucket": False}
+    if case.size == "tiny" and values.get("blocks_to_swap"):
+        values["blocks_to_swap"] = 2  # of the few that there are
+    subject = subjects.Own(case.script, values, case.size)
+    config = subject.config({})
+    torch.manual_seed(0)
+    began = time.perf_counter()
+    made = subject.make(config, device)
+    loaded = time.perf_counter()
+    with stage.staged(subject, config, device, sizes, made) as ready:
+        del made
+        timing.clean(device)  # weights were drawn on the GPU, where a training reads them from a file
+        watch = Watch(device)
+        limit = case.cap and watch.hold_to(case.cap)
+        recorded = config.compile.compile and config.compile.records_graphs and not case.warm
+        losses = [ready.step() for _ in range(len(sizes) * (REHEARSED if recorded else 2))]
+        timing.wait(device)
+        settled = time.perf_counter()
+        found = {"loading_s": round(loaded - began, 1), "settling_s": round(settled - loaded, 1)}
+        if not case.warm:
+            each = [timing.timed(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
+            found |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
+            found |= {"busy_s": busy(ready, len(sizes), device)}
+        done = ready.compiling()
+    found |= {"gib": watch.most(), "limit_gib": limit, **done}
+    return found | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
+
+
+class Watch:
+    """The memory in use on the whole GPU, as another program would see it."""
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self.device, self.torch, self.peak = device, torch, 0
+        if device.type == "cuda":
+            threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            free, total = self.torch.cuda.mem_get_info(self.device)
+            self.peak = max(self.peak, total - free)
+            time.sleep(0.02)
+
+    def hold_to(self, memory: float) -> float | None:
+        """Let the allocator have what a GPU of `memory` GiB would leave it, in GiB."""
+        if self.device.type != "cuda":
+            return None
+        a = self.torch.randn(1024, 1024, device=self.device, dtype=self.torch.bfloat16)
+        (a @ a).sum().item()  # brings in cuBLAS
+        free, total = self.torch.cuda.mem_get_info(self.device)
+        taken = (total - free - self.torch.cuda.memory_reserved(self.device)) / GIB
+        limit = memory - DESKTOP - taken
+        self.torch.cuda.set_per_process_memory_fraction(min(1.0, limit * GIB / total), self.device)
+        return round(limit, 2)
+
+    def most(self) -> float | None:
+        """GiB, the highest since the start."""
+        return round(self.peak / GIB, 2) if self.device.type == "cuda" else None
+
+
+def busy(ready: Any, number: int, device: Any) -> float | None:
+    """Seconds of a step in which the GPU ran at least one kernel."""
+    if device.type != "cuda":
+        return None
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(number):
+            ready.step()
+        torch.cuda.synchronize(device)
+    spans = sorted((e.time_range.start, e.time_range.end) for e in found.events() if e.device_type.name == "CUDA")
+    total, end = 0.0, 0.0
+    for start, stop in spans:
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return round(total / 1e6 / number, 4)
+
+
+# ---- in the process that was started
+
+
+class Process:
+    """A child that has loaded what takes long, and waits for its case."""
+
+    def __init__(self, cache: Path, logs: Path, threads: int) -> None:
+        places = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton"),
+                  "TORCHINDUCTOR_COMPILE_THREADS": str(threads), "PYTHONPATH": path_with(ROOT)}  # fmt: skip
+        handle, name = tempfile.mkstemp(suffix=".log", dir=logs)
+        os.close(handle)
+        self.log = Path(name)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.log.open("wb"), env=os.environ | places,
+        )  # fmt: skip
+
+    def begin(self, case: Case) -> None:
+        """Hand over the case."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(case.__dict__).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def end(self, seconds: float) -> dict[str, Any]:
+        """What it found; a child that takes longer is ended."""
+        try:
+            out, _ = self.process.communicate(timeout=max(1.0, seconds))
+            return json.loads(out.decode().strip().splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return {"failed": f"not done after {seconds:.0f} s"}
+        except (ValueError, IndexError):
+            last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            return {"failed": f"the process ended: {last}"}
+
+
+def path_with(root: Path) -> str:
+    """PYTHONPATH with this tree first."""
+    return os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+
+
+def warm(every: list[Case], cache: Path, logs: Path, until: float) -> None:
+    """Compile all cases side by side, as far as their memory goes together, so that later none has to."""
+    kinds = {case.graphs: case for case in every if case.values.get("compile")}
+    slow = [case for case in kinds.values() if case.family == "sdxl" and case.values.get("gradient_checkpointing")]
+    todo = [*slow, *sorted((case for case in kinds.values() if case not in slow), key=lambda case: -case.room)]
+    running: list[tuple[Case, Process, threading.Thread]] = []
+    room = 120
+    while todo or running:
+        running = [one for one in running if one[2].is_alive()]
+        free = room - sum(case.room for case, _, _ in running)
+        case = next((case for case in todo if case.room <= free), None) if len(running) < AT_ONCE else None
+        if case and time.monotonic() < until:
+            todo.remove(case)
+            process = Process(cache, logs, threads=2)
+            process.begin(Case(**{**case.__dict__, "warm": True, "cap": None}))
+            thread = threading.Thread(target=_finish, args=(case, process, until), daemon=True)
+            thread.start()
+            running.append((case, process, thread))
+        elif time.monotonic() > until + 5:
+            return
+        else:
+            time.sleep(0.2)
+
+
+def _finish(case: Case, process: Process, until: float) -> None:
+    found = process.end(until - time.monotonic())
+    note = found.get("failed") or f"settled in {found['settling_s']} s"
+    print(f"  compiled {case.kind} {case.name}: {note} {found.get('compile', '')}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=("sdxl", "flux"), nargs="+")
+    parser.add_argument("--only", nargs="+", metavar="PRESET", help="only these, and what they are compared with")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these presets and ways, in this order")
+    parser.add_argument("--cold", action="store_true", help="do not compile side by side first")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: to try the script, not to measure")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no further case after this time")
+    parser.add_argument("--share", type=float, default=0.5, help="of the time may go into compiling side by side")
+    parser.add_argument("--cache", type=Path, help="folder of the compiler's cache; default: one that is thrown away")
+    parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.child:
+        child()
+    if not asked.family:
+        parser.error("--family is needed: sdxl or flux")
+    began = time.monotonic()
+    every = [case for family in asked.family for case in cases(family, asked.only, "tiny" if asked.tiny else "full")]
+    if asked.cases:
+        every = sorted((c for c in every if c.title in asked.cases), key=lambda c: asked.cases.index(c.title))
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        cache, logs = asked.cache or Path(folder) / "cache", Path(folder)
+        if not asked.cold:
+            warm(every, cache, logs, began + asked.seconds * asked.share)
+            print(f"compiled side by side in {time.monotonic() - began:.0f} s", flush=True)
+        following = Process(cache, logs, threads=8)
+        for number, case in enumerate(every):
+            left = began + asked.seconds - time.monotonic()
+            if left < 0:
+                break
+            process = following
+            process.begin(case)
+            if number + 1 < len(every):
+                following = Process(cache, logs, threads=8)
+            found = process.end(left)
+            rows.append({"family": case.family, "kind": case.kind, "case": case.name, "cap": case.cap, **found})
+            batch = case.values.get("train_batch_size", 1)
+            print(line(rows[-1], batch, time.monotonic() - began), flush=True)
+            if asked.out:
+                asked.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        following.process.kill()
+
+
+def line(row: dict[str, Any], batch: int, at: float) -> str:
+    """A row of the table."""
+    start = f"{at:5.0f} s  {row['kind']:8} {row['case']:46} {row['cap'] or '':>5} batch {batch}"
+    if "failed" in row:
+        return f"{start} failed: {row['failed']} {row.get('reserved_gib', '')}"
+    numbers = f"{row['s_it']:8.4f} s, busy {row['busy_s']}, {row['gib']} GiB (limit {row['limit_gib']})"
+    return f"{start} {numbers}, settling {row['settling_s']} s {row.get('compile', '')} {row.get('not_compiled', '')}"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
