@@ -4,12 +4,13 @@ A file has [general], [[datasets]] and [[datasets.subsets]]. What a subset does 
 [general], then the run's options, then the default here. The answer is the same shape for both ways of describing data.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from library.config.reading import extension, positive_pair, range_of_sizes
+from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
 from library.config.schema import ConfigError, Layer, Option, load_json, load_toml, opt, read_section, section_options
 from library.config.sections.inputs import resolution_rules
 from library.config.values import shown
@@ -30,7 +31,7 @@ class SubsetConfig:
     is_reg: bool = opt(False, "these are regularisation images")
     alpha_mask: bool = opt(False, "use the transparency of images as mask")
     class_tokens: str | None = opt(None, "caption of images that have no caption file")
-    num_repeats: int = opt(1, "how often each image is seen per epoch", min=0)
+    num_repeats: int = opt(1, "how often each image is seen per epoch", min=0, ceiling=100_000)
     caption_extension: str = opt(".caption", "ending of caption files", parse=extension)
     cache_info: bool = opt(False, "remember captions and sizes in metadata_cache.json")
     shuffle_caption: bool = opt(False, "shuffle the tags of a caption each time")
@@ -73,11 +74,11 @@ class DatasetConfig:
     """
 
     resolution: tuple[int, int] | None = opt(None, "width and height to train at", parse=positive_pair)
-    batch_size: int = opt(1, "images per step and GPU", min=1)
+    batch_size: int = opt(1, "images per step and GPU", min=1, ceiling=10_000)
     enable_bucket: bool = opt(False, "keep each image's shape")
-    min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1)
-    max_bucket_reso: int = opt(1024, "longest side of a bucket", min=1)
-    bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this", min=1)
+    min_bucket_reso: int = opt(256, "shortest side of a bucket", min=1, ceiling=LARGEST)
+    max_bucket_reso: int = opt(1024, "longest side of a bucket", min=1, ceiling=LARGEST)
+    bucket_reso_steps: int = opt(64, "sides of buckets are multiples of this", min=1, ceiling=LARGEST)
     bucket_no_upscale: bool = opt(False, "never enlarge an image")
     network_multiplier: float = opt(1.0, "kept for old files; not used")
     validation_split: float = opt(0.0, "share of the images that is held back", min=0.0, max=1.0)
@@ -94,6 +95,7 @@ SUBSET_ONLY = {"image_dir", "metadata_file", "conditioning_data_dir", "is_reg", 
 SUBSET_KEYS = section_options(SubsetConfig)
 # What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
+EVERY_KEY = {"subsets", *SUBSET_KEYS, *DATASET_KEYS}
 MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of another trainer's dataset files
 # What the run's options are called where the name differs.
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
@@ -101,24 +103,43 @@ RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
 def load(config: Any) -> tuple[DatasetConfig, ...]:
     """The data of a run. Raises ConfigError with everything that is wrong with its dataset file, a line each."""
+    made, problems = drafted(config)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return made
+
+
+def drafted(config: Any) -> tuple[tuple[DatasetConfig, ...], list[str]]:
+    """The data of a run as far as it is right, and everything that is wrong with its dataset file."""
     if config.data.dataset_config:
+        problems: list[str] = []
         try:
-            return read_dataset(config.data.dataset_config, config)
-        except ConfigError as error:  # some sentences begin with the file, and a reader looks for the field
-            lines = str(error).splitlines()
-            raise ConfigError("\n".join(x if x.startswith("in ") else f"dataset_config: {x}" for x in lines)) from None
+            made = _datasets(config.data.dataset_config, config, problems)
+        except ConfigError as error:
+            made, problems = (), str(error).splitlines()
+        # Some sentences begin with the file, and a reader looks for the field.
+        return made, [x if x.startswith("in ") else f"dataset_config: {x}" for x in problems]
     base = _make(DatasetConfig, _from_run(config))
     template = _make(SubsetConfig, _from_run(config))
     folders = config.data.train_data_dir
     if config.data.in_json:
         single = replace(template, image_dir=folders, metadata_file=config.data.in_json)
-        return (replace(base, subsets=(single,)),)
-    return (replace(base, template=template, train_data_dir=folders, reg_data_dir=config.data.reg_data_dir),)
+        return (replace(base, subsets=(single,)),), []
+    return (replace(base, template=template, train_data_dir=folders, reg_data_dir=config.data.reg_data_dir),), []
 
 
 def read_dataset(path: str | Path, config: Any) -> tuple[DatasetConfig, ...]:
     """The datasets of one file, with the run's options behind them. Raises ConfigError like `load`."""
-    tables, problems, name = _open(Path(path)), list[str](), Path(path).name
+    problems: list[str] = []
+    made = _datasets(path, config, problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return made
+
+
+def _datasets(path: str | Path, config: Any, problems: list[str]) -> tuple[DatasetConfig, ...]:
+    """The same with problems appended. Raises ConfigError only where there is nothing to go on with."""
+    tables, name = _open(Path(path)), Path(path).name
     if MUSUBI & {key for table in _tables(tables, "datasets", name, []) for key in table}:
         raise ConfigError(f"{name} is written for musubi-tuner: `kohya import {path}` rewrites it")
     problems += [
@@ -131,12 +152,14 @@ def read_dataset(path: str | Path, config: Any) -> tuple[DatasetConfig, ...]:
     for i, table in enumerate(_tables(tables, "datasets", name, problems), 1):
         before = len(problems)
         made.append(_dataset(table, f"{name} dataset {i}", behind, problems))
-        if len(problems) == before:  # values that could not be read would only be complained about twice
-            problems += _rules(made[-1], f"in {name} dataset {i}:", config)
+        # A rule that speaks of a value which could not be read would only repeat that it is wrong.
+        spoken = set(re.findall(r"\w+", " ".join(problems[before:])))
+        rules = [*_rules(made[-1], f"in {name} dataset {i}:", config)]
+        if table.get("subsets"):  # each of them says what it lacks
+            rules = [line for line in rules if "it has no [[datasets.subsets]]" not in line]
+        problems += [line for line in rules if spoken.isdisjoint(EVERY_KEY & set(re.findall(r"\w+", line)))]
     if not made and not problems:
         problems.append(f"in {name}: there is no [[datasets]] table")
-    if problems:
-        raise ConfigError("\n".join(problems))
     return tuple(made)
 
 
@@ -165,6 +188,8 @@ def _dataset(table: Mapping[str, Any], source: str, behind: Layers, problems: li
         subset = _make(SubsetConfig, *layers, _read(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
         if not {"image_dir", "metadata_file"} & inner.keys():
             problems.append(f"in {source} subset {i}: image_dir is not set; name the folder of its images")
+        if not (subset.image_dir or subset.metadata_file):
+            continue
         # The same folder twice in one dataset counts once, as in sd-scripts.
         subsets.setdefault(subset.metadata_file or subset.image_dir, subset)
     return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()))

@@ -6,6 +6,8 @@ from typing import Any
 
 from library.config.values import WIDE, ConfigError, number, shown, whole, words
 
+LARGEST = 65536  # pixels on a side; nothing is trained at more
+
 
 def count(value: Any) -> int | None:
     """How many of something; 0 is how forms say "not set"."""
@@ -54,6 +56,8 @@ def _sides(value: Any) -> list[int]:
     sides = _parts(value, whole, r"\s*[,xX×*\s]\s*")
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ConfigError(f"must be one size in pixels or width,height (1024 or 1024,768), got {shown(value)}")
+    if max(sides) > LARGEST:
+        raise ConfigError(f"must be at most {LARGEST} pixels on a side, got {shown(value)}")
     return sides
 
 

@@ -124,6 +124,7 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^(?P<one>\w+) does not work yet", lambda m, c: _default(c, m["one"])),
     (r"^(?P<one>\w+) \S* ?is small for \w+, which adapts its own", lambda m, c: {m["one"]: 1.0}),
     (r"set caption_extension = \"(?P<ending>\.\w+)\"", lambda m, c: {"caption_extension": m["ending"]}),
+    (r"caption files? of several lines.*set enable_wildcard", lambda m, c: {"enable_wildcard": True}),
     (r"^(?P<one>\w+) has no effect", lambda m, c: _default(c, m["one"])),
     (r"gone, only latents are left; set cache_latents_to_disk", lambda m, c: {"cache_latents_to_disk": True}),
     (r"^learning_rate is 0, .*: (?P<rate>\S+) is usual", lambda m, c: {"learning_rate": float(m["rate"])}),

@@ -48,14 +48,15 @@ __all__ = [
 ]
 
 C = TypeVar("C")
-HINTS = {"min", "max", "kind", "parse", "label", "advanced"}
+HINTS = {"min", "max", "ceiling", "kind", "parse", "label", "advanced"}
 
 
 def opt(default: Any, help: str, **hints: Any) -> Any:
     """Declare one option: its default, one sentence of help, and hints.
 
-    Hints: `min`, `max`; `kind` ("file", "folder", "secret", "text" for several lines); `parse`, a function from any
-    value to the option's type; `label`, where the name alone reads badly; `advanced`, to fold it away.
+    Hints: `min`, `max`; `ceiling`, a number beyond anything that can be trained, which can only be a mistake; `kind`
+    ("file", "folder", "secret", "text" for several lines); `parse`, a function from any value to the option's type;
+    `label`, where the name alone reads badly; `advanced`, to fold it away.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")

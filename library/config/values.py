@@ -141,6 +141,8 @@ class Option:
         if (low is not None and value < low) or (high is not None and value > high):
             limits = [f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None)
             raise ConfigError(f"must be {' and '.join(limits)}, got {shown(value)}")
+        if (ceiling := self.hints.get("ceiling")) is not None and value > ceiling:
+            raise ConfigError(f"must be at most {ceiling:,}, got {shown(value)}")
         return value
 
     def _chosen(self, value: Any) -> Any:

@@ -17,6 +17,7 @@ from library.data.images import Image, Images, balance, bucket_rules, split
 from library.data.pixels import ALWAYS, header_size
 from library.data.threads import Report, spread
 
+STANDS_IN = (1024, 1024)  # for a resolution that is not set
 MOST = 20  # of one kind are listed; the rest is counted
 
 
@@ -30,6 +31,7 @@ class Survey:
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    unread: dict[str, int] = field(default_factory=dict)  # caption file -> lines that nothing reads
     listings: dict[str, Listing] = field(default_factory=dict)
 
     def files(self, folder: str | Path) -> Listing:
@@ -67,17 +69,15 @@ def survey(config: Any, report: Report | None = None, keep: bool = True) -> Surv
     With `keep` false nothing is written, whatever cache_info says.
     """
     result = Survey(Images([], ()), report, keep)
-    try:
-        every = tuple(_with_folders(result, dataset) for dataset in datasets.load(config))
-    except ConfigError as e:
-        result.problems += str(e).splitlines()
-        return result
+    made, result.problems = datasets.drafted(config)
+    every = tuple(
+        _with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
+    )
     train, validation = Images([], every), Images([], every)
     for position, dataset in enumerate(every):
-        if dataset.resolution is None:
+        if dataset.resolution is None and not any("resolution" in problem for problem in result.problems):
             result.problems.append("resolution is not set: 1024 suits SDXL and FLUX.1")
-            continue
-        learned, held_back = _images_of(result, position, dataset, config.steps.seed or 0)
+        learned, held_back = _images_of(result, position, _sized(dataset), config.steps.seed or 0)
         train.items += learned
         validation.items += held_back
     if not train.items and not result.problems:
@@ -86,6 +86,12 @@ def survey(config: Any, report: Report | None = None, keep: bool = True) -> Surv
     train.warnings, train.unused = tuple(result.warnings), tuple(result.unused)
     result.images = train
     return result
+
+
+def _sized(dataset: Any) -> Any:
+    """A data set whose images can be sorted, to look for other mistakes where its sizes are wrong."""
+    dataset = dataset if dataset.resolution else replace(dataset, resolution=STANDS_IN, enable_bucket=False)
+    return replace(dataset, enable_bucket=False) if any(bucket_rules(dataset).problems()) else dataset
 
 
 # ---- one data set
@@ -314,7 +320,11 @@ def _facts(result: Survey, subset: Any, known: _Remembered, one: Found) -> tuple
             text = f.read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         return size, e
-    return size, captions.lines(text) if subset.enable_wildcard else captions.first_line(text)
+    if subset.enable_wildcard:
+        return size, captions.lines(text)
+    if more := captions.lines(text).count("\n"):
+        result.unread[one.caption_file] = more
+    return size, captions.first_line(text)
 
 
 def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: Found) -> Image | None:

@@ -45,7 +45,7 @@ def check(config: Any, grid: int, report: Report | None = None) -> Check:
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem not in stops]
     if to_disk:
         stops += _sharing_a_cache(images)
-    notes = [*_without_captions(images), *notes, *_about_images(images)]
+    notes = [*_without_captions(images), *notes, *_about_captions(config, found), *_about_images(images)]
     notes += _about_options(config, found)
     return Check(stops, notes, found.images)
 
@@ -94,6 +94,19 @@ def _without_captions(images: list[Image]) -> Iterator[str]:
     yield (
         f"no image has a caption: none of {number(len(learned), 'image')} has a {endings} file with words beside it, "
         f"so {instead}; write captions in the Data set tab, or with: kohya caption"
+    )
+
+
+def _about_captions(config: Any, found: Survey) -> Iterator[str]:
+    """Caption files with more lines than are read."""
+    if not found.unread:
+        return
+    files, lines = sorted(found.unread), sum(found.unread.values())
+    one = "write each caption in one line"
+    advice = one if config.cache.text else f"set enable_wildcard to use one of the lines at random, or {one}"
+    yield (
+        f"{number(len(files), 'caption file')} of several lines, of which only the first is trained on and "
+        f"{number(lines, 'line')} not ({some([f'{name}: {found.unread[name]:,}' for name in files])}); {advice}"
     )
 
 

@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from library import data, families
 from library.config.command import Launch
 from library.config.remedies import remedy
-from library.config.schema import Reading, draft, options, section_options
+from library.config.schema import Reading, draft, options, replace, section_options
 from library.families import config_class
 from library.files import free_space
 from library.train import fit as fitting
@@ -31,6 +33,7 @@ TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
 LAUNCH = section_options(Launch)
 GIB = 2**30
+ABSURD = 8  # times the memory that there is: by so much no estimate is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def report(config: Any, reading: Reading[Any] | None = None) -> Report:
     # What is well is counted and estimated, which values that do not go together may keep from being possible.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
-            needs = fitting.estimate(config, largest(found.images, config), gpu, memory)
+            needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
             told += _about_the_fit(needs, config)
         settled = {f.topic for f in told if f.verdict == "bad" or f.topic == "captions"}
         told += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
@@ -135,6 +138,13 @@ def largest(images: Any, config: Any) -> tuple[int, int]:
     """The bucket with most pixels, (width, height); the resolution where there are no images."""
     sizes = {image.fit.bucket for image in images.items} if images else set()
     return max(sizes, key=lambda size: size[0] * size[1], default=config.data.size or (1024, 1024))
+
+
+def _batched(config: Any, images: Any) -> Any:
+    """The config with the largest batch that there are images for."""
+    counts = [len(members) for members in images.buckets().values()] if images else []
+    most = max(counts, default=config.data.train_batch_size)
+    return replace(config, train_batch_size=most) if most < config.data.train_batch_size else config
 
 
 # ---- what is well
@@ -240,7 +250,11 @@ def _saves(config: Any) -> float:
 
 
 def _about_the_fit(needs: fitting.Fit, config: Any) -> Iterator[Finding]:
-    if needs.fits is False:
+    most = needs.memory or psutil.virtual_memory().total / GIB
+    if needs.peak > ABSURD * most:
+        yield Finding("GPU", "bad", f"{needs.sentence()}: that is far more than this machine has, and will not fit; "
+                      "lower resolution, train_batch_size or network_dim", smaller(config))  # fmt: skip
+    elif needs.fits is False:
         yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", smaller(config))
     else:
         yield Finding("GPU", "ok", needs.sentence())

@@ -9,8 +9,10 @@ from typing import Any
 from library import data, families, learners
 from library.config import idle, schema
 from library.config.schema import ConfigError
+from library.config.sections.learning import LONGEST
 from library.config.shell import first_process
 from library.data import showing
+from library.data.length import Length, length
 from library.data.threads import Report
 from library.families.weights import entries
 from library.files import free_space
@@ -18,8 +20,11 @@ from library.runs import reader
 from library.runs.record import Record
 from library.tools import names
 from library.train import hub, optim, prompts, save, state, trackers
+from library.train.clock import Clock
 from library.train.progress import Progress
 
+# What rules of the options have spoken of already, where a look at the files says the same in other words.
+RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type"}
 PATIENCE = 2.0  # seconds after which a look at the images says how far it is
 AROUND = "(),:.=\"'"  # what may stand around an option's name in a sentence
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
@@ -89,9 +94,10 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
             said += ask()
         failed[stage] = bool(said)
         for line in said:
-            if line not in found and _subject(line) not in silent and wrong.isdisjoint(named(line)):
+            again = stage in ("images", "model") and _subject(line) in RULED & spoken
+            if line not in found and not again and _subject(line) not in silent and wrong.isdisjoint(named(line)):
                 found.append(line)
-    remarks = [*images.warnings]
+    remarks = [*images.warnings, *_late(config, images)]
     with _tolerant(bool(told), []):  # notes about what cannot be read would only be errors
         family = families.of(config)
         remarks += [] if failed["model"] else family.notes()
@@ -108,6 +114,7 @@ def _stages(config: Any, images: Any) -> dict[str, Callable[[], Iterable[str]]]:
     return {
         "model": lambda: families.of(config).problems(),
         "images": lambda: images.problems,
+        "length": lambda: _length(config, images),
         "network": lambda: learners.problems(config),
         "optimizer": lambda: optim.problems(config),
         "save": lambda: save.problems(config),
@@ -182,6 +189,33 @@ def _unable(config: Any) -> Iterator[str]:
 
     if config.adapters and config.precision.fp8_compute and not scaled.able(_device()):
         yield "fp8_compute has no effect here: this machine cannot multiply in 8 bits, only keep them"
+
+
+def _steps(config: Any, images: Any) -> Length | None:
+    """How long the training will be, where there are images to count."""
+    found = images.images
+    if not found or not found.items:
+        return None
+    return length(config.steps, data.summary(found)["batches_per_epoch"])
+
+
+def _length(config: Any, images: Any) -> Iterator[str]:
+    """A training that never ends, or that begins behind its end."""
+    steps = _steps(config, images)
+    if not steps:
+        return
+    if steps.total > LONGEST:
+        yield f"max_train_epochs: {config.steps.max_train_epochs:,} epochs are {steps.total:,} steps; lower it"
+    Clock.of(config, data.summary(images.images)["batches_per_epoch"])
+    if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
+        yield from state.problems(Path(config.steps.resume), config, steps.total)
+
+
+def _late(config: Any, images: Any) -> Iterator[str]:
+    """A warm-up that is longer than a training whose length is told in epochs."""
+    warm, steps = config.optim.lr_warmup_steps, _steps(config, images) if config.steps.max_train_epochs else None
+    if steps and warm > 1 and warm >= steps.total:
+        yield f"lr_warmup_steps {warm} is not below all {steps.total} steps: the learning rate never reaches its value"
 
 
 def _resumed(config: Any) -> Iterator[str]:

@@ -119,8 +119,7 @@ def steps_of(value: int | float, total: int) -> int:
 
 def _settings(name: str, optim: Any, total: int) -> dict[str, Any]:
     warmup, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
-    if warmup + (decay if name == "warmup_stable_decay" else 0) > total:
-        raise ConfigError(f"lr_warmup_steps ({warmup}) and lr_decay_steps ({decay}) are more than all steps ({total})")
+    # More of them than there are steps is no mistake to any schedule, nor to sd-scripts: the rate stops on its way.
     plain: dict[str, Any] = {"num_warmup_steps": warmup}
     whole = {**plain, "num_training_steps": total}
     least = optim.lr_scheduler_min_lr_ratio

@@ -126,8 +126,9 @@ def _compare(facts: Mapping[str, Any], run: Any, data: str) -> None:
         run.warn(f"resume: the training continues, but not bit-exactly: {'; '.join([*found, *([data] * bool(data))])}")
 
 
-def problems(folder: Path, config: Any = None) -> list[str]:
-    """Why a folder cannot be resumed, without loading a model; by the run of this config, if there is one."""
+def problems(folder: Path, config: Any = None, total: int | None = None) -> list[str]:
+    """Why a folder cannot be resumed, without loading a model; by the run of this config, if there is one, which has
+    `total` steps, where its epochs have been counted."""
     if not folder.is_dir():
         return [f"resume: there is no folder {folder}; give the path of a folder that ends in -state"]
     missing = [name for name in (WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS) if not (folder / name).is_file()]
@@ -137,10 +138,14 @@ def problems(folder: Path, config: Any = None) -> list[str]:
         facts = read_progress(folder)
     except ConfigError as e:
         return [str(e)]
-    # How many steps an epoch has is known later; and who says where to begin, need not begin there.
-    if config is None or config.steps.moved or config.steps.max_train_epochs:
+    # Who says where to begin, need not begin there.
+    if config is None or config.steps.moved:
         return []
-    return [why] if (why := finished(folder, facts, config.steps.max_train_steps, names(config).last)) else []
+    if total is None:
+        if config.steps.max_train_epochs:
+            return []
+        total = int(config.steps.max_train_steps)
+    return [why] if (why := finished(folder, facts, total, names(config).last)) else []
 
 
 def finished(folder: Path, facts: Mapping[str, Any], total_steps: int, result: Path) -> str:

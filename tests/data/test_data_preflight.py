@@ -246,3 +246,15 @@ assert not list(data.problems(config, 16)) and len(data.scan(config)) == 4
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_lines_of_captions_that_nothing_reads_are_counted_and_may_be_used(tmp_path):
+    place = make.folder(tmp_path, "3_cat")
+    files = sorted((tmp_path / "3_cat").glob("*.txt")) or sorted((tmp_path / "3_cat").glob("*.caption"))
+    files[0].write_text("".join(f"line {number}\n\n" for number in range(5000)), encoding="utf-8")
+    files[1].write_text("one\ntwo", encoding="utf-8")
+    config = make.config(tmp_path)
+    (said,) = (line for line in data.warnings(config, 32) if "several lines" in line)
+    assert said.startswith("2 caption files") and "5000 lines not" in said and "4,999" in said, place
+    assert remedy(said, config) == {"enable_wildcard": True}
+    assert not any("several lines" in line for line in data.warnings(make.config(tmp_path, enable_wildcard=True), 32))

@@ -47,7 +47,7 @@ def wrong(demo, tmp_path_factory):
     save_file(sd15, folder / "sd15.safetensors")
     (folder / "musubi.toml").write_text('[[datasets]]\nimage_directory = "x"\nresolution = 64\n')
     (folder / "set.toml").write_text(
-        '[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = "x"\nrepeats = 3\n'
+        f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{folder / 'txt/2_zorb toy'}'\nrepeats = 3\n"
     )
     return folder
 

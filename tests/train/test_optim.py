@@ -131,10 +131,15 @@ def test_other_curves_end_where_they_should():
     assert curve(lr_scheduler="inverse_sqrt", lr_scheduler_timescale=4)[5] == pytest.approx(0.5 * (4 / 9) ** 0.5)
 
 
-def test_more_warmup_than_steps_is_a_sentence():
-    chosen = config(lr_scheduler="cosine", lr_warmup_steps=20)
-    with pytest.raises(ConfigError, match="more than all steps"):
-        optim.schedule(optim.optimizer(learner(0.1), chosen), chosen, 10)
+@pytest.mark.parametrize(
+    "name", ["constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "warmup_stable_decay"]
+)
+def test_more_warmup_than_steps_trains_on_the_way_up_as_in_sd_scripts(name):
+    """A hint before the training, and no error in it."""
+    given = {"lr_scheduler": name, "lr_warmup_steps": 20, "lr_decay_steps": 5 if "decay" in name else 0}
+    assert curve(**given) == pytest.approx([0.5 * step / 20 for step in range(10)])
+    said = list(optim.notes(config(**given, max_train_steps=10)))
+    assert any("lr_warmup_steps 20 is not below max_train_steps" in line for line in said)
 
 
 def test_adafactor_finds_its_own_rate_unless_told_not_to():

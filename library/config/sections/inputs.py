@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from library.config.reading import count, extension, pair, positive_pair, resolution, token_length
+from library.config.reading import LARGEST, count, extension, pair, positive_pair, resolution, token_length
 from library.config.schema import opt
 
 
@@ -95,16 +95,22 @@ class Data:
     resolution: str | None = opt(
         None, "The size to train at: 1024, or width,height. With buckets only the area counts.", parse=resolution
     )
-    train_batch_size: int = opt(1, "Images per step and GPU.", min=1, label="Batch size")
+    train_batch_size: int = opt(1, "Images per step and GPU.", min=1, ceiling=10_000, label="Batch size")
     enable_bucket: bool = opt(
         False, "Keep the aspect ratio of each image: images of similar shape are trained together.", label="Buckets"
     )
-    min_bucket_reso: int = opt(256, "The shortest side of a bucket in pixels.", label="Shortest bucket side", min=16)
+    min_bucket_reso: int = opt(
+        256, "The shortest side of a bucket in pixels.", label="Shortest bucket side", min=16, ceiling=LARGEST
+    )
     max_bucket_reso: int = opt(
-        1024, "The longest side of a bucket in pixels. 2048 suits SDXL and FLUX.1.", label="Longest bucket side", min=16
+        1024,
+        "The longest side of a bucket in pixels. 2048 suits SDXL and FLUX.1.",
+        label="Longest bucket side",
+        min=16,
+        ceiling=LARGEST,
     )
     bucket_reso_steps: int = opt(
-        64, "The sides of buckets are multiples of this many pixels.", label="Bucket steps", min=1
+        64, "The sides of buckets are multiples of this many pixels.", label="Bucket steps", min=1, ceiling=LARGEST
     )
     bucket_no_upscale: bool = opt(
         False, "Never enlarge an image: small images get smaller buckets.", label="Do not upscale"
@@ -150,6 +156,7 @@ class Data:
         "How often each image is seen per epoch; folders named <repeats>_<words> say it in their names instead.",
         label="Repeats",
         min=1,
+        ceiling=100_000,
         advanced=True,
     )
     cache_info: bool = opt(
@@ -269,7 +276,9 @@ class Cache:
     cache_text_encoder_outputs_to_disk: bool = opt(
         False, "Save the text encoder outputs to disk, next to the images, for later runs."
     )
-    vae_batch_size: int = opt(1, "The batch size of the VAE while images are encoded.", label="VAE batch size", min=1)
+    vae_batch_size: int = opt(
+        1, "The batch size of the VAE while images are encoded.", label="VAE batch size", min=1, ceiling=10_000
+    )
     skip_cache_check: bool = opt(False, "Use caches on disk without checking their contents.", advanced=True)
 
     @property

@@ -52,6 +52,7 @@ SchedulerName = Literal[
 ]
 ON_HUB = r"[\w.-]+/[\w.-]+/[^:]+(:[^:]*(:(model|dataset|space)?)?)?"  # a folder in a repository of Hugging Face
 
+LONGEST = 10**9  # steps; at ten a second, three years
 # Options by which weights are stepped within the backward pass, as soon as their gradients are there.
 EARLY = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 
@@ -318,12 +319,12 @@ class FullOptim(Optim):
 class Steps:
     """How long, and from where."""
 
-    max_train_steps: int = opt(1600, "Optimizer steps to train.", label="Steps", min=1)
+    max_train_steps: int = opt(1600, "Optimizer steps to train.", label="Steps", min=1, ceiling=LONGEST)
     max_train_epochs: int | None = opt(
         None, "The number of epochs. It replaces the number of steps.", label="Epochs", parse=count
     )
     gradient_accumulation_steps: int = opt(
-        1, "The number of batches per optimizer step.", label="Gradient accumulation", min=1
+        1, "The number of batches per optimizer step.", label="Gradient accumulation", min=1, ceiling=1_000_000
     )
     seed: int | None = opt(
         None, "The same seed gives the same training. Empty: a random one.", min=-(2**63), max=2**64 - 1

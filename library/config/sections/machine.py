@@ -140,7 +140,12 @@ class Distributed:
     """Several processes that train together (accelerate launch --num_processes N)."""
 
     ddp_timeout: int | None = opt(
-        None, "The timeout of the processes' communication, in minutes.", label="Timeout", min=1, advanced=True
+        None,
+        "The timeout of the processes' communication, in minutes.",
+        label="Timeout",
+        min=1,
+        ceiling=1_000_000,
+        advanced=True,
     )
     ddp_gradient_as_bucket_view: bool = opt(
         False,

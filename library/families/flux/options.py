@@ -56,6 +56,7 @@ class FluxModel(sections.Model):
         None,
         "The maximum number of T5 tokens. Empty: 512 for FLUX.1 dev, 256 for schnell.",
         parse=count,
+        ceiling=8192,
         label="T5 caption length",
     )
     apply_t5_attn_mask: bool = opt(

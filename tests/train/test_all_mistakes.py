@@ -1,0 +1,203 @@
+"""Everything that is wrong is named at once, whatever it is: flags, files, data sets, packages, this machine."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from kohya_gui import looking
+from tests.source import ROOT
+from tests.training import pictures, script
+
+NAME = "flux_train_network"
+# What hides other mistakes by nature: nothing can be known of what it should have said.
+HIDING = {
+    "a config that is no TOML": "learning_rate = = 1\n",
+    "a config of another trainer": "{",
+}
+# Kind -> what is set (by option; "LAUNCH" by the launcher), and words of the one sentence that names it.
+KINDS = {
+    # names and values of flags and TOML
+    "a misspelt option": ({"lerning_rat": "1"}, "lerning_rat"),
+    "an unknown option": ({"foobar": "1"}, "foobar is not an option"),
+    "an option of another script": ({"block_lr": "1"}, "block_lr"),
+    "text for a whole number": ({"seed": "x"}, "seed must be a whole number"),
+    "text for a rate": ({"unet_lr": "fast"}, "unet_lr must be a number"),
+    "no truth value": ({"flip_aug": "perhaps"}, "flip_aug must be true or false"),
+    "an unknown choice": ({"loss_type": "l3"}, "loss_type must be one of"),
+    "another unknown choice": ({"save_precision": "fp64"}, "save_precision must be one of"),
+    "below its least": ({"network_dim": "-3"}, "network_dim must be at least 1"),
+    "above its most": ({"caption_dropout_rate": "1.5"}, "caption_dropout_rate must be at least 0"),
+    "steps without end": ({"max_train_steps": 10**20}, "max_train_steps must be at most"),
+    "a batch that no GPU holds": ({"train_batch_size": 10**9}, "train_batch_size must be at most"),
+    "a picture as large as a town": ({"resolution": "1000000"}, "resolution must be at most"),
+    "no number at all": ({"max_grad_norm": "nan"}, "max_grad_norm must be a number"),
+    "too many workers' minutes": ({"ddp_timeout": 10**15}, "ddp_timeout must be at most"),
+    "a pair that is none": ({"base_weights_multiplier": "1"}, "base_weights_multiplier has 1 values"),
+    # rules across options
+    "half precision without its type": ({"full_bf16": "true", "mixed_precision": "no"}, "full_bf16 needs"),
+    "noise of noise": ({"adaptive_noise_scale": "0.1"}, "adaptive_noise_scale needs noise_offset"),
+    "timesteps the wrong way": ({"min_timestep": 800, "max_timestep": 200}, "min_timestep (800)"),
+    "opposite wishes": ({"lowram": "true", "highvram": "true"}, "lowram and highvram"),
+    "two ways of sparing": ({"blocks_to_swap": 4, "cpu_offload_checkpointing": "true"}, "blocks_to_swap and cpu_off"),
+    "states to nowhere": ({"save_state_to_huggingface": "true"}, "save_state_to_huggingface needs"),
+    "ranks of no file": ({"dim_from_weights": "true"}, "dim_from_weights needs network_weights"),
+    "SD 2": ({"v2": "true"}, "v2 must be off"),
+    "Chroma": ({"model_type": "chroma"}, "model_type"),
+    # models and other files
+    "no model": ({"pretrained_model_name_or_path": "GONE/m.safetensors"}, "pretrained_model_name_or_path: "),
+    "no text encoder": ({"clip_l": "GONE/c.safetensors"}, "clip_l: "),
+    "text for a text encoder": ({"t5xxl": "WRONG/text.safetensors"}, "t5xxl: "),
+    "a LoRA for an autoencoder": ({"ae": "WRONG/lora.safetensors"}, "ae: "),
+    "no LoRA to go on with": ({"network_weights": "GONE/lora.safetensors"}, "network_weights: "),
+    "no prompts": ({"sample_prompts": "GONE/p.txt"}, "sample_prompts: "),
+    "no state": ({"resume": "GONE/x-state"}, "resume: there is no folder"),
+    "no tracker's settings": ({"log_tracker_config": "GONE/t.toml"}, "log_tracker_config: "),
+    "a file for a folder": ({"output_dir": "WRONG/text.safetensors"}, "output_dir: "),
+    "a name with folders": ({"output_name": "a/b"}, "output_name must be a plain name"),
+    # packages, arguments, this machine
+    "no such package": ({"optimizer_type": "nopackage.Optimizer"}, "optimizer_type nopackage.Optimizer"),
+    "no argument of it": ({"optimizer_args": "weight_dekay=1"}, "weight_dekay"),
+    "no schedule": ({"lr_scheduler": "cosin"}, "lr_scheduler cosin"),
+    "no argument of the adapter": ({"network_args": "conv=1"}, "conv"),
+    "no backend": ({"compile": "true", "compile_backend": "inducter"}, "compile_backend: PyTorch has no backend"),
+    "no kind of repository": ({"huggingface_repo_type": "x"}, "huggingface_repo_type must be model"),
+    "processes by name": ({"LAUNCH num_processes": "two"}, "num_processes must be a whole number"),
+    "a port that is none": ({"LAUNCH main_process_port": 70000}, "main_process_port must be at most"),
+    "a rank of no machine": ({"LAUNCH machine_rank": 3}, "machine_rank must be below"),
+    # data
+    "a picture cut off": ({"train_data_dir": "WRONG/torn"}, "cannot be decoded"),
+    "no picture at all": ({"train_data_dir": "WRONG/fake"}, "cannot be read as images"),
+    "no images": ({"train_data_dir": "GONE/images"}, "train_data_dir: "),
+    "no regularisation": ({"reg_data_dir": "GONE/reg"}, "reg_data_dir: "),
+    "a misspelt key of a data set": ({"dataset_config": "WRONG/key.toml", "train_data_dir": ""}, "repeets"),
+    "a value of a data set": ({"dataset_config": "WRONG/value.toml", "train_data_dir": ""}, "batch_size must be"),
+    "no folder of a data set": ({"dataset_config": "WRONG/folder.toml", "train_data_dir": ""}, "image folder"),
+}
+# Not together, though they set different options: one of them takes away what the other is about.
+APART = [
+    {"no argument of it", "no such package"},
+    {"ranks of no file", "no LoRA to go on with"},
+    {"a pair that is none", "ranks of no file"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(demo, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    good = pictures(folder / "good")
+    for name, content in (("torn", None), ("fake", b"<html>not found</html>")):
+        first = sorted(pictures(folder / name).rglob("*.png"))[0]
+        first.write_bytes(content or first.read_bytes()[:200])
+    (folder / "text.safetensors").write_text("not a model")
+    save_file({"lora_unet_nowhere.lora_down.weight": torch.ones(4, 8)}, folder / "lora.safetensors")
+    images = (good / "2_zorb toy").as_posix()
+    head = "[[datasets]]\nresolution = 64\n"
+    for name, text in (
+        ("key", f"{head}[[datasets.subsets]]\nimage_dir = '{images}'\nrepeets = 3\n"),
+        ("value", f"{head}batch_size = 0\n[[datasets.subsets]]\nimage_dir = '{images}'\n"),
+        ("folder", f"{head}[[datasets.subsets]]\nimage_dir = '{(folder / 'gone').as_posix()}'\n"),
+    ):
+        (folder / f"{name}.toml").write_text(text)
+    base = folder / f"{NAME}.toml"
+    shutil.copy(demo.configs[NAME], base)
+    right = {"resolution": "64", "train_data_dir": str(good), "compile": "false", "logging_dir": "",
+             "output_dir": str(folder / "out"), "compile_blocks": "", "caption_extension": ".txt"}  # fmt: skip
+    return folder, base, right
+
+
+def line(world, kinds):
+    """The command line of a config with these mistakes in it, and the words that have to be named."""
+    folder, base, right = world
+    chosen, launch, words = dict(right), [], []
+    for kind in kinds:
+        values, named = KINDS[kind]
+        words.append(named)
+        for option, value in values.items():
+            text = str(value).replace("WRONG", str(folder)).replace("GONE", str(folder / "gone"))
+            if option.startswith("LAUNCH "):
+                launch.append(f"--{option.removeprefix('LAUNCH ')}={text}")
+            else:
+                chosen[option] = text
+    return [*(f"--{name}={value}" for name, value in chosen.items())], launch, words
+
+
+def check(world, kinds):
+    flags, launch, words = line(world, kinds)
+    _, reading, _ = looking.described([str(world[1]), *flags, *launch])
+    return looking.reported(reading).problems, words
+
+
+def named_all(said, words, kinds):
+    for word, kind in zip(words, kinds, strict=True):
+        assert any(word in text for text in said), (kind, word, said)
+    assert len(said) == len(set(said)), said
+
+
+def fit_together(kinds):
+    options = [option for kind in kinds for option in KINDS[kind][0]]
+    return len(options) == len(set(options)) and not any(pair <= set(kinds) for pair in APART)
+
+
+def test_there_are_many_kinds():
+    assert len(KINDS) >= 40
+
+
+def test_a_right_config_has_none(world):
+    assert check(world, []) == ([], [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_mistake_is_named_once(world, kind):
+    said, words = check(world, [kind])
+    assert len(said) == 1 and words[0] in said[0], said
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=10, unique=True).filter(fit_together))
+def test_every_one_of_several_is_named(world, kinds):
+    said, words = check(world, kinds)
+    named_all(said, words, kinds)
+    assert len(said) <= len(kinds), (kinds, said)  # and nothing that only follows from one of them
+
+
+FEW = ["a misspelt option", "text for a whole number", "below its least", "opposite wishes", "no text encoder",
+       "no such package", "no state", "a picture cut off", "a name with folders"]  # fmt: skip
+
+
+def test_the_script_itself_names_them_all(world):
+    flags, _, words = line(world, FEW)
+    done = script(NAME, "--config_file", world[1], *flags)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    named_all([text for text in done.stderr.splitlines() if text.startswith("error: ")], words, FEW)
+
+
+def test_the_page_names_them_all(world, monkeypatch):
+    from kohya_gui.form import Form
+    from kohya_gui.training import FAMILIES, TABS, Training
+    from library.config.schema import flat, load_toml
+
+    lora = TABS[0]
+    tab = Training.__new__(Training)  # without the widgets
+    tab.tab, tab.roots, tab.form = lora, [world[0].parents[1], ROOT], Form("lora", FAMILIES, lora.configs, lora.basics)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    kinds = [*FEW, "processes by name"]
+    flags, launch, words = line(world, kinds)
+    values = {flag[2:].partition("=")[0]: flag.partition("=")[2] for flag in flags}
+    given_ = {**flat(load_toml(world[1])), **values}
+    sent = {"family": "flux", "values": given_, "launch": {"num_processes": launch[0].partition("=")[2]}}
+    report = tab.checked(json.dumps(sent))[-1]
+    named_all([one["text"] for one in report["findings"] if one["verdict"] == "bad"], words, kinds)
+
+
+@pytest.mark.parametrize("kind", HIDING)
+def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, kind):
+    path = tmp_path / "run.toml"
+    path.write_text(HIDING[kind])
+    _, reading, _ = looking.described([str(path), "--script", NAME, "--seed", "x"])
+    said = looking.reported(reading).problems
+    assert len(said) == 2 and "run.toml is not valid TOML" in " ".join(said) and "--seed must be" in " ".join(said)
