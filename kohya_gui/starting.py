@@ -9,8 +9,6 @@ from kohya_gui.form import shown_value
 from library.config.schema import changed, flat, options
 from library.runs import lanes, machine
 
-# A card named 24 GB tells of 23.6 to 24 GiB, one of 8 GB of 7.6 at least.
-TOLD = 0.945
 # The defaults of sd-scripts as a start: named where a preset is named, and holding nothing.
 DEFAULTS = {
     "id": "defaults",
@@ -52,7 +50,7 @@ def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.P
     if not gpu.memory:
         return least, "The memory of the GPU is not known: this is the preset for the least memory."
     title = f"{gpu.name}, {gpu.memory:.0f} GB"
-    fitting = [preset for preset in sized if gpu.memory >= preset.gigabytes * TOLD]
+    fitting = [preset for preset in sized if machine.has_memory(gpu.memory, preset.gigabytes)]
     if not fitting:
         return least, f"{title}: that is less than any preset is for; this is the smallest, and may run out of memory."
     return fitting[-1], f"Chosen for this GPU: {title}."

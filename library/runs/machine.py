@@ -12,7 +12,13 @@ from typing import Any
 import psutil
 
 SPACING = 2.5  # seconds between two looks at the GPUs; each takes a tenth of a second, and more on large machines
+SOLD = 0.945  # a card sold with 24 GB tells of 23.6 to 24 GiB, one of 8 GB of 7.6 at least
 FIELDS = ("index", "name", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu", "power.draw")
+
+
+def has_memory(gib: float, gigabytes: int) -> bool:
+    """Whether a GPU that tells of `gib` GiB is sold as one of this many GB, or of more."""
+    return gib >= gigabytes * SOLD
 
 
 @dataclass

@@ -21,9 +21,9 @@ from library.bench.advice import Found
                                                     "checkpoint_keep_attention": False},
          {"flux": "flux/lora-12gb", "sdxl": "sdxl/lora-12gb"}),
         (Found(23.6, (8, 9), True, True, True), {"compile": True}, {"flux": "flux/lora-24gb",
-                                                                    "sdxl": "sdxl/lora-fast-compile"}),
-        (Found(139.8, (9, 0), True, True, True), {"compile": True}, {"flux": "flux/lora-fast-compile",
-                                                                     "sdxl": "sdxl/lora-fast-compile"}),
+                                                                    "sdxl": "sdxl/lora-24gb"}),
+        (Found(139.8, (9, 0), True, True, True), {"compile": True}, {"flux": "flux/lora-80gb",
+                                                                     "sdxl": "sdxl/lora-24gb"}),
     ],
 )  # fmt: skip
 def test_advice_for_machines(found, wanted, ready):
@@ -34,8 +34,8 @@ def test_advice_for_machines(found, wanted, ready):
 
 def test_presets_that_are_advised_exist():
     there = {preset.id for preset in presets.presets(adapters=True)}
-    for family, choices in advice.PRESETS.items():
-        assert {f"{family}/{name}" for _, name in choices} <= there
+    advised = {name for memory in range(6, 150) for name in advice.presets(Found(float(memory))).values()}
+    assert advised == {name for name in there if not name.startswith(presets.PROFILES)}
 
 
 def test_advice_follows_from_the_findings():
