@@ -90,10 +90,11 @@ def problems(config: Any) -> Iterator[str]:
         own = arguments(config)
     except ConfigError as e:
         yield from str(e).splitlines()
-    if unusable := _unusable(cls):
+    is_refused = cls.name.lower() == "automagic"  # by the rules of the options
+    if not is_refused and (unusable := _unusable(cls)):
         advice = optimizers.advice(config.optim.optimizer, config.adapters)
         yield f"optimizer_type {config.optim.optimizer} {unusable}; or {advice}"
-    else:
+    elif not is_refused:
         yield from _signature_problems(cls, own, config.optim.optimizer)
     if config.optim.ema_decay and is_schedule_free(config):
         yield f"ema_decay cannot be used with {cls.name}, which averages by itself: set ema_decay = 0"

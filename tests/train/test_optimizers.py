@@ -234,6 +234,8 @@ def test_automagic_is_refused_by_name_and_mended(written):
     assert mends == {"optimizer_type": "ProdigyPlusScheduleFree", "learning_rate": 1.0,
                      "optimizer_args": ("weight_decay=0.1",)}  # fmt: skip
     assert list(optim.problems(build(FluxLora, {**given, **mends}, notes=[]))) == []
+    rough = draft(FluxLora, {"optimizer_type": written, "learning_rate": 1e-6})
+    assert not [problem for problem in optim.problems(rough) if "Automagic" in problem]  # it is said once
 
 
 def test_those_that_find_their_rate_want_one_and_do_without_clipping():
