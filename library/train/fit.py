@@ -48,6 +48,7 @@ PAPER = {"B200": 2250, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800
 # Of it that a step reaches, eager and compiled. The U-Net has much that is no product of matrices.
 SHARE = {"flux": {False: 0.3, True: 0.42}, "sdxl": {False: 0.13, True: 0.195}}
 LAUNCH = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, which small steps wait for
+FULL = 64  # a rank about as large as LoKr's factors without a low-rank part
 RUNS = 30  # earlier runs to learn from
 
 
@@ -161,6 +162,8 @@ def numbers_that_learn(config: Any, model: Anatomy) -> float:
     """How many numbers learn."""
     if config.adapters:
         rank = config.network.network_dim or 4
+        if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means matrices that are whole
+            rank = min(rank, FULL)
         return rank * sum(block.sides for block in model.blocks)
     encoders = model.encoders if getattr(config.steps, "train_text_encoder", False) else 0
     return model.denoiser + encoders

@@ -201,3 +201,17 @@ def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, ki
     _, reading, _ = looking.described([str(path), "--script", NAME, "--seed", "x"])
     said = looking.reported(reading).problems
     assert len(said) == 2 and "run.toml is not valid TOML" in " ".join(said) and "--seed must be" in " ".join(said)
+
+
+@pytest.mark.parametrize("family", ["sdxl_train_network", "flux_train_network"])
+def test_an_absurd_rank_does_not_fit_and_is_legal_with_lycoris(family):
+    from library.config.schema import build
+    from library.families import config_class
+    from library.train import checking, fit
+
+    rank = {"network_dim": 100_000, "mixed_precision": "bf16"}
+    lokr = {**rank, "network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
+    for values, verdict in ((rank, "bad"), (lokr, "ok")):
+        config = build(config_class(family), values, notes=[])
+        (found,) = checking._about_the_fit(fit.estimate(config, (512, 512)), config)
+        assert found.verdict == verdict, found
