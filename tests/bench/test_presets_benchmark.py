@@ -1,0 +1,34 @@
+"""What benchmarks/presets.py compares: every preset of a size, and ways that a training could have."""
+
+import pytest
+
+from benchmarks import presets
+from library import families
+from library.config.schema import build, read_toml
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
+    found = presets.cases(family, None, "full")
+    held = {f"{case.name}.toml": case for case in found if case.cap}
+    files = {path.name for path in (presets.ROOT / "presets" / family).glob("*.toml")}
+    assert files - set(held) == {name for name in files if name.startswith("dreambooth")}
+    assert all(f"-{case.cap:.0f}gb" in name for name, case in held.items())
+    for case in found:
+        notes: list[str] = []
+        build(families.config_class(case.script), case.values, notes=notes)
+        assert notes == []
+    ways = [case for case in found if not case.cap]
+    assert len(ways) == sum(len(ways) for kind, ways in presets.WAYS.items() if kind.startswith(family))
+    assert all(way.values not in [case.values for case in held.values()] for way in ways)
+
+
+def test_one_measurement_is_of_the_fine_tune_and_of_dreambooth():
+    for path in (presets.ROOT / "presets").glob("*/dreambooth-*.toml"):
+        assert read_toml(path) == read_toml(path.with_name(path.name.replace("dreambooth", "finetune")))
+
+
+def test_graphs_are_made_once_for_cases_that_share_them():
+    by_name = {case.name: case for case in presets.cases("flux", None, "full")}
+    assert by_name["lora-8gb"].graphs == by_name["lora-12gb"].graphs != by_name["lora-24gb"].graphs
+    assert by_name["lora-80gb"].graphs != by_name["finetune-80gb"].graphs
