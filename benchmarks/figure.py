@@ -143,7 +143,8 @@ def with_table(text: str, every: list[Measured]) -> str:
         if path.parent.name in FAMILIES:
             _, _, details = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(": ")
             name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
-            lines.append(f"| `{name}` | {size} GB | {details} | {_result(name, size, every)} |")
+            sets, _, figures = details.removesuffix(".").partition("; ")
+            lines.append(f"| `{name}` | {size} GB | {sets} | {_result(name, size, every) or figures} |")
     return TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
 
 
@@ -164,7 +165,8 @@ def _order(path: Path) -> tuple[bool, bool, str, int]:
 
 
 def _result(name: str, size: int, every: list[Measured]) -> str:
-    """The newest measurement of a preset, beside the fastest of sd-scripts that fits into as much memory there.
+    """The newest measurement of a preset, beside the fastest of sd-scripts that fits into as much memory there; "" where
+    there is none, and the preset's first line has to say so.
 
     DreamBooth's presets hold the settings of the fine-tunes', so that one measurement is of both.
     """
@@ -172,7 +174,7 @@ def _result(name: str, size: int, every: list[Measured]) -> str:
     of_preset = ((one, row) for one in every for row in one["rows"] if row.get("preset") == name)
     one, row = next(of_preset, (None, None))
     if one is None or row is None:
-        return "not measured"
+        return ""
     like = [r for r in one["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
     theirs = [r["s_it"] for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
     beside = f" (sd-scripts: {min(theirs):.3g} s)" if theirs else ""
