@@ -165,8 +165,8 @@ def _order(path: Path) -> tuple[bool, bool, str, int]:
 
 
 def _result(name: str, size: int, every: list[Measured]) -> str:
-    """The newest measurement of a preset, beside the fastest of sd-scripts that fits into as much memory there; "" where
-    there is none, and the preset's first line has to say so.
+    """The newest measurement of a preset, beside the fastest of sd-scripts that fits into as much memory there; empty
+    where there is none, and the first line of the preset has to say so.
 
     DreamBooth's presets hold the settings of the fine-tunes', so that one measurement is of both.
     """
