@@ -44,6 +44,9 @@ window.kohyaAsk = (() => {
     return folder ? [line, " ", make("button", { type: "button", className: "allow", "data-allow": folder }, "Allow this folder")] : [line];
   }
 
+  /** The pieces of a text that stand between commas, each by itself, as that is how they are translated. */
+  const pieces = (text) => String(text).split(/([,;] )/).map((piece) => make("span", {}, piece));
+
   let pressed; // what asked for the last thing that can be refused for want of a folder
 
   /** Let the page use a folder; when nothing else is asked in the same place, what was refused is done again. */
@@ -58,7 +61,7 @@ window.kohyaAsk = (() => {
     }
     if (place.querySelector(".allow:not(:disabled)")) return;
     if (place.closest("dialog")) place.dispatchEvent(new Event("kohya:allowed", { bubbles: true }));
-    else if (pressed?.isConnected && pressed.checkVisibility()) pressed.click();
+    else if (pressed?.isConnected && (pressed.closest(".bar") ?? pressed).checkVisibility()) pressed.click(); // Probe is behind its answer
   }
 
   document.addEventListener("click", ({ target }) => {
@@ -69,5 +72,5 @@ window.kohyaAsk = (() => {
 
   const wait = (ms) => new Promise((done) => setTimeout(done, ms));
   const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-  return { ask, address, make, say, offered, wait, count };
+  return { ask, address, make, say, offered, pieces, wait, count };
 })();

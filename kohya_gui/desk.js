@@ -1,7 +1,7 @@
 "use strict";
 // Around the form: what is wrong or idle while one types, presets, undo, fixes, comparing, probing.
 window.kohyaDesk = (() => {
-  const { ask, make, wait } = window.kohyaAsk;
+  const { ask, make, pieces, wait } = window.kohyaAsk;
   const kohya = window.kohya;
   const tabOf = (element) => element.closest(".training")?.querySelector("form.settings").id.replace(/-form$/, "");
   const say = (text) => window.kohyaWords?.of(text) ?? text;
@@ -112,7 +112,7 @@ window.kohyaDesk = (() => {
       const found = await ask("preset", { tab, sent: sent(tab), id });
       kohya.fill(tab, found.fill);
       const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
-      tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", make("span", {}, found.text), " ", make("span", {}, rest)), ...(found.notes ?? []).map((note) => make("p", {}, note)), back());
+      tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", make("span", {}, found.profile ? found.text : pieces(found.text)), " ", make("span", {}, rest)), ...(found.notes ?? []).map((note) => make("p", {}, note)), back());
     } catch (error) {
       failed(tab, error);
     }

@@ -151,7 +151,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     for family, members in groupby(presets.of_kind(tab, families), key=lambda preset: preset.family):
         made = "".join(
             f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
-            f"<small>{escape(compiling.about(preset))}</small></button>"
+            f"{_lines(compiling.about(preset))}</button>"
             for preset in members
         )
         groups += f"<h4>{escape(families[family])}</h4>{made}"
@@ -160,6 +160,15 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
         f'<button type="button" class="opens" popovertarget="{sheet}">Presets</button>'
         f'<div id="{sheet}" class="sheet" popover data-tab="{tab}" role="dialog" aria-label="Presets">{groups}</div>'
     )
+
+
+def _lines(text: str) -> str:
+    """What a preset sets, and below it what it needs; each piece by itself, as that is how they are translated."""
+    made = ""
+    for line in text.split("; "):
+        pieces = (line[:1].upper() + line[1:]).split(", ")
+        made += f"<small>{', '.join(f'<span>{escape(piece)}</span>' for piece in pieces)}</small>"
+    return made
 
 
 def secrets_of(config: Any) -> dict[str, str | None]:

@@ -61,7 +61,7 @@ def without_captions(text: str, again: str, words: str) -> str:
     """That no image has a caption, before a training starts; `again` is the button that was pressed, which `words`
     press anew."""
     made = (
-        f'<p>{html.escape(text[:1].upper() + text[1:])}.</p><p class="offer">'
+        f'<p>{html.escape(text[:1].upper() + text[1:])}</p><p class="offer">'
         '<button type="button" class="captions">Write captions</button> '
         f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
     )

@@ -1,7 +1,7 @@
 "use strict";
 // The line above the form: what it began with, why, and what else it can begin with.
 (() => {
-  const { make } = window.kohyaAsk;
+  const { make, pieces } = window.kohyaAsk;
   const kohya = window.kohya;
   const DEFAULTS = "defaults", BARE = "sd-scripts' defaults";
 
@@ -16,6 +16,7 @@
       make("span", {}, "Start:"), " ", make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)), " ",
       make("small", {}, start.id ? (start.why ?? "") : "Marked is what differs from sd-scripts' defaults."),
       ...(start.notes ?? []).map((note) => make("small", {}, note)),
-      ...others.filter(Boolean).map(([id, title]) => make("button", { type: "button", "data-preset": id }, make("span", {}, title))));
+      ...others.filter(Boolean).map(([id, title]) => make("button", { type: "button", "data-preset": id }, make("span", {}, title))),
+      start.id && start.id !== DEFAULTS ? make("small", { className: "with" }, pieces(start.text)) : "");
   });
 })();

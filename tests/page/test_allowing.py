@@ -295,3 +295,27 @@ def test_what_may_not_be_allowed_has_no_button(visitor):
     visitor.click("Load config")
     visitor.until("belongs to the system")
     assert visitor.page.locator(".allow").count() == 0
+
+
+@pytest.mark.browser
+def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeypatch):
+    from kohya_gui import probing
+
+    begun, ended = [], {"state": "finished", "doing": "", "tries": [], "best": {}, "text": "Nothing fits."}
+    monkeypatch.setattr(probing, "start", lambda config, launch: begun.append(config.save.output_dir) or "probe")
+    monkeypatch.setattr(probing, "state", lambda probe_id: ended)
+    page = visitor.page
+    page.get_by_placeholder("Config file").locator("visible=true").fill(str(place / "other" / "new.toml"))
+    visitor.click("Save config")
+    page.locator(".message:visible .allow").click()
+    visitor.until("Saved")
+    assert (place / "other" / "new.toml").exists()
+    visitor.fill(pretrained_model_name_or_path=place / "other" / "m.safetensors", train_data_dir=place / "other",
+                 resolution="1024", output_dir=place / "other")  # fmt: skip
+    visitor.click("Check")
+    visitor.until("Nothing has to be fixed")
+    visitor.fill(output_dir=place / "out")
+    visitor.click("Probe")
+    page.locator(".message:visible .allow").click()
+    visitor.until("Nothing fits.")
+    assert begun == [str(place / "out")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui import texts
+from kohya_gui import compiling, presets, texts
 from library.config import idle
 from library.config.schema import ConfigError
 from library.config.sections.run import IDLE_EVERYWHERE
@@ -57,6 +57,14 @@ def test_every_text_of_the_page_is_in_every_table_and_so_is_all_help():
     assert len(page) > 600 and {"Base model", "Train", "Torch Compile Settings", "not set"} <= set(page)
     assert "The rank of the adapter; higher learns more detail and makes a larger file. Empty: 4." in page
     assert not absent(page), "add these"
+
+
+def test_what_each_preset_sets_and_needs_is_in_every_table():
+    every = [*presets.presets(adapters=True), *presets.presets(adapters=False)]
+    said = [text for one in every if one.is_profile for text in (compiling.name(one), compiling.about(one))]
+    pieces = [re.split("[,;] ", compiling.about(one)) for one in every if not one.is_profile]
+    said += [one.title for one in every if not one.is_profile] + [piece for found in pieces for piece in found]
+    assert len(said) > 60 and not absent(said), "add these"
 
 
 def test_what_the_form_says_later_is_in_every_table():

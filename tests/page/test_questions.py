@@ -1,0 +1,87 @@
+"""What the page asks before it goes on, in a real browser: what a stop or a kill would lose, captions, folders; and
+what it says where an optimizer's package is missing."""
+
+import pytest
+
+from kohya_gui import checking, presets
+from library import packages
+from library.config.schema import read_toml
+from library.runs import layout, queue, reader, start, stop
+from tests.data import make
+from tests.page.test_runs import config
+from tests.training import wait_for
+
+pytestmark = pytest.mark.browser
+REFRESHED = 2500  # ms in which the panel is drawn anew
+
+
+def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(visit, tmp_path, monkeypatch):
+    monkeypatch.setattr(stop, "lost_now", lambda run: ("step", 600.0))
+    monkeypatch.setattr(stop, "lost_by_kill", lambda run: (4, 120.0))
+    run = reader.run(start.launch(config(tmp_path / "out", "fox")))
+    visitor = visit()
+    page = visitor.page
+    visitor.until("Step", ".line")
+    answer = page.locator(".acts .answer")
+    visitor.click("Stop now")
+    visitor.until("10 min of work on this step are lost", ".answer")
+    page.wait_for_timeout(REFRESHED)
+    assert "10 min of work" in answer.inner_text()  # and not gone before it was read
+    answer.get_by_role("button", name="Cancel").click()
+    page.wait_for_function("!document.querySelector('.answer').textContent")
+    assert not layout.stop_asked(run.folder) and reader.run(run.id).state == "running"
+
+    monkeypatch.setattr(stop, "hangs", lambda run: run.active)
+    page.locator(".acts > [data-act=kill]").click()
+    visitor.until("What was learned after step 4 is lost, 2 min of work. Kill it?", ".answer")
+    answer.get_by_role("button", name="Cancel").click()
+    assert reader.run(run.id).state == "running"
+    page.locator(".acts > [data-act=kill]").click()
+    answer.get_by_role("button", name="Kill", exact=True).click()
+    assert visitor.state("stopped") == run.id and layout.stop_asked(run.folder) == "kill"
+
+    run = reader.run(start.launch(config(tmp_path / "out", "cat")))
+    page.locator(f'.acts[data-run="{run.id}"] > [data-act=now]').click()
+    answer.get_by_role("button", name="Stop now", exact=True).click()
+    wait_for(lambda: layout.stop_asked(run.folder) == "now", 10)
+    wait_for(lambda: not reader.run(run.id).active, 20)
+
+
+def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypatch):
+    text = f"{checking.NO_CAPTIONS}: write some"
+    bare = {"findings": [{"topic": "images", "verdict": "hint", "text": text, "fix": {}}], "fit": None}
+    monkeypatch.setattr(checking, "check", lambda reading, launch: bare)
+    images = make.folder(served[1] / "bare", "cats")
+    queue.pause()
+    visitor = visit()
+    page = visitor.page
+    visitor.fill(pretrained_model_name_or_path="/models/base.safetensors", train_data_dir=images, resolution="1024",
+                 output_name="cat", output_dir=served[1] / "out")  # fmt: skip
+    visitor.click("Train")
+    visitor.until("It has not started: no image has a caption")
+    assert reader.runs() == []
+    visitor.click("Write captions")
+    page.locator(".images article img").first.wait_for()
+    assert page.locator("#images-folder").input_value() == str(images)
+    visitor.tab("LoRA")
+    visitor.click("Add to queue")
+    visitor.until("No image has a caption")
+    assert queue.read().waiting == []
+    visitor.click("Add it without captions")
+    visitor.until("cat is in the queue")
+    visitor.fill(output_name="dog")
+    visitor.click("Add to queue")
+    visitor.until("dog is in the queue")
+    wait_for(lambda: len(queue.read().waiting) == 2, 10)  # it is not asked a second time about these images
+
+
+def test_where_an_optimizer_is_missing_the_start_says_which_one_stands_in(visit, monkeypatch):
+    chosen, there = presets.of_kind("lora", ["flux"])[-1], packages.installed
+    monkeypatch.setattr(presets, "read_toml", lambda path: {**read_toml(path), "optimizer_type": "AdamW8bit"})
+    monkeypatch.setattr(packages, "installed", lambda name: name != "bitsandbytes" and there(name))
+    visitor = visit()
+    visitor.click("Presets")
+    visitor.page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()
+    for where in (".start small", ".message p"):
+        visitor.until("optimizer_type is AdamW here, as AdamW8bit needs a package that is not installed", where)
+    assert visitor.page.locator("#lora-optimizer_type").input_value() == "AdamW"
