@@ -72,6 +72,7 @@ def working(demo: Any, folder: Path) -> Iterator[None]:
         kept.worker = process.identity()
     yield
     stop.request(second, "now")
+    ended(second)  # it writes into the folder until then
 
 
 def reach(run_id: str, step: int) -> None:
