@@ -133,6 +133,10 @@ def counted(part):
     ("Image folder: /a b/c does not exist", True),
     ("train_data_dir: /x/1_y is empty; it should hold images, or folders named 10_words with images", True),
     ("1 image very large and slow to read; scale them down: 1.png", True),
+    ("14 graphs, about 75 s once, kept for next time (an estimate).", True),
+    ("2 graphs, about 3 min for each image size, kept for next time (as in fox-1).", True),
+    ("all are trained without words", True),
+    ("each is trained with the words of its folder, 1_a, and the others without words", True),
     ("A cat that is asleep", False),
 ])  # fmt: skip
 def test_a_sentence_about_an_option_is_found_with_its_name_or_without(text, covers):
