@@ -182,7 +182,7 @@ def lines(found: Mapping[str, str]) -> Iterator[str]:
         elif error := found[module]:
             yield f"{title(module)} does not load here ({error}). To install it again: {command(module, again=True)}"
     if "bitsandbytes" not in found or found["bitsandbytes"]:
-        yield "Without bitsandbytes the presets use AdamW instead of AdamW8bit, which needs more memory."
+        yield "Without bitsandbytes use AdamW instead of AdamW8bit; it needs more memory."
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from kohya_gui import presets
+
 
 def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     """These modules are found nowhere; whatever was loaded of them before is as if it were not."""
@@ -27,3 +29,12 @@ def spoil(monkeypatch: pytest.MonkeyPatch, folder: Path, module: str, error: str
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(place.parent))
+
+
+def eight_bit(folder: Path, family: str = "sdxl") -> presets.Preset:
+    """A preset that trains with AdamW8bit, of a package that can be hidden."""
+    path = folder / family / "lora-12gb.toml"
+    path.parent.mkdir(parents=True)
+    text = (presets.PRESETS / family / path.name).read_text(encoding="utf-8")
+    path.write_text(text.replace('"AdamW"', '"AdamW8bit"'), encoding="utf-8")
+    return presets.Preset(path, text.partition("\n")[0].removeprefix("# "))

@@ -68,7 +68,8 @@ def pictures(folder: Path, sizes: Iterable[tuple[int, int]] = SQUARES, repeats: 
 
 def config_of(demo: Any, script: str, **values: Any) -> Any:
     """The demo's config of a script with other values; eager, and as exact as it can be where nothing else is said."""
-    quick = {"compile": False, "resolution": "64", "max_train_steps": 4, "save_precision": "float", "logging_dir": None}
+    quick = {"compile": False, "compile_blocks": None, "resolution": "64", "max_train_steps": 4,
+             "save_precision": "float", "logging_dir": None}  # fmt: skip
     if script.startswith("flux"):
         quick["t5xxl_max_token_length"] = 32
     given = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}

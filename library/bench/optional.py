@@ -24,5 +24,5 @@ def optimizers() -> Finding:
     if not without:
         return ok("optimizers", f"{', '.join(packages.PACKAGES.values())} work", **data)
     if "AdamW8bit" in without:
-        text += f"; presets use {nearest('AdamW8bit')} instead of AdamW8bit, which needs more memory"
+        text += f"; use {nearest('AdamW8bit')} instead of AdamW8bit, it needs more memory"
     return hint("optimizers", text, **data)

@@ -43,7 +43,7 @@ def opened(config: Any, report: Report | None = None, may: May = lambda path: Tr
     else:
         album = albums.opened(Path(data.train_data_dir or ""), config, report, may)
     album.world, album.found, album.problems = world, found.images, found.problems
-    album.notes = list(dict.fromkeys([*found.warnings, *albums.sharing(album), *_crops(found)]))
+    album.notes = list(dict.fromkeys([*found.other_captions, *found.warnings, *albums.sharing(album), *_crops(found)]))
     _add(album, found, report)
     return album
 

@@ -30,6 +30,7 @@ class Survey:
     keep: bool = True  # whether a folder's metadata_cache.json may be written
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    other_captions: list[str] = field(default_factory=list)  # folders whose captions have another ending
     unused: list[str] = field(default_factory=list)
     unread: dict[str, int] = field(default_factory=dict)  # caption file -> lines that nothing reads
     listings: dict[str, Listing] = field(default_factory=dict)
@@ -83,7 +84,7 @@ def survey(config: Any, report: Report | None = None, keep: bool = True) -> Surv
     if not train.items and not result.problems:
         result.problems.append("there are no images to train on")
     train.validation = validation if validation.items else None
-    train.warnings, train.unused = tuple(result.warnings), tuple(result.unused)
+    train.warnings, train.unused = (*result.other_captions, *result.warnings), tuple(result.unused)
     result.images = train
     return result
 
@@ -225,7 +226,7 @@ def _warn_of_other_captions(result: Survey, subset: Any, here: Listing, files: l
     others = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
     other = next((e for e in (".txt", ".caption", ".TXT") if e != subset.caption_extension and others[e]), None)
     if other and missing == len(files):
-        result.warnings.append(
+        result.other_captions.append(
             f"{here.folder}: {number(others[other], f'{other} file')} not used, since caption_extension is "
             f"'{subset.caption_extension}'; set caption_extension = \"{other}\" to use them; "
             f"now every image is {fallback}"

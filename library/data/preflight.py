@@ -45,7 +45,10 @@ def check(config: Any, grid: int, report: Report | None = None) -> Check:
             stops += [problem for problem in bucket_rules(dataset).problems(grid) if problem not in stops]
     if to_disk:
         stops += _sharing_a_cache(images)
-    notes = [*_without_captions(images), *notes, *_about_captions(config, found), *_about_images(images)]
+    others = found.other_captions
+    if (bare := list(_without_captions(images))) and others:  # one cause, one sentence: the one that says what to set
+        bare, others = [f"no image has a caption: {others[0]}"], others[1:]
+    notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images)]
     notes += _about_options(config, found)
     return Check(stops, notes, found.images)
 

@@ -200,6 +200,7 @@ class Record:
             with contextlib.suppress(OSError):
                 self._progress.close()
         self._write()
+        self._kept.close()
         if self._log:
             logging.getLogger().removeHandler(self._log)
             self._log.close()

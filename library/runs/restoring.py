@@ -55,6 +55,11 @@ class Kept:
         self._log.close()
         self._log = log.open("rb")
 
+    def close(self) -> None:
+        """Let the log go: an open file keeps its disk from being unmounted."""
+        if self._log is not None:
+            self._log.close()
+
 
 def is_same(file: IO[bytes] | IO[str], path: Path) -> bool:
     """Whether an open file is still the one under this name."""

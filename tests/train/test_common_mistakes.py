@@ -68,6 +68,7 @@ def said(demo, wrong, tmp_path, script, values):
         DATA: str(wrong / "txt"),
         "caption_extension": ".txt",
         "compile": False,
+        "compile_blocks": None,
         "resolution": "64",
         "max_train_steps": 4,
         "output_dir": str(tmp_path / "out"),

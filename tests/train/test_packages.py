@@ -12,16 +12,14 @@ from kohya_gui import presets, texts
 from library import optimizers, packages
 from library.bench import doctor, optional
 from library.config.remedies import remedy
-from library.config.schema import build, read_toml
+from library.config.schema import build
 from library.families import config_class
 from library.train import optim, trial
 from tests import source
-from tests.packages import hide, spoil
+from tests.packages import eight_bit, hide, spoil
 from tests.training import script
 
 LORA, WHOLE = config_class("sdxl_train_network"), config_class("sdxl_train")
-EVERY = [*presets.presets(adapters=True), *presets.presets(adapters=False)]
-EIGHT = [preset for preset in EVERY if read_toml(preset.path).get("optimizer_type") == "AdamW8bit"]
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +67,9 @@ def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
 # ---- what is not
 
 
-@pytest.mark.parametrize("preset", EIGHT, ids=lambda preset: preset.id)
-def test_a_preset_takes_what_is_nearest_and_says_so(preset, monkeypatch):
-    config = LORA if preset.family == "sdxl" else config_class("flux_train_network")
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_a_preset_takes_what_is_nearest_and_says_so(family, tmp_path, monkeypatch):
+    preset, config = eight_bit(tmp_path, family), config_class(f"{family}_train_network")
     told = []
     assert presets.apply(preset, config, {}, told).optim.optimizer_type == "AdamW8bit" and told == []
     hide(monkeypatch, "bitsandbytes")
@@ -84,7 +82,7 @@ def test_a_preset_takes_what_is_nearest_and_says_so(preset, monkeypatch):
 
 @pytest.mark.parametrize("error", ["RuntimeError('CUDA Setup failed')", "OSError('libcudart.so.13: not found')",
                                    "ImportError('DLL load failed')", "AttributeError('no such thing')"])  # fmt: skip
-def test_a_package_that_does_not_load_counts_as_none(error, home, monkeypatch):
+def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monkeypatch):
     spoil(monkeypatch, home, "bitsandbytes", error)
     (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
     words = error.partition("(")[2].strip("')")
@@ -92,7 +90,7 @@ def test_a_package_that_does_not_load_counts_as_none(error, home, monkeypatch):
     assert packages.command("bitsandbytes", again=True) in said
     assert remedy(said, lora(optimizer_type="AdamW8bit")) == {"optimizer_type": "AdamW"}
     told = []
-    made = presets.apply(EIGHT[0], config_class(f"{EIGHT[0].family}_train_network"), {}, told)
+    made = presets.apply(eight_bit(tmp_path), LORA, {}, told)
     assert made.optim.optimizer_type == "AdamW" and "does not load here" in told[0] and words in told[0]
 
 
@@ -153,7 +151,7 @@ def test_the_doctor_lists_what_is_missing_with_the_command(monkeypatch, capsys):
     hide(monkeypatch, "bitsandbytes", "prodigyopt")
     finding = optional.optimizers()
     assert finding.verdict == "hint" and packages.command("bitsandbytes", "prodigyopt") in finding.text
-    assert "presets use AdamW instead of AdamW8bit" in finding.text
+    assert "use AdamW instead of AdamW8bit" in finding.text
     assert {"AdamW8bit", "Lion8bit", "Prodigy"} <= set(finding.data["without"])
     monkeypatch.setattr(doctor, "examine", lambda quick: iter([finding]))
     assert doctor.main(["--quick"]) == 0
@@ -182,10 +180,10 @@ def test_setting_up_says_what_came_of_it(monkeypatch):
 
 
 @pytest.mark.parametrize("language", ["zh", "ja"])
-def test_the_sentences_are_in_every_table(language, monkeypatch):
+def test_the_sentences_are_in_every_table(language, tmp_path, monkeypatch):
     hide(monkeypatch, "bitsandbytes", "prodigyopt", "prodigyplus", "dadaptation")
     said = [*optim.problems(lora(optimizer_type="AdamW8bit")), *optim.problems(lora(optimizer_type="Prodigy"))]
-    presets.apply(EIGHT[0], config_class(f"{EIGHT[0].family}_train_network"), {}, said)
+    presets.apply(eight_bit(tmp_path), LORA, {}, said)
     said += [f"optimizer_type AdamW8bit {packages.broken('bitsandbytes', 'OSError: x')}; or set optimizer_type = AdamW"]
     said += [f"optimizer_type is AdamW here, as AdamW8bit {packages.broken('bitsandbytes', 'OSError: x')}"]
     assert len(said) == 5

@@ -12,7 +12,7 @@ import torch
 from kohya_gui import presets
 from library.config.schema import build, options, read_toml, values
 from library.families import config_class
-from tests.packages import hide
+from tests.packages import eight_bit, hide
 from tests.training import train
 
 EVERY = {preset.id: preset for tab in (True, False) for preset in presets.presets(tab)}
@@ -56,9 +56,8 @@ def test_a_preset_trains(preset, start):
             assert any(words in text for text in said), said
 
 
-def test_a_preset_trains_without_the_package_of_its_optimizer(start, monkeypatch):
+def test_a_preset_trains_without_the_package_of_its_optimizer(start, tmp_path, monkeypatch):
     hide(monkeypatch, "bitsandbytes")
-    preset = next(preset for preset in EVERY.values() if read_toml(preset.path).get("optimizer_type") == "AdamW8bit")
-    outcome, told = start(preset)
+    outcome, told = start(eight_bit(tmp_path))
     assert len(outcome.losses) == 2 and outcome.facts["config"]["optim"]["optimizer_type"] == "AdamW"
     assert len(told) == 1 and "optimizer_type is AdamW here, as AdamW8bit needs a package" in told[0]
