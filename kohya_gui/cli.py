@@ -75,9 +75,9 @@ def train(argv: list[str]) -> int:
     import dataclasses
 
     from library.config import shell
-    from library.config.command import command, launch_problems
+    from library.config.command import command
     from library.families import config_class
-    from library.runs import foreground, keys
+    from library.runs import foreground, keys, lanes
 
     what, *rest = argv
     how, flags, wrong = split_launch(rest)
@@ -86,7 +86,7 @@ def train(argv: list[str]) -> int:
         what = script_of(Path(what))
     # The launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
     reading = shell.read(config_class(what), flags)
-    if problems := [*reading.problems, *wrong, *launch_problems(how)]:
+    if problems := [*reading.problems, *wrong, *lanes.problems(how)]:
         reading = dataclasses.replace(reading, problems=problems)
         return complain("\n".join([*problems, *shell.beyond(reading)]), MISUSED)
     path, flags = split_file(flags)

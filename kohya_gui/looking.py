@@ -11,11 +11,11 @@ from typing import Any
 from kohya_gui.checking import environment
 from kohya_gui.cli import DONE, FAILED, complain, script_of, split_launch
 from library.config import surroundings
-from library.config.command import launch_problems
 from library.config.schema import Reading
 from library.config.shell import read
 from library.config.values import ConfigError
 from library.families import config_class
+from library.runs import lanes
 
 
 def look(argv: list[str]) -> int:
@@ -62,7 +62,7 @@ def described(argv: list[str]) -> tuple[str, Reading[Any], dict[str, Any]]:
     if not script:
         raise ConfigError("kohya check needs the TOML of a training, or the name of a script and its options")
     reading = read(config_class(script), rest)
-    problems = [*reading.problems, *wrong, *launch_problems(how)]
+    problems = [*reading.problems, *wrong, *lanes.problems(how)]
     about = f"{what} ({script.removesuffix('.py')})" if is_file else script.removesuffix(".py")
     return about, dataclasses.replace(reading, problems=problems), how
 

@@ -1,20 +1,25 @@
 """A config file -> the command that trains with it. Pure: nothing is started, read or written here."""
 
+import importlib.util
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from library.config.reading import count
 from library.config.schema import Layer, opt, read_section
-from library.config.values import ConfigError
+from library.config.values import ConfigError, meant
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "sd-scripts"
 MANY = 4096  # processes, machines or threads: more than anyone has
+EXTRA = "extra_accelerate_launch_args"
+OTHER_SCRIPTS = ("-m", "-h", "--module", "--no_python", "--help")  # what is started would not be the training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +100,37 @@ def _launch(how: Mapping[str, Any], problems: list[str]) -> Launch:
             problems.append(f"{name} must be at most {MANY}, got {number}")
     if (launch.machine_rank or 0) >= launch.num_machines:
         problems.append(f"machine_rank must be below num_machines ({launch.num_machines}), got {launch.machine_rank}")
+    problems += _extra(launch)
     return launch
+
+
+def _extra(launch: Launch) -> Iterator[str]:
+    """Arguments that accelerate does not have, or that say something else than the options of the same name."""
+    given, known = launch.extra_accelerate_launch_args, _flags()
+    if given and not given[0].startswith("-"):
+        yield f"{EXTRA}: {given[0]!r} belongs to no option; write --option value"
+    own = {field.name: getattr(launch, field.name) for field in fields(Launch)}
+    for at, token in enumerate(given):
+        name, equals, value = token.partition("=")
+        name = name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name
+        value = value if equals else "true" if name == "--cpu" else next(iter(given[at + 1 : at + 2]), "")
+        if name in OTHER_SCRIPTS:
+            yield f"{EXTRA}: with {name} it is not the training that is started; leave it out"
+        elif name.startswith("--") and known and name not in known:
+            yield f"{EXTRA}: accelerate launch has no option {name}{meant(name, known)}"
+        elif (option := name.removeprefix("--")) in own and str(own[option]).lower() != value.lower():
+            yield f"{EXTRA}: {name} says something else than {option} ({own[option]}); set {option} instead"
+
+
+@lru_cache(maxsize=1)
+def _flags() -> frozenset[str]:
+    """The options of the installed accelerate's launcher, read and not run; nothing where it is not there."""
+    spec = importlib.util.find_spec("accelerate")
+    places = (
+        [Path(place) / "commands" / "launch.py" for place in (spec.submodule_search_locations or ())] if spec else []
+    )
+    texts = [place.read_text(encoding="utf-8") for place in places if place.is_file()]
+    return frozenset(flag for text in texts for flag in re.findall(r"[\"'](--[a-z][a-z0-9_]+)[\"']", text))
 
 
 def printable(arguments: list[str]) -> str:

@@ -25,6 +25,7 @@ KINDS = {
 }
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 # What an East Asian keyboard writes for ASCII, and the minus sign of typeset pages.
+LARGEST = 10**12  # no number of a training means anything beyond; in half precision it would be infinite
 WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
 # Blanks, and marks of direction that Windows adds where a path is copied from a dialog.
 AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
@@ -141,7 +142,8 @@ class Option:
         if (low is not None and value < low) or (high is not None and value > high):
             limits = [f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None)
             raise ConfigError(f"must be {' and '.join(limits)}, got {shown(value)}")
-        if (ceiling := self.hints.get("ceiling")) is not None and value > ceiling:
+        ceiling = self.hints.get("ceiling", LARGEST if self.type is float else None)
+        if ceiling is not None and value > ceiling:
             raise ConfigError(f"must be at most {ceiling:,}, got {shown(value)}")
         return value
 

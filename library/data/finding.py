@@ -32,7 +32,9 @@ class Survey:
     warnings: list[str] = field(default_factory=list)
     other_captions: list[str] = field(default_factory=list)  # folders whose captions have another ending
     unused: list[str] = field(default_factory=list)
-    unread: dict[str, int] = field(default_factory=dict)  # caption file -> lines that nothing reads
+    unread: dict[str, int] = field(
+        default_factory=dict
+    )  # caption file, or image -> lines of its caption that nothing reads
     listings: dict[str, Listing] = field(default_factory=dict)
 
     def files(self, folder: str | Path) -> Listing:
@@ -253,6 +255,7 @@ def _from_metadata(result: Survey, subset: Any) -> list[Found]:
             absent.append(entry.path)
             continue
         words = captions.with_tags(entry.caption, entry.tags, subset)
+        _count_unread(result, subset, entry.path, words)
         found.append(Found(entry.path, size, words, ""))
     if absent:
         result.problems.append(f"{subset.metadata_file} lists images that are not there: {some(absent)}")
@@ -280,7 +283,8 @@ def _sized_and_read(result: Survey, subset: Any, found: list[Found]) -> list[tup
     if empty := [one.caption_file for one, _, words in good if one.caption_file and not words]:
         result.warnings.append(f"{number(len(empty), 'caption file')} without words: {some(empty)}")
     if subset.cache_info and result.keep and good and not subset.metadata_file and not broken:
-        metadata.write_cache(Path(subset.image_dir), {one.path: (words, size) for one, size, words in good})
+        about = {one.path: (words, size, result.unread.get(one.caption_file, 0)) for one, size, words in good}
+        metadata.write_cache(Path(subset.image_dir), about)
     return good
 
 
@@ -298,6 +302,11 @@ class _Remembered:
     def size(self, path: str, changed: int) -> Size | None:
         return metadata.cached_size(self.about.get(path)) if changed <= self.modified else None
 
+    def unread(self, path: str) -> int:
+        """Lines of the caption file that were left out when it was read."""
+        lines = self.about.get(path, {}).get("unread_lines", 0)
+        return lines if isinstance(lines, int) else 0
+
     def caption(self, path: str, file: str) -> str | None:
         if path not in self.about or (file and os.stat(file).st_mtime_ns > self.modified):
             return None
@@ -311,8 +320,10 @@ def _facts(result: Survey, subset: Any, known: _Remembered, one: Found) -> tuple
     size = one.size or (file and (known.size(one.path, file.changed)))
     if size is None:
         size = header_size(one.path, file.modified, file.num_bytes) if file else (0, 0)
-    words = one.caption if one.caption is not None else known.caption(one.path, one.caption_file)
-    if words is not None:
+    if one.caption is not None:
+        return size, one.caption
+    if (words := known.caption(one.path, one.caption_file)) is not None:
+        _count_unread(result, subset, one.caption_file, words, known.unread(one.path))
         return size, words
     if not one.caption_file:
         return size, subset.class_tokens or ""
@@ -323,9 +334,15 @@ def _facts(result: Survey, subset: Any, known: _Remembered, one: Found) -> tuple
         return size, e
     if subset.enable_wildcard:
         return size, captions.lines(text)
-    if more := captions.lines(text).count("\n"):
-        result.unread[one.caption_file] = more
+    _count_unread(result, subset, one.caption_file, text)
     return size, captions.first_line(text)
+
+
+def _count_unread(result: Survey, subset: Any, name: str, text: str, others: int = 0) -> None:
+    """Remember how many lines of a caption are not used, besides others that are known of."""
+    more = 0 if subset.enable_wildcard else captions.lines(text).count("\n") + others
+    if more:
+        result.unread[name] = more
 
 
 def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: Found) -> Image | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from library.data.pixels import PLUGINS, extensions
 
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.npz")
+MOST_REPEATS = 100_000  # as in a data set file
 MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
 DEEPEST, MOST_FOLDERS = 6, 2000  # how far down, and in how many folders, misplaced images are looked for
 
@@ -117,6 +118,10 @@ def trained(parent: Path, repeats: int) -> list[Concept]:
     return [Concept(parent, repeats, "")] if is_flat(parent) else concepts(parent)
 
 
+def _too_often(option: str, one: Concept) -> str:
+    return f"{option}: {one.folder} asks for {one.repeats:,} repeats, which is no training; rename it to 1_{one.words}"
+
+
 def problems_of_parent(option: str, parent: str | Path) -> Iterator[str]:
     """Say why a folder cannot be used as the images of a training, and what to do instead."""
     parent = Path(parent)
@@ -126,7 +131,9 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[str]:
     if not parent.is_dir():
         yield f"{option}: {parent} is a file; give the folder that holds your images"
         return
-    if concepts(parent) or is_flat(parent):
+    found = concepts(parent)
+    yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)
+    if found or is_flat(parent):
         return
     here = listing(parent)
     with_images = [name for name in here.folders if listing(parent / name).images]

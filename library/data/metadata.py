@@ -52,9 +52,12 @@ def cached_size(about: Any) -> tuple[int, int] | None:
     return _size(about.get("resolution")) if isinstance(about, Mapping) else None
 
 
-def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int]]]) -> None:
-    """Remember captions and sizes of a folder's images by path, unless the file says the same already."""
-    content = {path: {"caption": caption, "resolution": list(size)} for path, (caption, size) in known.items()}
+def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], int]]) -> None:
+    """Remember captions, sizes and numbers of unread lines of a folder's images by path, unless the file says the same
+    already."""
+    content: dict[str, dict[str, Any]] = {}
+    for path, (caption, size, unread) in known.items():
+        content[path] = {"caption": caption, "resolution": list(size)} | ({"unread_lines": unread} if unread else {})
     if content != read_cache(folder):
         write_atomic(folder / CACHE_NAME, json.dumps(content, ensure_ascii=False, indent=2))
 

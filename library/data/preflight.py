@@ -101,16 +101,24 @@ def _without_captions(images: list[Image]) -> Iterator[str]:
 
 
 def _about_captions(config: Any, found: Survey) -> Iterator[str]:
-    """Caption files with more lines than are read."""
+    """Captions with more lines than are read: in their own files, or in a metadata file."""
     if not found.unread:
         return
-    files, lines = sorted(found.unread), sum(found.unread.values())
+    counts = {name: found.unread[name] for name in sorted(found.unread)}
+    own, lines = {image.caption_file for image in found.images.items}, sum(counts.values())
+    which = some([f"{name}: {count:,}" for name, count in counts.items()])
     one = "write each caption in one line"
     advice = one if config.cache.text else f"set enable_wildcard to use one of the lines at random, or {one}"
-    yield (
-        f"{number(len(files), 'caption file')} of several lines, of which only the first is trained on and "
-        f"{number(lines, 'line')} not ({some([f'{name}: {found.unread[name]:,}' for name in files])}); {advice}"
-    )
+    if own.issuperset(counts):
+        yield (
+            f"{number(len(counts), 'caption file')} of several lines, of which only the first is trained on and "
+            f"{number(lines, 'line')} not ({which}); {advice}"
+        )
+    else:
+        yield (
+            f"{number(len(counts), 'caption')} of several lines, of which only the first is trained on and "
+            f"{number(lines, 'line')} not ({which}); {advice}"
+        )
 
 
 def _about_images(images: list[Image]) -> Iterator[str]:

@@ -1,11 +1,13 @@
 """Reading checkpoints that people have: what a file is (from its header alone), and its tensors, one at a time."""
 
+import contextlib
 import itertools
 import json
 import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,20 @@ PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
         "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}  # fmt: skip
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
+TYPES = {"F64": "float64", "I64": "int64", "F32": "float32", "I32": "int32", "F16": "float16", "BF16": "bfloat16",
+         "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I16": "int16", "I8": "int8", "U8": "uint8",
+         "BOOL": "bool"}  # fmt: skip
+_shapes_only: ContextVar[bool] = ContextVar("_shapes_only", default=False)
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Inside, checkpoints are read without their numbers: their tensors are on the device "meta"."""
+    token = _shapes_only.set(True)
+    try:
+        yield
+    finally:
+        _shapes_only.reset(token)
 
 
 def header(path: str | Path) -> dict[str, tuple[int, ...]]:
@@ -103,7 +119,9 @@ def _opened(path: Path, mmap: bool) -> Any:
     """A safetensors file as a lazy reader, or a dict of tensors for the formats that have to be read at once."""
     if path.suffix.lower() in PICKLED:
         return _unpickled(path)
-    entries(path)  # its errors are the ones a person understands
+    stored = entries(path)  # its errors are the ones a person understands
+    if _shapes_only.get():
+        return {name: _without_numbers(about) for name, about in stored.items()}
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load
 
@@ -113,12 +131,18 @@ def _opened(path: Path, mmap: bool) -> Any:
         raise ConfigError(f"{path} is a damaged safetensors file ({e}): download it again") from e
 
 
+def _without_numbers(about: Mapping[str, Any]) -> Any:
+    import torch
+
+    return torch.empty(about["shape"], dtype=getattr(torch, TYPES.get(about["dtype"], "float32")), device="meta")
+
+
 def _unpickled(path: Path) -> dict[str, Any]:
     """Tensors of a .ckpt or .bin, without running any code that may hide in it."""
     import torch
 
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
     except Exception as e:  # what else is raised by bytes that are no archive at all has no common kind
         raise ConfigError(
             f"{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors"

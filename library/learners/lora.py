@@ -19,6 +19,11 @@ from library.learners.targets import Found, Plan
 
 log = logging.getLogger(__name__)
 
+NOTHING = (
+    "nothing is trained: every learning rate is 0, or network_args chose no layer; "
+    "set learning_rate, or leave out what limits the layers in network_args"
+)
+
 
 @dataclass
 class Unmatched:
@@ -59,7 +64,7 @@ class Lora:
         self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
         if not learning:
-            raise ConfigError("nothing is trained: every learning rate is 0, or network_args chose no layer")
+            raise ConfigError(NOTHING)
         self.trains: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):
@@ -93,12 +98,14 @@ class Lora:
         for name in self.adapters.keys() & found.keys():
             try:
                 self.adapters[name].load(found[name])
-            except (ValueError, RuntimeError, KeyError) as e:
+            except KeyError as e:
+                wrong.append(f"{name} has no {e.args[0]} in the file, so it is no LoRA")
+            except (ValueError, RuntimeError) as e:
                 wrong.append(f"{name} {e}")
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             advice = "set network_dim to the file's rank, or use dim_from_weights"
-            raise ConfigError(f"the LoRA file does not fit this network: {min(wrong)}{more}; {advice}")
+            raise ConfigError(f"network_weights: the LoRA file does not fit this network: {min(wrong)}{more}; {advice}")
         return Unmatched([n for n in self.adapters if n not in found], [n for n in found if n not in self.adapters])
 
     def snapshot(self) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from library import packages
 from library.config.schema import ConfigError
-from library.learners import network_args, snapshot
+from library.learners import lora, network_args, snapshot
 from library.learners.lora import Unmatched, dtype_of, file_of, tell
 from library.memory.blocks import with_gradient
 
@@ -50,7 +50,7 @@ class Foreign:
         self._groups = self._make_groups()
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
-            raise ConfigError("nothing is trained: every learning rate is 0, or network_args chose no layer")
+            raise ConfigError(lora.NOTHING)
         self.trains: dict[str, bool] = {}
         for adapter in network.loras:
             for parameter in adapter.parameters():
@@ -198,7 +198,12 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
     learner = Foreign(network, places, config)
     if weights := config.network.network_weights:
         tensors = file_of(weights)
-        tell("network_weights", weights, learner.load_state_dict(tensors), len(tensors))
+        try:
+            unmatched = learner.load_state_dict(tensors)
+        except ConfigError as e:
+            raise ConfigError(f"network_weights: {e}") from e
+        # Each kind of adapter has an alpha, so that alone does not make it the same kind.
+        tell("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
     return learner
 
 
@@ -212,10 +217,13 @@ def _alpha(adapter: Any) -> float:
 
 
 def _moved(adapter: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The adapter where and in what it learns; an alpha that is too large for that type stays as it is."""
+    """The adapter where and in what it learns; an alpha that is too large for that type stays as it is, and so does
+    one that would lose its value (on the device "meta")."""
     alpha = getattr(adapter, "alpha", None)
     adapter.to(device, dtype)
-    if isinstance(alpha, Tensor) and not math.isfinite(float(adapter.alpha)):
+    if isinstance(alpha, Tensor) and adapter.alpha.is_meta:
+        adapter.alpha = alpha
+    elif isinstance(alpha, Tensor) and not math.isfinite(float(adapter.alpha)):
         adapter.alpha = alpha.to(device)
     return adapter
 
@@ -291,6 +299,6 @@ def _said_briefly(name: str) -> Iterator[None]:
     try:
         yield
     except (AssertionError, KeyError, ValueError, TypeError) as e:
-        raise ConfigError(f"network_module {name} refuses its network_args: {e}") from e
+        raise ConfigError(f"network_module {name} refuses its network_args: {str(e) or type(e).__name__}") from e
     finally:
         logger.setLevel(level)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from library.config.schema import ConfigError, Layer, opt, read_section, section_options
@@ -16,6 +17,10 @@ from library.config.schema import ConfigError, Layer, opt, read_section, section
 # 13-21 output, 22 out.
 DOWN, MID, UP = 9, 3, 9
 NUM_BLOCKS = 1 + DOWN + MID + UP + 1
+PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
+           "ia3")  # fmt: skip
+STRONG = 100  # alpha / rank that nobody means
+LARGEST = 2**16  # rank; no layer of these models has so many rows and columns
 SHAPES = ("cosine", "sine", "linear", "reverse_linear", "zeros")
 
 
@@ -28,7 +33,9 @@ class Shared:
     loraplus_lr_ratio: float | None = opt(None, "LoRA+: learning rate of lora_up relative to lora_down", min=0.0)
     loraplus_unet_lr_ratio: float | None = opt(None, "LoRA+ for the denoiser only", min=0.0)
     loraplus_text_encoder_lr_ratio: float | None = opt(None, "LoRA+ for the text encoders only", min=0.0)
-    conv_dim: int | None = opt(None, "rank of adapters on 3x3 convolutions; not set: none there", min=0)
+    conv_dim: int | None = opt(
+        None, "rank of adapters on 3x3 convolutions; not set: none there", min=0, ceiling=LARGEST
+    )
     conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", min=0.0)
 
     def notes(self, _run: Any = None) -> Iterator[str]:
@@ -41,9 +48,11 @@ class Shared:
 class LoraArgs(Shared):
     """`networks.lora`: SDXL."""
 
-    block_dims: tuple[int, ...] = opt((), f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out", min=0)
+    block_dims: tuple[int, ...] = opt(
+        (), f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out", min=0, ceiling=LARGEST
+    )
     block_alphas: tuple[float, ...] = opt((), f"alpha of each of the {NUM_BLOCKS} blocks", min=0.0)
-    conv_block_dims: tuple[int, ...] = opt((), "rank of each block's 3x3 convolutions", min=0)
+    conv_block_dims: tuple[int, ...] = opt((), "rank of each block's 3x3 convolutions", min=0, ceiling=LARGEST)
     conv_block_alphas: tuple[float, ...] = opt((), "alpha of each block's 3x3 convolutions", min=0.0)
     down_lr_weight: str = opt("", f"factors of the learning rate of the {DOWN} input blocks, or {', '.join(SHAPES)}")
     mid_lr_weight: str = opt("", f"factors of the learning rate of the {MID} middle blocks")
@@ -80,14 +89,14 @@ class FluxArgs(Shared):
     train_blocks: Literal["all", "single", "double"] = opt("all", "which blocks carry adapters")
     train_double_block_indices: str = opt("all", 'double blocks that carry adapters: "all", "none" or "0-3,5"')
     train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
-    img_attn_dim: int | None = opt(None, "rank on the image stream's attention", min=0)
-    txt_attn_dim: int | None = opt(None, "rank on the text stream's attention", min=0)
-    img_mlp_dim: int | None = opt(None, "rank on the image stream's MLP", min=0)
-    txt_mlp_dim: int | None = opt(None, "rank on the text stream's MLP", min=0)
-    img_mod_dim: int | None = opt(None, "rank on the image stream's modulation", min=0)
-    txt_mod_dim: int | None = opt(None, "rank on the text stream's modulation", min=0)
-    single_dim: int | None = opt(None, "rank on linear1 and linear2 of the single blocks", min=0)
-    single_mod_dim: int | None = opt(None, "rank on the modulation of the single blocks", min=0)
+    img_attn_dim: int | None = opt(None, "rank on the image stream's attention", min=0, ceiling=LARGEST)
+    txt_attn_dim: int | None = opt(None, "rank on the text stream's attention", min=0, ceiling=LARGEST)
+    img_mlp_dim: int | None = opt(None, "rank on the image stream's MLP", min=0, ceiling=LARGEST)
+    txt_mlp_dim: int | None = opt(None, "rank on the text stream's MLP", min=0, ceiling=LARGEST)
+    img_mod_dim: int | None = opt(None, "rank on the image stream's modulation", min=0, ceiling=LARGEST)
+    txt_mod_dim: int | None = opt(None, "rank on the text stream's modulation", min=0, ceiling=LARGEST)
+    single_dim: int | None = opt(None, "rank on linear1 and linear2 of the single blocks", min=0, ceiling=LARGEST)
+    single_mod_dim: int | None = opt(None, "rank on the modulation of the single blocks", min=0, ceiling=LARGEST)
     in_dims: str = opt("", "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]")
     network_reg_dims: str = opt("", "regex=rank,...: the first pattern found in an adapter's name sets its rank")
     network_reg_lrs: str = opt("", "regex=learning rate,...: the same for learning rates")
@@ -125,7 +134,9 @@ class FluxArgs(Shared):
 class LycorisArgs:
     """`lycoris.kohya`: what the lycoris-lora package understands; it reads the values itself."""
 
-    algo: str = opt("lora", "lora (locon), loha, lokr, diag-oft, boft, dylora, glora, ia3, full, tlora")
+    algo: Literal["lora", "locon", "loha", "lokr", "diag-oft", "boft", "dylora", "glora", "ia3", "full", "tlora"] = opt(
+        "lora", "which kind of adapter"
+    )
     preset: str = opt("full", "which modules: full, attn-mlp, attn-only, ... or a TOML file")
     conv_dim: int | None = opt(None, "rank on convolutions", min=0)
     conv_alpha: float | None = opt(None, "alpha on convolutions", min=0.0)
@@ -156,6 +167,11 @@ class LycorisArgs:
     loraplus_lr_ratio: float | None = opt(None, "LoRA+: learning rate of lora_up relative to lora_down", min=0.0)
     loraplus_unet_lr_ratio: float | None = opt(None, "LoRA+ for the denoiser only", min=0.0)
     loraplus_text_encoder_lr_ratio: float | None = opt(None, "LoRA+ for the text encoders only", min=0.0)
+
+    def check(self, _run: Any = None) -> Iterator[str]:
+        """The layers are chosen by a name that the package knows, or by a file."""
+        if self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
+            yield f"in network_args: preset {self.preset!r} is no file, and none of {', '.join(PRESETS)}"
 
 
 @dataclass(frozen=True)
@@ -218,6 +234,12 @@ def notes(config: Any) -> Iterator[str]:
     args = read(config)
     if hasattr(args, "notes"):
         yield from args.notes()
+    network = config.network
+    if network.network_alpha > STRONG * (network.network_dim or 4):
+        yield (
+            f"network_alpha {network.network_alpha:g} is far above network_dim ({network.network_dim or 4}): the "
+            "adapter's strength is alpha / rank, and so much may end in NaN"
+        )
     if len(set(config.optim.text_encoder_lr)) > 1 and not isinstance(args, FluxArgs):
         yield f"text_encoder_lr: {config.network.module} has one rate for all text encoders, the first one given"
 

@@ -13,15 +13,22 @@ def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in named.items()}
 
 
+def differing(here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> str:
+    """A sentence where what learns here and what was saved, as shapes by name, are not the same; "" where they are."""
+    odd = sorted(here.keys() ^ saved.keys()) or sorted(n for n in here if here[n] != saved[n])
+    if not odd:
+        return ""
+    return (
+        f"resume: the state was made with other networks than this config describes ({odd[0]} differs); "
+        "resume with its own config"
+    )
+
+
 @torch.no_grad()
 def put_back(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copy saved values into the parameters. ConfigError, and nothing changed, when names or shapes differ."""
-    odd = sorted(named.keys() ^ tensors.keys())
-    odd += [name for name in named.keys() & tensors.keys() if named[name].shape != tensors[name].shape]
-    if odd:
-        raise ConfigError(
-            f"resume: the state was made with other networks than this config describes ({odd[0]} differs); "
-            "resume with its own config"
-        )
+    shapes = ({name: tuple(tensor.shape) for name, tensor in some.items()} for some in (named, tensors))
+    if problem := differing(*shapes):
+        raise ConfigError(problem)
     for name, parameter in named.items():
         parameter.copy_(tensors[name])

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from library.config.command import launch_problems
 from library.config.values import ConfigError
 from library.runs import locking, registry
 
@@ -71,12 +72,33 @@ def choose(how: Mapping[str, Any], free: Iterable[str]) -> tuple[str, ...]:
     asked = str(how.get("gpu_ids") or "").replace(" ", "").strip(",")
     if asked and asked != "all":
         wanted = tuple(asked.split(","))
-        if unknown := [name for name in wanted if name not in every]:
-            raise ConfigError(f"gpu_ids: there is no GPU {unknown[0]} here, only {', '.join(every)}")
+        if wrong := _absent(wanted, every):
+            raise ConfigError(wrong)
         return wanted if set(wanted) <= set(left) else ()
     count = len(every) if asked == "all" else min(_processes(how), len(every))
     known = tuple(lane for lane in every if lane in left)
     return known[:count] if len(known) >= count else ()
+
+
+def problems(how: Mapping[str, Any]) -> list[str]:
+    """All that is wrong with launch options, a sentence each; of GPUs only where this machine knows what it has."""
+    found, every = launch_problems(how), lanes()
+    if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
+        return found
+    asked = [part.strip() for part in str(how.get("gpu_ids") or "").split(",") if part.strip()]
+    wanted = every if not asked or asked == ["all"] else tuple(asked)
+    if wrong := _absent(wanted, every):
+        found.append(wrong)
+    elif not found and (number := _processes(how)) > len(wanted):
+        what = "gpu_ids names" if asked and asked != ["all"] else "this machine has"
+        found.append(f"num_processes is {number}, and {what} {len(wanted)} GPU{'s' * (len(wanted) > 1)}: one for each")
+    return found
+
+
+def _absent(wanted: Iterable[str], every: Iterable[str]) -> str:
+    """A sentence about a GPU that this machine does not have, or ""."""
+    unknown = [name for name in wanted if name not in every]
+    return f"gpu_ids: there is no GPU {unknown[0]} here, only {', '.join(every)}" if unknown else ""
 
 
 def free(active: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems"
 
 log = logging.getLogger(__name__)
 
-HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS = 2e-2, 2e-3  # learning rates that nobody means
+HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS, HIGH_FOR_ANY = 2e-2, 2e-3, 100.0  # learning rates that nobody means
 USUAL_RATES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "Lion", "Lion8bit",
                "PagedLion8bit", "CAME", "AdamMini", "Muon")  # fmt: skip
 
@@ -104,7 +105,6 @@ def problems(config: Any) -> Iterator[str]:
     if config.adapters and (wrong := _rates(config, {"unet_lr": config.optim.unet_lr, "text_encoder_lr": encoders})):
         yield wrong
     yield from schedule_problems(config)
-    yield from _still(config)
 
 
 def _rates(config: Any, rates: Mapping[str, float | None]) -> str:
@@ -118,16 +118,43 @@ def _rates(config: Any, rates: Mapping[str, float | None]) -> str:
     )
 
 
-def _still(config: Any) -> Iterator[str]:
-    """Nothing would learn: known before a model is loaded where no rate but the first one can be meant."""
-    optim, encoders = config.optim, ("learning_rate_te1", "learning_rate_te2")
-    if config.adapters:
-        others = [optim.unet_lr, *optim.text_encoder_lr, *(a for a in config.network.network_args if "_reg_lrs" in a)]
-    else:
-        others = [getattr(optim, name, None) for name in encoders if getattr(config.steps, "train_text_encoder", False)]
-    if not optim.learning_rate and not any(others) and maker(config) is not optimizers.MAKERS["adafactor"]:
+def still(config: Any) -> Iterator[str]:
+    """Nothing would learn, whatever the model is: every rate that counts here is 0."""
+    if maker(config) is optimizers.MAKERS["adafactor"]:
+        return
+    rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
+    if rates and not any(rates.values()):
         usual = "1e-4" if config.adapters else "1e-5"
-        yield f"learning_rate is 0, so nothing would be trained: {usual} is usual"
+        yield f"{next(iter(rates))} is 0, so nothing would be trained: {usual} is usual"
+
+
+def _rates_of_adapters(config: Any) -> dict[str, float]:
+    """The options that say how fast each part learns, of those that carry adapters; {} where patterns say so."""
+    optim, network, given = config.optim, config.network, tuple(config.optim.text_encoder_lr)
+    if any("_reg_lrs" in pair for pair in network.network_args):
+        return {}
+    asked = [] if network.network_train_text_encoder_only else [("unet_lr", optim.unet_lr)]
+    if not network.network_train_unet_only:
+        t5 = any(re.fullmatch(r"\s*train_t5xxl\s*=\s*(true|1|yes|on)\s*", a, re.I) for a in network.network_args)
+        asked += [("text_encoder_lr", rate) for rate in (given[: 2 if t5 else 1] or (None,))]
+    found: dict[str, float] = {}
+    for name, rate in asked:
+        name, rate = ("learning_rate", optim.learning_rate) if rate is None else (name, rate)
+        found[name] = max(rate, found.get(name, 0.0))
+    return found
+
+
+def _rates_of_models(config: Any) -> dict[str, float]:
+    optim = config.optim
+    found = {"learning_rate": optim.learning_rate}
+    if optim.learning_rate and getattr(optim, "block_lrs", ()):
+        found = {"block_lr": max(optim.block_lrs)}
+    if getattr(config.steps, "train_text_encoder", False):
+        own = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
+        found |= {name: rate for name, rate in own.items() if rate is not None}
+        if None in own.values():
+            found["learning_rate"] = optim.learning_rate
+    return found
 
 
 def notes(config: Any) -> Iterator[str]:
@@ -138,9 +165,11 @@ def notes(config: Any) -> Iterator[str]:
     if name == "ProdigyPlusScheduleFree" and config.optim.max_grad_norm:
         yield f"max_grad_norm hinders {name}, which limits its steps by itself: set max_grad_norm = 0"
     most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
-    if name in USUAL_RATES and config.optim.learning_rate > most:
-        usual = "1e-4 for LoRA" if config.adapters else "1e-5 for a whole model"
-        yield f"learning_rate {config.optim.learning_rate} is very high for {name} and may end in NaN; {usual} is usual"
+    rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
+    for option, rate in (rates or {"learning_rate": config.optim.learning_rate}).items():
+        if rate > (most if name in USUAL_RATES else HIGH_FOR_ANY):
+            usual = "1e-4 for LoRA" if config.adapters else "1e-5 for a whole model"
+            yield f"{option} {rate} is very high for {name} and may end in NaN; {usual} is usual"
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield f"lr_scheduler has no effect: {name} needs no schedule"
     steps, warm = config.steps, config.optim.lr_warmup_steps

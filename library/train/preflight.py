@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,18 @@ from library.files import free_space
 from library.runs import reader
 from library.runs.record import Record
 from library.tools import names
-from library.train import hub, optim, prompts, save, state, trackers
+from library.train import hub, optim, outline, prompts, save, state, trackers
 from library.train.clock import Clock
 from library.train.progress import Progress
 
 # What rules of the options have spoken of already, where a look at the files says the same in other words.
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type"}
+RATES = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}  # with which all learns
 PATIENCE = 2.0  # seconds after which a look at the images says how far it is
 AROUND = "(),:.=\"'"  # what may stand around an option's name in a sentence
+FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
+SHAPING = {"network_dim", "network_args", "network_module", "dim_from_weights", "network_train_unet_only",
+           "network_train_text_encoder_only", "train_text_encoder"}  # fmt: skip
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
 
@@ -88,10 +93,10 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
     silent = {*map(_subject, schema.missing(config))}  # what is not given at all is said once
     found = list(missing)
     failed: dict[str, bool] = {}
-    for stage, ask in _stages(config, images).items():
+    for stage, ask in _stages(config, images, failed).items():
         said: list[str] = []
         with _tolerant(bool(told), said):
-            said += ask()
+            said += ask() if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
         failed[stage] = bool(said)
         for line in said:
             again = stage in ("images", "model") and _subject(line) in RULED & spoken
@@ -109,8 +114,8 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
     return found, [line for line in remarks if wrong.isdisjoint(named(line))]
 
 
-def _stages(config: Any, images: Any) -> dict[str, Callable[[], Iterable[str]]]:
-    """Everything that is looked at, by name."""
+def _stages(config: Any, images: Any, failed: Mapping[str, bool]) -> dict[str, Callable[[], Iterable[str]]]:
+    """Everything that is looked at, by name; `failed` says of the stages before whether they found something."""
     return {
         "model": lambda: families.of(config).problems(),
         "images": lambda: images.problems,
@@ -126,6 +131,8 @@ def _stages(config: Any, images: Any) -> dict[str, Callable[[], Iterable[str]]]:
         "trackers": lambda: trackers.problems(config),
         "resume": lambda: _resumed(config),
         "other adapters": lambda: _other_adapters(config),
+        "rates": lambda: optim.still(config),
+        "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
     }
 
 
@@ -170,6 +177,33 @@ def _other_adapters(config: Any) -> Iterator[str]:
             if (family := names.family_of(map(_layer, stored), {})) != config.family:
                 other = "SDXL" if family == "sdxl" else "FLUX.1"
                 yield f"{option}: {path} was made for {other}, and this is {config.title}; choose a file made for it"
+            elif option == "network_weights":
+                yield from _other_ranks(path, stored, config)
+
+
+def _other_ranks(path: Path, stored: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """A LoRA file of another rank, where one rank is that of all layers."""
+    network = config.network
+    own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
+    if own or network.dim_from_weights or not network.module.startswith("networks."):
+        return
+    rank, down = network.network_dim or state.RANK, "lora_down.weight"
+    ranks = {name: about["shape"][0] for name, about in stored.items() if name.endswith(down)}
+    if odd := sorted(name for name in ranks if ranks[name] != rank):
+        yield (
+            f"network_weights: {_layer(odd[0])} has rank {ranks[odd[0]]} in the file and {rank} here (network_dim); "
+            "set network_dim to the file's rank, or use dim_from_weights"
+        )
+
+
+def _fitted(config: Any, failed: Mapping[str, bool]) -> Iterator[str]:
+    """What does not go together, of what is in order by itself."""
+    if failed["resume"]:
+        config = replace(config, steps=replace(config.steps, resume=None))
+    if failed["rates"]:  # as if something learned
+        rates = {name: rate for name, rate in RATES.items() if hasattr(config.optim, name)}
+        config = replace(config, optim=replace(config.optim, **rates))
+    yield from outline.problems(config)
 
 
 def _layer(key: str) -> str:

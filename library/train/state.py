@@ -13,15 +13,24 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from library.config.schema import ConfigError
+from library.families.weights import header
 from library.files import need_space, write_folder_atomic
+from library.optimizers import maker
+from library.tools.names import family_of
 from library.train import chance, exact
 from library.train.save import names
 from library.train.tensorfile import Layout
 
 VERSION = 1
+WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
+RANK = 4  # where network_dim is not set
 AVERAGE = "ema.safetensors"
 WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS = "model.safetensors", "optimizer.bin", "scheduler.bin", "train_state.json"
 SCALER = "scaler.pt"
+OTHER_OPTIMIZER = (
+    "resume: the state is of a run with another optimizer, or with other learning rates for other parts; "
+    "resume with its own config"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,12 @@ def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> No
     if not run.config.steps.moved and (why := finished(folder, facts, run.clock.total, names(run.config).last)):
         raise ConfigError(why)
     learner.restore(_tensors(folder / WEIGHTS))
-    updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
+    try:
+        updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, RuntimeError) as e:  # groups or memories of another kind
+        raise ConfigError(OTHER_OPTIMIZER) from e
     updates.schedule.load_state_dict(_read(folder / SCHEDULER, "cpu"))
     if updates.average:
         _load_average(folder, run, updates)
@@ -138,14 +152,62 @@ def problems(folder: Path, config: Any = None, total: int | None = None) -> list
         facts = read_progress(folder)
     except ConfigError as e:
         return [str(e)]
+    if config is None:
+        return []
+    if other := [*_other_training(folder, facts, config)]:
+        return other
     # Who says where to begin, need not begin there.
-    if config is None or config.steps.moved:
+    if config.steps.moved:
         return []
     if total is None:
         if config.steps.max_train_epochs:
             return []
         total = int(config.steps.max_train_steps)
     return [why] if (why := finished(folder, facts, total, names(config).last)) else []
+
+
+def _other_training(folder: Path, facts: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """What the state says of itself that cannot go on with this config, whatever the model is."""
+    stored, known = header(folder / WEIGHTS), facts.get("settings", {})
+    whole = any(name.startswith(f"{part}.") for name in stored for part in WHOLE)
+    advice = "resume with its own config"
+    if whole == config.adapters:
+        kinds = ("a whole model", "adapters") if whole else ("adapters", "a whole model")
+        yield f"resume: {folder} is the state of a training of {kinds[0]}, and this one trains {kinds[1]}; {advice}"
+        return
+    with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
+        layers = (name.removeprefix("denoiser.") if whole else name.partition(".")[0] for name in stored)
+        if family_of(layers, {}) != config.family:
+            yield f"resume: {folder} is the state of a training of another family than {config.title}; {advice}"
+            return
+    saved = str(known.get("optimizer_type", config.optim.optimizer_type) or "")
+    if _memory(saved) != _memory(config.optim.optimizer):
+        now = config.optim.optimizer
+        yield f"resume: {folder} was saved with optimizer_type {saved or 'AdamW'}, and this is {now}; {advice}"
+    if not config.adapters:
+        return
+    network = config.network
+    if str(known.get("network_module") or network.module) != network.module:
+        before = known["network_module"]
+        yield f"resume: {folder} was saved with network_module {before}, and this is {network.module}; {advice}"
+    elif network.module.startswith("networks.") and not network.dim_from_weights:
+        ranks = {shape[0] for name, shape in stored.items() if name.endswith("lora_down.weight")}
+        before, now = known.get("network_dim", network.network_dim) or RANK, network.network_dim or RANK
+        if before != now and ranks and now not in ranks:
+            yield f"resume: {folder} was saved with network_dim {before}, and this is {now}; {advice}"
+
+
+def _memory(optimizer: str) -> tuple[str, str]:
+    """What decides which memory an optimizer has: its class. Paged ones have that of the others."""
+    made = maker(optimizer or "AdamW")
+    return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
+
+
+def counts(folder: Path) -> list[int]:
+    """How many weights each group of the saved optimizer has; nothing where it does not say. Reads no numbers."""
+    saved = _read(folder / OPTIMIZER, "meta")
+    groups = saved.get("param_groups", []) if isinstance(saved, dict) else []
+    return [len(group["params"]) for group in groups]
 
 
 def finished(folder: Path, facts: Mapping[str, Any], total_steps: int, result: Path) -> str:

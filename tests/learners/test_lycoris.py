@@ -85,7 +85,7 @@ def test_wrong_arguments_are_found_before_anything_starts(flux_config):
 
 
 def test_an_algorithm_that_does_not_exist(flux_like, flux_config):
-    with pytest.raises(ConfigError, match="lycoris.kohya"):
+    with pytest.raises(ConfigError, match="algo must be one of lora, locon, .*got 'nonsense'"):
         lycoris(flux_like, flux_config, "algo=nonsense")
 
 

@@ -69,7 +69,24 @@ KINDS = {
     "processes by name": ({"LAUNCH num_processes": "two"}, "num_processes must be a whole number"),
     "a port that is none": ({"LAUNCH main_process_port": 70000}, "main_process_port must be at most"),
     "a rank of no machine": ({"LAUNCH machine_rank": 3}, "machine_rank must be below"),
+    "an adapter of no kind": ({"network_module": "lycoris.kohya", "network_args": "algo=abba"}, "algo must be one of"),
+    "an unknown argument of it": ({"network_module": "lycoris.kohya", "network_args": "conf=1"}, "conf is not a known"),
+    "layers by no name": ({"network_module": "lycoris.kohya", "network_args": "preset=ful"}, "preset 'ful' is no file"),
+    "a rank of no layer": ({"network_args": "single_dim=99999999"}, "single_dim must be at most"),
+    "all dropped": ({"network_dropout": "1"}, "network_dropout must be below 1"),
+    "a strength without end": ({"network_alpha": "1e30"}, "network_alpha must be at most"),
+    "nothing that learns": ({"unet_lr": 0, "network_train_unet_only": "true"}, "unet_lr is 0, so nothing would be"),
+    "no argument of the launcher": ({"LAUNCH extra_accelerate_launch_args": "--num_proceses=2"}, "no option --nu"),
+    "GPUs that are not there": ({"LAUNCH gpu_ids": "7"}, "there is no GPU 7 here"),
+    # states and adapters that do not go with the rest
+    "ranks of another file": ({"network_weights": "WRONG/rank.safetensors"}, "has rank 2 in the file and 8 here"),
+    "adapters of no layer here": ({"base_weights": "WRONG/layer.safetensors"}, "base_weights: nothing in"),
+    "adapters of SDXL": ({"network_weights": "WRONG/sdxl.safetensors"}, "was made for SDXL"),
+    "a state of another rank": ({"resume": "WRONG/rank-state"}, "was saved with network_dim 2, and this is 8"),
+    "a state of another optimizer": ({"resume": "WRONG/optimizer-state"}, "was saved with optimizer_type Lion"),
+    "a state of a whole model": ({"resume": "WRONG/whole-state"}, "is the state of a training of a whole model"),
     # data
+    "a folder seen for ever": ({"train_data_dir": "WRONG/often"}, "asks for 999,999,999 repeats"),
     "a picture cut off": ({"train_data_dir": "WRONG/torn"}, "cannot be decoded"),
     "no picture at all": ({"train_data_dir": "WRONG/fake"}, "cannot be read as images"),
     "no images": ({"train_data_dir": "GONE/images"}, "train_data_dir: "),
@@ -83,12 +100,50 @@ APART = [
     {"no argument of it", "no such package"},
     {"ranks of no file", "no LoRA to go on with"},
     {"a pair that is none", "ranks of no file"},
+    {"ranks of another file", "ranks of no file"},
+    {"adapters of SDXL", "ranks of no file"},
+    {"below its least", "ranks of another file"},
+    {"below its least", "a state of another rank"},
+    {"below its least", "a state of another optimizer"},
 ]  # fmt: skip
+
+
+# Which layers there are is not known while files of the model, or arguments about its layers, are wrong.
+NEEDS_MODEL = {"adapters of no layer here"}
+LAYERS = {"pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "model_type", "network_args", "network_module",
+          "network_weights", "network_dim", "dim_from_weights"}  # fmt: skip
+
+
+def states(folder):
+    """Files of adapters and folders of states that fit something else."""
+    name = "lora_unet_double_blocks_0_img_attn_proj"
+    small = {f"{name}.lora_down.weight": torch.ones(2, 8), f"{name}.lora_up.weight": torch.ones(8, 2)}
+    save_file(small, folder / "rank.safetensors")
+    save_file({n.replace("blocks_0", "blocks_70"): t for n, t in small.items()}, folder / "layer.safetensors")
+    save_file({"lora_unet_input_blocks_4_1_proj_in.lora_down.weight": torch.ones(2, 8)}, folder / "sdxl.safetensors")
+    whole = {"denoiser.double_blocks.0.img_attn.proj.weight": torch.ones(2, 2)}
+    saved = {"rank": (small, {"network_dim": 2}), "optimizer": (small, {"optimizer_type": "Lion", "network_dim": 8}),
+             "whole": (whole, {})}  # fmt: skip
+    for kind, (tensors, said) in saved.items():
+        (place := folder / f"{kind}-state").mkdir()
+        save_file(tensors, place / "model.safetensors")
+        torch.save({}, place / "optimizer.bin")
+        torch.save({}, place / "scheduler.bin")
+        facts = {"version": 1, "current_step": 1, "current_epoch": 1, "seed": 1, "settings": said}
+        (place / "train_state.json").write_text(json.dumps(facts))
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
 
 
 @pytest.fixture(scope="module")
 def world(demo, tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
+    states(folder)
+    pictures(folder / "pictures")
+    shutil.copytree(folder / "pictures" / "2_zorb toy", folder / "often" / "999999999_zorb toy")
     good = pictures(folder / "good")
     for name, content in (("torn", None), ("fake", b"<html>not found</html>")):
         first = sorted(pictures(folder / name).rglob("*.png"))[0]
@@ -140,7 +195,10 @@ def named_all(said, words, kinds):
 
 def fit_together(kinds):
     options = [option for kind in kinds for option in KINDS[kind][0]]
-    return len(options) == len(set(options)) and not any(pair <= set(kinds) for pair in APART)
+    together = set(kinds)
+    if together & NEEDS_MODEL and LAYERS.intersection(options):
+        return False
+    return len(options) == len(set(options)) and not any(pair <= together for pair in APART)
 
 
 def test_there_are_many_kinds():

@@ -68,6 +68,8 @@ class Network:
             yield "network_train_unet_only and network_train_text_encoder_only leave nothing to train: choose one"
         if self.dim_from_weights and not self.network_weights:
             yield "dim_from_weights needs network_weights, the file to take the ranks from"
+        if self.network_dropout == 1:
+            yield "network_dropout must be below 1: at 1 nothing would be trained"
         if len(self.base_weights_multiplier) > len(self.base_weights):
             yield (
                 f"base_weights_multiplier has {len(self.base_weights_multiplier)} values for "

@@ -1,0 +1,104 @@
+"""What does not fit the model, a file of adapters or a state is told from their headers, before anything is loaded."""
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from library.config.schema import ConfigError
+from library.train import preflight
+from tests.training import config_of, pictures, train
+
+FLUX, SDXL = "flux_train_network", "sdxl_train_network"
+LOKR = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
+
+
+@pytest.fixture(scope="module")
+def made(demo, tmp_path_factory):
+    """Two short trainings, their files and their states."""
+    folder = tmp_path_factory.mktemp("made")
+    base = {"train_data_dir": pictures(folder / "images"), "resolution": 64, "min_bucket_reso": 64,
+            "output_dir": folder / "out", "max_train_steps": 1, "save_state_on_train_end": True}  # fmt: skip
+    for name, how in (("plain", {}), ("lokr", LOKR)):
+        train(config_of(demo, FLUX, **base, output_name=name, **how))
+    plain = load_file(folder / "out" / "plain.safetensors")
+    save_file({name.replace("_blocks_", "_blocks_7"): t for name, t in plain.items()}, folder / "else.safetensors")
+
+    def findings(script, **how):
+        values = {name: str(value).replace("HERE", str(folder)) for name, value in how.items() if "HERE" in str(value)}
+        config = config_of(demo, script, **base | {"output_name": "x", "max_train_steps": 9} | how | values)
+        return preflight.findings(config)
+
+    return findings
+
+
+FITS = [
+    {"resume": "HERE/out/plain-state"},
+    {"resume": "HERE/out/lokr-state", **LOKR},
+    {"resume": "HERE/out/plain-state", "lr_scheduler": "cosine", "learning_rate": 1e-5},
+    {"network_weights": "HERE/out/plain.safetensors"},
+    {"network_weights": "HERE/out/plain.safetensors", "network_dim": 2, "dim_from_weights": True},
+    {"network_weights": "HERE/out/lokr.safetensors", **LOKR},
+    {"base_weights": "HERE/out/plain.safetensors"},
+    {"network_module": "lycoris.kohya", "network_args": ["algo=LoKr", "preset=attn-mlp"], "network_dim": 100_000},
+    {"network_args": ["train_double_block_indices=none"]},
+]
+FITS_NOT = [
+    ({"resume": "HERE/out/plain-state", "network_dim": 2}, "network_dim 8, and this is 2"),
+    ({"resume": "HERE/out/plain-state", "optimizer_type": "Adafactor"}, "optimizer_type AdamW, and this is Adafactor"),
+    ({"resume": "HERE/out/plain-state", "network_args": ["loraplus_lr_ratio=4"]}, "other learning rates for other"),
+    ({"resume": "HERE/out/plain-state", "network_args": ["train_blocks=single"]}, "made with other networks"),
+    ({"resume": "HERE/out/plain-state", **LOKR}, "network_module networks.lora_flux, and this is lycoris.kohya"),
+    ({"resume": "HERE/out/lokr-state", **LOKR, "network_args": ["algo=loha"]}, "made with other networks"),
+    ({"network_weights": "HERE/out/plain.safetensors", "network_dim": 2}, "has rank 8 in the file and 2 here"),
+    ({"network_weights": "HERE/out/plain.safetensors", "network_args": ["img_attn_dim=2"]}, "has rank 8 in the file"),
+    ({"network_weights": "HERE/out/plain.safetensors", **LOKR}, "network_weights: nothing in"),
+    ({"network_weights": "HERE/out/lokr.safetensors"}, "has no lora_down.weight in the file"),
+    ({"network_weights": "HERE/else.safetensors"}, "network_weights: nothing in"),
+    ({"base_weights": "HERE/else.safetensors"}, "base_weights: nothing in"),
+    ({"network_args": ["train_blocks=double", "train_double_block_indices=50"]}, "nothing is trained"),
+    ({"unet_lr": 0}, "unet_lr is 0, so nothing would be trained"),
+]
+
+
+@pytest.mark.parametrize("how", FITS, ids=str)
+def test_what_fits_is_not_spoken_of(made, how):
+    assert made(FLUX, **how)[0] == []
+
+
+@pytest.mark.parametrize(("how", "words"), FITS_NOT, ids=str)
+def test_what_does_not_fit_is_told_in_one_sentence(made, how, words):
+    (said,) = made(FLUX, **how)[0]
+    assert words in said
+
+
+def test_states_of_other_trainings_are_told(made):
+    (said,) = made("flux_train", resume="HERE/out/plain-state")[0]
+    assert "is the state of a training of adapters, and this one trains a whole model" in said
+    (said,) = made(SDXL, resume="HERE/out/plain-state")[0]
+    assert "is the state of a training of another family" in said
+
+
+@pytest.mark.parametrize("how", [{"block_lr": ",".join("0" * 23)}, {"learning_rate": 0}], ids=str)
+def test_a_whole_model_that_learns_nothing_is_told(made, how):
+    (said,) = made("sdxl_train", **how)[0]
+    assert said.startswith(f"{next(iter(how))} is 0, so nothing would be trained")
+
+
+def test_several_misfits_are_told_together(made):
+    found, _ = made(FLUX, unet_lr=0, network_dim=2, network_weights="HERE/out/plain.safetensors",
+                    resume="HERE/out/plain-state", base_weights="HERE/gone.safetensors")  # fmt: skip
+    assert len(found) == 4 and len({line.split(":")[0].split(" ")[0] for line in found}) == 4
+
+
+HIGH = [({"unet_lr": 1e3}, "unet_lr 1000.0 is very high"), ({"network_alpha": 1e6}, "network_alpha 1e+06 is far above")]
+
+
+@pytest.mark.parametrize(("how", "words"), HIGH, ids=str)
+def test_what_is_legal_and_absurd_is_a_remark(made, how, words):
+    found, remarks = made(FLUX, **how)
+    assert not found and any(words in line for line in remarks)
+
+
+@pytest.mark.parametrize("value", ["1e30", "inf"])
+def test_numbers_beyond_all_meaning_are_refused(demo, value):
+    with pytest.raises(ConfigError, match="learning_rate must be"):
+        config_of(demo, FLUX, learning_rate=value)
