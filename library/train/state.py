@@ -152,6 +152,10 @@ def problems(folder: Path, config: Any = None, total: int | None = None) -> list
         facts = read_progress(folder)
     except ConfigError as e:
         return [str(e)]
+    try:
+        header(folder / WEIGHTS)
+    except ConfigError:
+        return [f"resume: {folder} is damaged; choose another -state folder"]
     if config is None:
         return []
     if other := [*_other_training(folder, facts, config)]:

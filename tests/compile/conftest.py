@@ -79,7 +79,8 @@ def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
 
     def make(script: str, sizes: tuple[tuple[int, ...], ...] = SIZES, **values: Any) -> Model:
         short = {"t5xxl_max_token_length": 32} if script.startswith("flux") else {}
-        plain = {"compile": False, "compile_backend": "aot_eager", "gradient_checkpointing": False, **short}
+        plain = {"compile": False, "compile_blocks": None, "compile_backend": "aot_eager"}
+        plain |= {"gradient_checkpointing": False, **short}
         given = {"output_dir": str(tmp_path), "cache_latents": True, "mixed_precision": "no", "full_bf16": False}
         config = build(
             families.config_class(script), read_toml(tiny.configs[script]) | plain | given | values, notes=[]

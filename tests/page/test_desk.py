@@ -56,11 +56,11 @@ def test_what_is_told_while_one_types(visit, demo):
     visitor.click("Torch Compile Settings")
     page.locator(".profile:visible", has_text="Balanced").click()
     visitor.until("graphs, about", ".outlook")
-    assert page.locator("#lora-compile_autotune").is_checked()
+    page.locator("#lora-compile_autotune:checked").wait_for(state="attached")
     assert page.locator("#lora-learning_rate").input_value() == "1e-"
     page.locator(".message .undo").click()
     visitor.until("The form is as it was before.")
-    assert not page.locator("#lora-compile_autotune").is_checked()
+    page.locator("#lora-compile_autotune:not(:checked)").wait_for(state="attached")
     # The family is what the checkpoint's header says.
     visitor.fill(pretrained_model_name_or_path=demo.folder / "models" / "flux" / "tiny-flux1-dev.safetensors")
     page.locator("#lora-flux-t5xxl").wait_for()

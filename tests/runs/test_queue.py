@@ -108,9 +108,10 @@ def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
     until(lambda: states() == ["running"])
     entry = queue.add(job(tmp_path, "two"))
     (run,) = runs_of("one")
-    for pid in (queue.read().worker["pid"], run.facts["pid"]):  # a power cut
-        psutil.Process(pid).kill()
-        psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=5)
+    ended = [psutil.Process(pid) for pid in (queue.read().worker["pid"], run.facts["pid"])]
+    for killed in ended:  # a power cut
+        killed.kill()
+    psutil.wait_procs(ended, timeout=5)
     until(lambda: states() == ["interrupted", "waiting"])
     found = queue.read()
     assert found.halted and not found.is_worked
