@@ -86,7 +86,7 @@ class Helper:
             raise ConfigError("there is no such preset: load the page again")
         notes: list[str] = []
         if not chosen.is_profile:
-            config = presets.apply(chosen, form.configs[chosen.family], now, notes)
+            config = starting.applied(chosen, form.configs[chosen.family], now, notes)
             start = starting.start(form.tab, chosen, form.configs[chosen.family])
             return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
         made = values(presets.apply(chosen, known, now))

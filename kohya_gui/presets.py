@@ -103,7 +103,7 @@ def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str]
     if preset.is_profile:
         theirs = {name for path in preset.path.parent.glob("*.toml") for name in read_toml(path)}
         kept = {
-            name: now[name] for name in known.keys() & now if name not in theirs and not _is_of_compiling(known[name])
+            name: now[name] for name in known.keys() & now if name not in theirs and not is_of_compiling(known[name])
         }
     else:
         kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
@@ -129,7 +129,7 @@ def chosen_profile(config: Any) -> str:
     known, now = options(type(config)), values(config)
     profiles = {preset: read_toml(preset.path) for preset in presets(True) if preset.is_profile}
     touched = {name for given in profiles.values() for name in given if name in known}
-    touched |= {name for name, option in known.items() if _is_of_compiling(option)}
+    touched |= {name for name, option in known.items() if is_of_compiling(option)}
     for preset, given in profiles.items():
         wanted = {name: known[name].read(given[name]) if name in given else known[name].default for name in touched}
         if all(now[name] == value for name, value in wanted.items()):
@@ -219,7 +219,8 @@ def suggestion(config: Any) -> str:
     return os.path.join(config.save.output_dir, f"{config.save.output_name or config.script}.toml")
 
 
-def _is_of_compiling(option: Option) -> bool:
+def is_of_compiling(option: Option) -> bool:
+    """Whether an option says how to compile."""
     return option.section == "compile" and option.kind != "folder"
 
 

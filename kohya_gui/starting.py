@@ -6,7 +6,7 @@ from typing import Any
 
 from kohya_gui import compiling, presets
 from kohya_gui.form import shown_value
-from library.config.schema import changed, flat, options
+from library.config.schema import build, changed, flat, options
 from library.runs import lanes, machine
 
 # The defaults of sd-scripts as a start: named where a preset is named, and holding nothing.
@@ -56,11 +56,25 @@ def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.P
     return fitting[-1], f"Chosen for this GPU: {title}."
 
 
+def applied(preset: presets.Preset, config: type, now: Mapping[str, Any], notes: list[str]) -> Any:
+    """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU without compiling, which
+    takes a processor minutes before the first step, and without fp8 products, which only GPUs have. `notes` say what is
+    other than in the preset's file."""
+    made = presets.apply(preset, config, now, notes)
+    if not made.compile.compile or card():
+        return made
+    notes.append("Other than in the preset, compiling is off: this processor would compile for minutes.")
+    known = options(config)
+    kept = {name: value for name, value in flat(changed(made)).items()
+            if not presets.is_of_compiling(known[name]) and name != "fp8_compute"}  # fmt: skip
+    return build(config, kept, preset.path.name, notes=[])
+
+
 def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> dict[str, Any]:
     """A preset as the page's scripts take it: what it is, and what it makes other than the defaults, as fields show
     it; with a name for the result, which presets leave open."""
     notes: list[str] = []
-    made, known = presets.apply(preset, config, {}, notes), options(config)
+    made, known = applied(preset, config, {}, notes), options(config)
     given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
     given["output_name"] = f"{preset.family}-{kind}"
     return {"id": preset.id, "title": preset.title, "text": compiling.about(preset), "why": why, "notes": notes,

@@ -79,7 +79,7 @@ def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_t
     begun["values"] |= start["values"]
     config, notes = form.collect(form.hear(json.dumps(begun)))
     preset = next(p for p in presets.of_kind(tab, [family]) if p.id == start["id"])
-    made = flat(changed(presets.apply(preset, form.configs[family], {})))
+    made = flat(changed(starting.applied(preset, form.configs[family], {}, [])))
     assert flat(changed(config)) == {**made, "output_name": f"{family}-{tab}"} and notes == []
 
 

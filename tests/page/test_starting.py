@@ -7,6 +7,7 @@ import pytest
 from kohya_gui import presets, starting
 from kohya_gui.starting import Card
 from kohya_gui.training import TABS
+from library.config import idle
 from library.config.schema import build, changed, flat
 from library.runs import lanes, machine
 
@@ -88,6 +89,20 @@ def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
         assert config.noise.model_prediction_type == "raw" and config.model.guidance_scale == 1.0
 
 
+@pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
+def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatch, tab, family):
+    def opened(gpu):
+        monkeypatch.setattr(starting, "card", lambda: gpu)
+        start = starting.starts(tab.id, tab.configs)[family]
+        return start["notes"], build(tab.configs[family], start["values"], notes=[])
+
+    notes, config = opened(None)
+    assert [note for note in notes if "compiling is off" in note] and "compile" not in changed(config)
+    assert list(idle.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
+    notes, config = opened(Card("Card", 24.0))
+    assert not notes and config.compile.compile and config.compile.compile_fallback
+
+
 # ---- in a browser
 
 
@@ -102,7 +117,7 @@ def begins(tab, family):
     """What an untouched form holds: its start preset, and a name."""
     start = starting.starts(tab.id, tab.configs)[family]
     preset = next(p for p in presets.of_kind(tab.id, [family]) if p.id == start["id"])
-    made = flat(changed(presets.apply(preset, tab.configs[family], {})))
+    made = flat(changed(starting.applied(preset, tab.configs[family], {}, [])))
     return preset.title, {**made, "output_name": f"{family}-{tab.id}"}
 
 
