@@ -16,4 +16,4 @@ test:  ## everything, as CI runs it
 	./setup.sh test
 
 docs:  ## docs/options.md, from the options
-	$(PYTHON) -m library.config.docs
+	$(PYTHON) -m library.cli.options_page

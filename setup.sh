@@ -230,7 +230,7 @@ check() {
     local python said
     python="$(venv_python)"
     "$python" -m pip check || say "Some packages do not fit together (see above); others may still work."
-    said="$("$python" -P -c 'import torch, gradio, diffusers, kohya_gui.cli; print(torch.__version__, torch.version.cuda or "cpu")' 2>&1)" ||
+    said="$("$python" -P -c 'import torch, gradio, diffusers, library.cli.main; print(torch.__version__, torch.version.cuda or "cpu")' 2>&1)" ||
         fail "The packages do not load:" "$said" "Delete $VENV and run this again."
     said="${said##*$'\n'}"
     say "PyTorch $said"
@@ -287,8 +287,8 @@ main() {
     [ $# -eq 0 ] || shift
     case "$command" in
         "") install_once; exec "$(venv_python)" -m kohya_gui ;;
-        gui | doctor) refuse_unless_installed; exec "$(venv_python)" -m kohya_gui.cli "$command" "$@" ;;
-        demo) install_once; exec "$(venv_python)" -m kohya_gui.cli demo "$@" ;;
+        gui | doctor) refuse_unless_installed; exec "$(venv_python)" -m library.cli.main "$command" "$@" ;;
+        demo) install_once; exec "$(venv_python)" -m library.cli.main demo "$@" ;;
         test) run_tests "$@" ;;
         install) install_again; say "./setup.sh gui opens the page." ;;
         help | -h | --help) usage ;;

@@ -65,7 +65,7 @@ def case(family, number, name, size, count):
     import torch
 
     from library.bench import machine, stage, subjects, timing
-    from library.compile_ledger import LEDGER
+    from library.compiler.log import LEDGER
 
     device, side = machine.device("auto"), 1024 if size == "full" else 128
     values = {"mixed_precision": "bf16", "train_batch_size": int(number)}

@@ -110,8 +110,8 @@ def adapt(model, regions):
     """A LoRA on every Linear layer of the blocks."""
     from torch import nn
 
-    from library.learners.adapters import LoraLinear, Spec
-    from library.learners.ready import Ready
+    from library.methods.adapters import LoraLinear, Spec
+    from library.methods.factor_cache import Ready
 
     model.requires_grad_(False)
     adapters = []
@@ -140,7 +140,7 @@ def measure(family, way, backend):
     from torch._dynamo.utils import counters
 
     from library import families, memory
-    from library.compile_ledger import LEDGER
+    from library.compiler.log import LEDGER
     from library.config.schema import build
     from library.memory import checkpointing
 

@@ -69,9 +69,9 @@ def watch(family):
     from accelerate import Accelerator
 
     from library.train import loss
-    from library.train.checkpoints import Keeper
-    from library.train.preview import Previews
+    from library.train.checkpointer import Keeper
     from library.train.run import Run
+    from library.train.samples import Previews
     from library.train.updates import Updates
     from library.train.validation import Validation
 

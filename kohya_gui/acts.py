@@ -15,10 +15,10 @@ from kohya_gui.form import Form
 from kohya_gui.panel import duration
 from kohya_gui.service import Answer, Sent, Show
 from library.config.schema import ConfigError
-from library.runs import bundle, explain, lanes, layout, queue, reader, resume, start, stop
+from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCTOR = [sys.executable, "-m", "kohya_gui.cli", "doctor", "--json", "--quick"]
+DOCTOR = [sys.executable, "-m", "library.cli.main", "doctor", "--json", "--quick"]
 MUCH = 60.0  # seconds of work that are not thrown away without asking
 DOCTOR_PATIENCE = 120  # seconds; it imports PyTorch
 WORDS = {
@@ -118,7 +118,7 @@ class Acts:
             raise ConfigError(f"{run.id} has finished, or was resumed already.")
         job, state = again.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
-        if lanes.choose(job.how, lanes.free(active)):
+        if gpu_slots.choose(job.how, gpu_slots.free(active)):
             start.begin(job)
             return f"It resumes after step {resume.step_of(state)}." if state else "It starts again from the beginning."
         queue.add(job, first=True)
@@ -143,7 +143,7 @@ class Acts:
             "halted": found.halted,
             "go_on": found.go_on,
             "waiting": len(found.waiting),
-            "lanes": [lane for lane in lanes.lanes() if lane != lanes.CPU],
+            "lanes": [lane for lane in gpu_slots.lanes() if lane != gpu_slots.CPU],
         }
 
     def queue_act(self, sent: Sent) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _entry(entry: queue.Entry) -> dict[str, Any]:
         except KeyError:
             return shown
         shown |= {"step": run.facts.get("step") or 0, "total": run.facts.get("total_steps") or 0}
-        shown["gpus"] = ", ".join(lane for lane in run.facts.get("lanes") or () if lane != lanes.CPU)
+        shown["gpus"] = ", ".join(lane for lane in run.facts.get("lanes") or () if lane != gpu_slots.CPU)
         shown["again"] = _is_wanted(run, reader.runs())
     return shown
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from kohya_gui import paths, picker
 from kohya_gui.service import Answer, Sent
-from library import jobs
 from library.captioning.forms import FORMS as CAPTION
 from library.config.schema import ConfigError
-from library.jobs.forms import Field, Form, Forms
+from library.runs import job as jobs
+from library.runs.job_forms import Field, Form, Forms
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui import paths, presets
-from library.config import foreign
+from library import importers
 from library.config.schema import ConfigError, build, draft, flat, options, read_toml
 from library.families import RUNS, config_class
 from library.runs import layout, reader
@@ -40,8 +40,8 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
             raise ConfigError(f"there is no preset called {name}")
         script = next(s for s in RUNS if s.startswith(found.family) and s.endswith("network") == found.adapters)
         return found.title, build(config_class(script), read_toml(found.path), notes=[])
-    path = paths.readable(key, roots, foreign.SUFFIXES)
-    return path.name, foreign.load(path, {script: config_class(script) for script in RUNS}).config
+    path = paths.readable(key, roots, importers.SUFFIXES)
+    return path.name, importers.load(path, {script: config_class(script) for script in RUNS}).config
 
 
 def _of_run(run_id: str) -> Any:
@@ -64,5 +64,5 @@ def rows(first: Any, second: Any) -> list[list[str]]:
     known = {**options(type(second)), **options(type(first))}
     return [
         [name, known[name].label if name in known else name, str(one), str(two)]
-        for name, one, two in foreign.differences(first, second)
+        for name, one, two in importers.differences(first, second)
     ]

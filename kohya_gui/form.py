@@ -33,7 +33,7 @@ from library.config.schema import (
     section_options,
     values,
 )
-from library.runs import lanes
+from library.runs import gpu_slots
 
 NOT_SET = "not set"
 STANDS = "dataset_config"  # describes the data in place of fields that must be filled in otherwise
@@ -106,7 +106,7 @@ class Form:
     def reading(self, given: Given) -> Reading[Any]:
         """What came of reading the form for a training that is to start, with all that is wrong with it."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
-        problems = [*reading.problems, *lanes.problems(given.launch)]
+        problems = [*reading.problems, *gpu_slots.problems(given.launch)]
         # What is filled in wrongly is not missing as well.
         told = {word for line in problems for word in re.findall(r"\w+", line)} | reading.wrong
         problems += [line for line in missing(reading.config) if _named([line]).isdisjoint(told)]
@@ -124,7 +124,7 @@ class Form:
     def wrong(self, given: Given) -> list[str]:
         """Everything that is wrong with what is filled in; what is not filled in yet is no mistake."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
-        return [*reading.problems, *lanes.problems(given.launch)]
+        return [*reading.problems, *gpu_slots.problems(given.launch)]
 
     # ---- what goes to the browser
 

@@ -16,11 +16,11 @@ from kohya_gui import paths
 from kohya_gui.form import Form, shown_value
 from kohya_gui.panel import STATES
 from kohya_gui.service import Answer, Sent
-from library import jobs
 from library.bench import candidates, picture, report
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
-from library.runs import lanes, reader
+from library.runs import gpu_slots, reader
+from library.runs import job as jobs
 
 MODELS = {
     "flux-full": ("FLUX.1, full size, random weights", ["--family", "flux", "--size", "full"]),
@@ -117,7 +117,7 @@ class Lab:
     def _markup(self) -> str:
         ours = {tab: f"The form of {name}" for tab, name in self.titles.items()}
         models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
-        usual = "flux-full" if lanes.lanes() != (lanes.CPU,) else "flux-tiny"
+        usual = "flux-full" if gpu_slots.lanes() != (gpu_slots.CPU,) else "flux-tiny"
         return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
                 .replace("[models]", _choices(models, usual))
                 .replace("[extents]", _choices({name: text for name, (text, _) in EXTENTS.items()}))

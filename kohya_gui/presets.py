@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from library import optimizers
-from library.config import foreign
+from library import importers, optimizers
 from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml, values
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -145,11 +144,11 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
     would fit. Raises ConfigError with the problems of the family it fits best.
     """
     try:
-        tables = foreign.parse(path)
-        foreign.refuse_data(tables, path)
-        if foreign.of_others(tables):
+        tables = importers.parse(path)
+        importers.refuse_data(tables, path)
+        if importers.of_others(tables):
             return _imported(path, configs, notes)
-        found, script = flat(tables), foreign.named(path, {script: config_class(script) for script in RUNS})
+        found, script = flat(tables), importers.named(path, {script: config_class(script) for script in RUNS})
     except ConfigError as error:
         raise ConfigError(str(error).replace(str(path), path.name)) from None
     if script:
@@ -170,7 +169,7 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
 
 
 def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
-    made = foreign.load(path, {script: config_class(script) for script in RUNS})
+    made = importers.load(path, {script: config_class(script) for script in RUNS})
     if type(made.config) not in configs.values():
         raise ConfigError(f"config file: {path.name} is for {made.config.title} ({made.trainer})")
     notes.append(f"Imported from {made.trainer}: {len(made.of('kept'))} keys are kept as they are.")
@@ -183,10 +182,10 @@ def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
 
 def base(path: Path) -> dict[str, Any]:
     """The fields of a JSON of kohya_ss, which an export keeps where they have no meaning here; of other files none."""
-    found = foreign.parse(path)
-    if path.suffix.lower() != ".json" or not foreign.of_others(found):
+    found = importers.parse(path)
+    if path.suffix.lower() != ".json" or not importers.of_others(found):
         return {}
-    made = foreign.load(path, {script: config_class(script) for script in RUNS})
+    made = importers.load(path, {script: config_class(script) for script in RUNS})
     return found if made.trainer.startswith("kohya_ss") else {}
 
 

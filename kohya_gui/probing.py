@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kohya_gui.checking import environment
-from library import jobs
+from library.check.isolated import environment
 from library.config.schema import ConfigError, to_toml
 from library.files import write_atomic
+from library.runs import job as jobs
 
 KIND = "probe"
 BEGUN = {"state": "running", "doing": "Preparing", "tries": [], "best": None}
@@ -24,7 +24,7 @@ def start(config: Any, launch: Mapping[str, Any]) -> str:
 
 
 def state(probe_id: str) -> dict[str, Any]:
-    """How a probe gets on, as library.train.probing.Probe.as_json; `state` is "failed" when its process is gone."""
+    """How a probe gets on, as library.bench.probe.Probe.as_json; `state` is "failed" when its process is gone."""
     job = jobs.find(probe_id)
     found = {**BEGUN, **job.result}
     if found["state"] == "running" and not job.active:

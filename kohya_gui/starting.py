@@ -7,7 +7,7 @@ from typing import Any
 from kohya_gui import compiling, presets
 from kohya_gui.form import shown_value
 from library.config.schema import build, changed, flat, options
-from library.runs import lanes, machine
+from library.runs import gpu_slots, machine
 
 # The defaults of sd-scripts as a start: named where a preset is named, and holding nothing.
 DEFAULTS = {
@@ -29,8 +29,8 @@ class Card:
 
 def card() -> Card | None:
     """The first of the GPUs that trainings may use; without a memory where that is not known. None without a GPU."""
-    first = lanes.lanes()[0]
-    if first == lanes.CPU:
+    first = gpu_slots.lanes()[0]
+    if first == gpu_slots.CPU:
         return None
     found = machine.GPUS.known()
     named = next((gpu for gpu in found if gpu["index"] == first), None)

@@ -10,9 +10,10 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui import checking, compiling, helping, messages, paths, picker, presets, printing, starting
+from kohya_gui import compiling, helping, messages, paths, picker, presets, printing, starting
 from kohya_gui.form import Form, Given
-from library.config import foreign
+from library import importers
+from library.check import isolated
 from library.config.remedies import remedy
 from library.config.schema import ConfigError, changed, flat, read_text, to_toml
 from library.families import RUNS, config_class
@@ -105,7 +106,7 @@ class Training:
             self.save = gr.Button("Save config", elem_classes=["save"], **small)
             gr.HTML(MORE.format(tab=self.tab.id), apply_default_css=False, min_width=0)
         with gr.Row(elem_classes=["begin", "more"]):
-            self.upload = gr.UploadButton("Upload", file_types=list(foreign.SUFFIXES), **small)
+            self.upload = gr.UploadButton("Upload", file_types=list(importers.SUFFIXES), **small)
             self.download = gr.Button("Download", **small)
             self.export = gr.Button("Download for kohya_ss", **small)
             gr.HTML(COMPARE.format(tab=self.tab.id), apply_default_css=False, min_width=0)
@@ -168,9 +169,9 @@ class Training:
     def on_train(self, sent: str) -> Said:
         """Check the form and all that it names, and start the training in processes of its own."""
         given, config, notes, report = self.checked(sent)
-        if checking.problems(report):
+        if isolated.problems(report):
             return {self.message: self._report(report, given.family)}
-        if (bare := checking.uncaptioned(report)) and not given.anyway:
+        if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {self.message: messages.without_captions(bare, "train", "Train without captions")}
         run_id = start.launch(config, **self._how(config, given.launch))
         hints = [one["text"] for one in report["findings"] if one["verdict"] == "hint"]
@@ -180,9 +181,9 @@ class Training:
     def on_queue(self, sent: str) -> Said:
         """Check the form and all that it names, and let its training wait for its turn."""
         given, config, notes, report = self.checked(sent)
-        if checking.problems(report):
+        if isolated.problems(report):
             return {self.message: self._report(report, given.family)}
-        if (bare := checking.uncaptioned(report)) and not given.anyway:
+        if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {self.message: messages.without_captions(bare, "later", "Add it without captions")}
         entry = queue.add(start.job(config, **self._how(config, given.launch)))
         return {self.message: messages.good(queue.told(entry), notes)}
@@ -193,7 +194,7 @@ class Training:
         known = [{"topic": "settings", "verdict": "hint", "text": note, "fix": {}} for note in notes]
         return {self.message: self._report({**report, "findings": [*known, *report["findings"]]}, given.family)}
 
-    def checked(self, sent: str) -> tuple[Given, Any, list[str], checking.Report]:
+    def checked(self, sent: str) -> tuple[Given, Any, list[str], isolated.Report]:
         """A form -> it, its config, notes about it, and the preflight report. To be asked before any start or queueing.
 
         The report has everything that is wrong, with the form itself as well as with what it names. Tokens that the
@@ -203,13 +204,13 @@ class Training:
         reading = self.form.reading(given)
         reading = paths.allowed(reading, self.roots)
         notes = [*reading.notes, *self._keep(reading.config)]
-        return given, reading.config, notes, checking.check(replace(reading, notes=[]), given.launch)
+        return given, reading.config, notes, isolated.check(replace(reading, notes=[]), given.launch)
 
     def _keep(self, config: Any) -> list[str]:
         new = keys.keep(helping.secrets_of(config))
         return [f"{name} is kept in {keys.place()}, for you only, and is in no config." for name in new]
 
-    def _report(self, report: checking.Report, family: str) -> str:
+    def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
         return messages.report(report, places, lambda fix: self.form.shown(family, fix))
 
@@ -240,10 +241,10 @@ class Training:
         """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
         config, notes = self.form.collect(self.form.hear(sent))
         text = self._prompts(config.sample.sample_prompts)
-        fields, lost = foreign.export(config, {s: config_class(s) for s in RUNS}, _theirs(base), text)
+        fields, lost = importers.export(config, {s: config_class(s) for s in RUNS}, _theirs(base), text)
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
         file = json.dumps({"name": name, "text": json.dumps(fields, indent=2, ensure_ascii=False) + "\n"})
-        said = f"{name} is among your downloads: load it in the {foreign.tab_title(fields)} tab of kohya_ss."
+        said = f"{name} is among your downloads: load it in the {importers.tab_title(fields)} tab of kohya_ss."
         return {self.message: messages.good(said, [*notes, *lost]), self.file: file}
 
     def _prompts(self, name: str | None) -> str:
@@ -255,10 +256,10 @@ class Training:
 
     def on_load(self, sent: str, where: str) -> Said:
         """Read the config file that is named into the form."""
-        path = paths.readable(where, self.roots, foreign.SUFFIXES)
+        path = paths.readable(where, self.roots, importers.SUFFIXES)
         filled = self._filled(path, sent)
         # A file of another trainer stays as it is: Save writes a TOML of its own.
-        is_ours = path.suffix.lower() == ".toml" and not foreign.of_others(foreign.parse(path))
+        is_ours = path.suffix.lower() == ".toml" and not importers.of_others(importers.parse(path))
         ours = str(path) if is_ours else ""
         return filled | {self.path: ours, self.opened: presets.seen(path) if is_ours else ""}
 
@@ -299,7 +300,7 @@ def _theirs(sent: Any) -> dict[str, Any] | None:
     """The JSON of kohya_ss that a browser has kept, if it is one."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         found = json.loads(sent)
-        if isinstance(found, dict) and foreign.of_others(found):
+        if isinstance(found, dict) and importers.of_others(found):
             return found
     return None
 

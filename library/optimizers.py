@@ -1,6 +1,6 @@
 """Optimizers by name: whose class each is, and what is nearest to it where its package cannot be used.
 
-Nothing is loaded here, so that the page may ask. `library.train.choices` loads what is chosen.
+Nothing is loaded here, so that the page may ask. `library.train.optimizer_classes` loads what is chosen.
 """
 
 from collections.abc import Iterable
@@ -61,9 +61,9 @@ MAKERS = {
     "radamschedulefree": Maker(FREE, "RAdamScheduleFree", instead=("RAdam",)),
     "sgdschedulefree": Maker(FREE, "SGDScheduleFree", instead=("SGDNesterov",)),
     "came": Maker("pytorch_optimizer", "CAME"),
-    "adammini": Maker("library.train.grouped", "AdamMini", "pytorch_optimizer"),
+    "adammini": Maker("library.train.sorted_optimizers", "AdamMini", "pytorch_optimizer"),
     # By default steps are as long as AdamW's, so that its learning rates serve.
-    "muon": Maker("library.train.grouped", "Muon", "pytorch_optimizer", defaults={"use_adjusted_lr": True}),
+    "muon": Maker("library.train.sorted_optimizers", "Muon", "pytorch_optimizer", defaults={"use_adjusted_lr": True}),
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from library.config.shell import main
+from library.cli.train_script import main
 from library.families.sdxl.options import SdxlLora
 
 if __name__ == "__main__":

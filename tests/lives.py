@@ -23,7 +23,7 @@ def main(toml: str, folder: str, kills: int, seed: int) -> None:
     """Print what happened as JSON: every death with the file that was touched, and whether all trainings were equal."""
     import torch
 
-    import library.train.story  # noqa: F401 - what a life would have to load first
+    import library.train.loop  # noqa: F401 - what a life would have to load first
     from library import families
     from library.config.schema import read_toml
 
@@ -60,14 +60,14 @@ def warm_up(family: Any) -> None:
     import torch
     from accelerate import Accelerator
 
-    from library import learners
+    from library import methods
     from library.train.run import Run  # noqa: F401
 
     parts = family.load(torch.float32)
     with torch.no_grad():
         family.latents(parts, torch.zeros(1, 3, 64, 64), torch.Generator())
         family.text(parts, ["zorb"])
-    learner = learners.attach(parts, family, family.config)
+    learner = methods.attach(parts, family, family.config)
     torch.optim.AdamW(learner.parameters())
     Accelerator(cpu=True).state._reset_state(True)
 
@@ -130,10 +130,10 @@ class Life:
 
     def newest(self) -> Path | None:
         """The state to go on from."""
-        from library.train import state
+        from library.train import resume_state
 
         states = [path for path in self.output.glob("m*-state") if not path.name.startswith(".")]
-        return max(states, key=lambda path: state.read_progress(path)["current_step"], default=None)
+        return max(states, key=lambda path: resume_state.read_progress(path)["current_step"], default=None)
 
     def check(self) -> None:
         """Nothing under a final name is torn."""
@@ -141,7 +141,7 @@ class Life:
         import torch
         from safetensors.torch import load_file
 
-        from library.train import state
+        from library.train import resume_state
 
         for path in (p for p in self.place.rglob("*") if not any(part.startswith(".") for part in p.parts)):
             if path.suffix == ".safetensors":
@@ -154,7 +154,7 @@ class Life:
             elif path.suffix == ".json":
                 json.loads(path.read_text())
             elif path.name.endswith("-state"):
-                assert state.problems(path) == [], path
+                assert resume_state.problems(path) == [], path
 
     def leftovers(self) -> list[str]:
         """Temporary names among the images and results; each run's own folder is its own affair."""

@@ -8,7 +8,7 @@ import sys
 
 from accelerate.state import AcceleratorState
 
-from library.config.shell import main
+from library.cli.train_script import main
 from library.families import config_class
 
 if __name__ == "__main__":

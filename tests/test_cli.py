@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kohya_gui import cli
+from library.cli import main
 from tests import source
 
 
@@ -14,9 +14,9 @@ def loaded_by(*arguments: str) -> set[str]:
     """The heavy modules that a run of the command has loaded."""
     code = f"""
 import sys
-from kohya_gui import cli
+from library.cli import main
 try:
-    cli.main({list(arguments)!r})
+    main.main({list(arguments)!r})
 except SystemExit:
     pass
 print("loaded", *(name for name in ("torch", "gradio", "diffusers", "transformers", "numpy") if name in sys.modules))
@@ -44,20 +44,20 @@ def test_help_and_mistakes_load_nothing_heavy(arguments):
 
 
 def test_help_names_every_command(capsys):
-    assert cli.main([]) == 0
+    assert main.main([]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("gui", "train", "demo", "check", "import", "diff", "doctor", "bench"))
 
 
 def test_an_unknown_command_is_answered_with_a_suggestion(capsys):
-    assert cli.main(["dctor"]) == 2
+    assert main.main(["dctor"]) == 2
     assert "Did you mean doctor?" in capsys.readouterr().err
 
 
 def test_check_says_everything_that_is_wrong(tmp_path, capsys):
     run = tmp_path / "flux_train_network.toml"
     run.write_text('lerning_rate = 1e-4\nmax_train_steps = "many"\n')
-    assert cli.main(["check", str(run)]) == 1
+    assert main.main(["check", str(run)]) == 1
     shown = capsys.readouterr().err
     assert "lerning_rate" in shown
     assert "learning_rate" in shown
@@ -78,11 +78,11 @@ def test_check_takes_the_flags_of_a_script_and_names_all_that_is_wrong(tmp_path,
     named = ["noise_ofset", "cosin ", "--lerning_rate", "--seed", "--network_dim", "weight_dekay", "num_processes",
              "main_process_port", "full_bf16 needs", "conv", *more]  # fmt: skip
     for asked in (["flux_train_network", "--config_file", str(run)], [str(run), "--script", "flux_train_network"]):
-        assert cli.main(["check", *asked, *wrong]) == 1
+        assert main.main(["check", *asked, *wrong]) == 1
         said = [line for line in capsys.readouterr().err.splitlines() if " to fix in " not in line]
         assert all(sum(name in line for line in said) >= 1 for name in named), said
         assert len(said) == len(named), said
-    assert cli.main(["check", "flux_train_network", "--json", *wrong]) == 1
+    assert main.main(["check", "flux_train_network", "--json", *wrong]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (
         sum(one["verdict"] == "bad" for one in report["findings"]) == len(named) - 1
@@ -90,17 +90,17 @@ def test_check_takes_the_flags_of_a_script_and_names_all_that_is_wrong(tmp_path,
 
 
 def test_a_check_that_fails_says_so_and_ends_with_a_code(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("library.train.checking.report", lambda *_: 1 / 0)
+    monkeypatch.setattr("library.check.report.report", lambda *_: 1 / 0)
     run = tmp_path / "flux_train_network.toml"
     run.write_text("")
-    assert cli.main(["check", str(run)]) == 1
+    assert main.main(["check", str(run)]) == 1
     assert "the check itself failed (ZeroDivisionError" in capsys.readouterr().err
-    assert cli.main(["check", str(run), "--json"]) == 1
+    assert main.main(["check", str(run), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["failed"]
 
 
 def test_check_of_a_file_that_is_not_there(tmp_path, capsys):
-    assert cli.main(["check", str(tmp_path / "no.toml"), "--script", "flux_train"]) == 1
+    assert main.main(["check", str(tmp_path / "no.toml"), "--script", "flux_train"]) == 1
     assert "does not exist" in capsys.readouterr().err
 
 
@@ -109,7 +109,7 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
 
     def script_of(name: str, text: str) -> str:
         (tmp_path / name).write_text(text)
-        return cli.script_of(tmp_path / name)
+        return main.script_of(tmp_path / name)
 
     model = 'pretrained_model_name_or_path = "m"\noutput_dir = "o"\ntrain_data_dir = "d"\n'
     flux = model + 'ae = "a"\nclip_l = "c"\nt5xxl = "t"\n'
@@ -131,13 +131,13 @@ def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
         'pretrained_model_name_or_path = "m.safetensors"\noutput_dir = "o"\nnetwork_module = "networks.lora"\n'
     )
     given = ["sdxl_train_network", "--config_file", str(run), "--num_processes", "2", "--seed", "3", "--no-compile"]
-    assert cli.main(["train", *given]) == 7
+    assert main.main(["train", *given]) == 7
     (arguments,) = started
     at = next(i for i, a in enumerate(arguments) if a.endswith("sdxl_train_network.py"))
     assert arguments[at + 1 :] == ["--config_file", str(run), "--seed", "3", "--no-compile"]
     assert arguments[arguments.index("--num_processes") + 1] == "2"
     capsys.readouterr()
-    assert cli.main(["train", *given, "--sede", "4", "--num_machines", "many"]) == 2
+    assert main.main(["train", *given, "--sede", "4", "--num_machines", "many"]) == 2
     assert len(started) == 1
     said = capsys.readouterr().err
     for words in ("--sede is not an option", "num_machines must be", "train_data_dir is not set", "m.safetensors"):
@@ -147,7 +147,7 @@ def test_train_hands_its_flags_on(tmp_path, monkeypatch, capsys):
 def test_train_without_a_file_has_only_flags(monkeypatch):
     started = []
     monkeypatch.setattr("library.runs.foreground.run", lambda arguments: started.append(arguments) or 0)
-    assert cli.main(["train", "sdxl_train", "--seed", "3"]) == 0
+    assert main.main(["train", "sdxl_train", "--seed", "3"]) == 0
     assert "--config_file" not in started[0]
     assert started[0][-2:] == ["--seed", "3"]
 

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from kohya_gui import cli
+from library.cli import main
 from library.config.schema import build, flat, missing
 from library.families import config_class
 from tests import source
@@ -33,6 +33,6 @@ def test_the_config_in_the_readme_is_complete():
 def test_the_commands_in_the_readme_exist():
     shown = "\n".join([*blocks("bash"), *blocks("bat")])
     known = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
-    assert set(re.findall(r"^kohya (\w+)", shown, re.MULTILINE)) <= set(cli.COMMANDS)
+    assert set(re.findall(r"^kohya (\w+)", shown, re.MULTILINE)) <= set(main.COMMANDS)
     for command in re.findall(r"setup\.sh (\w+)", (source.ROOT / "README.md").read_text(encoding="utf-8")):
         assert re.search(rf"^\s+[\w |]*\b{command}\b[\w |-]*\)", known, re.MULTILINE), command

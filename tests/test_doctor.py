@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kohya_gui import cli
 from library.bench import doctor, places
-from library.config import shell, surroundings
+from library.cli import main, train_script
+from library.config import environment
 from library.families import config_class
 
 READY = [
@@ -100,16 +100,16 @@ def test_without_a_compiler_it_says_which(monkeypatch):
 def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
-    monkeypatch.setenv(surroundings.CACHE, str(file / "cache"))
+    monkeypatch.setenv(environment.CACHE, str(file / "cache"))
     finding = doctor.environment()
-    assert finding.verdict == "bad" and f"{surroundings.CACHE}: {file / 'cache'} cannot be made" in finding.text
-    monkeypatch.setenv(surroundings.CACHE, str(file / "cache"))
-    assert cli.main(["bench", "--family", "flux", "--device", "cpu"]) == 1
+    assert finding.verdict == "bad" and f"{environment.CACHE}: {file / 'cache'} cannot be made" in finding.text
+    monkeypatch.setenv(environment.CACHE, str(file / "cache"))
+    assert main.main(["bench", "--family", "flux", "--device", "cpu"]) == 1
     assert "choose another folder, or unset it" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="1"):
-        shell.main(config_class("flux_train"), READY)
+        train_script.main(config_class("flux_train"), READY)
     assert "TORCHINDUCTOR_CACHE_DIR" in capsys.readouterr().err
-    monkeypatch.delenv(surroundings.CACHE)
+    monkeypatch.delenv(environment.CACHE)
     assert doctor.environment().verdict == "ok"  # the rest of the report goes on without
 
     def full(**_):

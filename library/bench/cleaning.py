@@ -9,7 +9,7 @@ from typing import Any
 
 from library.bench import report
 from library.config.schema import ConfigError
-from library.jobs.work import joined
+from library.runs.job_work import joined
 
 GB = 1e9
 
@@ -33,29 +33,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show() -> dict[str, Any]:
     """What is kept, the folder that was used last first, and how much may be."""
-    from library import compile_cache
+    from library.compiler import cache
 
-    root = compile_cache.default_root()
+    root = cache.default_root()
     kept = [
         {"name": name, "bytes": size, "used": (root / name).stat().st_mtime}
-        for name, size in compile_cache.folders(root).items()
+        for name, size in cache.folders(root).items()
     ]
-    most = compile_cache.limit(root=root)
+    most = cache.limit(root=root)
     return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": most, "kept": kept}
 
 
 def _less(clean: bool, limit: float | None) -> dict[str, Any]:
     """Remove all, or what was used longest ago until the rest keeps the limit."""
-    from library import compile_cache
+    from library.compiler import cache
     from library.runs import reader
 
     if training := reader.active():
         raise ConfigError(f"{training.id} is training and may be compiling: stop it, or wait until it has ended")
     before = sum(folder["bytes"] for folder in show()["kept"])
     if limit is not None:
-        compile_cache.limit(int(limit * GB))
+        cache.limit(int(limit * GB))
     if clean:
-        compile_cache.clean()
+        cache.clean()
     after = show()
     return after | {"removed": before - sum(folder["bytes"] for folder in after["kept"])}
 

@@ -22,11 +22,11 @@ from library.bench import advice, installation, kernels
 from library.bench.finding import Finding, bad, hint, ok
 from library.bench.optional import optimizers
 from library.bench.places import disk, folders
-from library.config import surroundings
+from library.config import environment as surroundings
 from library.config.schema import ConfigError
-from library.jobs.work import joined
 from library.packages import PACKAGES as OPTIONAL
 from library.packages import locked as locked_versions
+from library.runs.job_work import joined
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
@@ -253,7 +253,7 @@ def compile_on(device: str) -> Finding:
     """Really compile, forward and backward, with inductor: what a training with --compile will do on this device."""
     import torch
 
-    from library.compile_utils import why
+    from library.compiler.blocks import why
 
     if reason := _hindered(device):
         return hint("compile", f"does not work on {device}: {reason}", device=device, works=False)
@@ -284,14 +284,14 @@ def _hindered(device: str) -> str:
     """What stands in the way of compiling and is known without trying, '' if nothing."""
     import torch
 
-    from library import compile_cache
-    from library.compile_checks import problems
+    from library.compiler import cache
+    from library.compiler.checks import problems
 
     if off := next((name for name in SWITCHED_OFF if os.environ.get(name, "0") not in ("", "0")), ""):
         return f"{off} in the environment switches it off; unset it"
     usual = argparse.Namespace(compile_backend="inductor", compile_mode="default", compile_fullgraph=False)
     try:
-        compile_cache.use(None, torch.device(device))
+        cache.use(None, torch.device(device))
         found = [text.removeprefix("compile: ") for text in problems(usual, torch.device(device))]
     except ConfigError as error:
         return str(error)
@@ -341,10 +341,10 @@ def fp8() -> Finding:
 
 def compiled_code() -> Finding:
     """How much compiled code is kept."""
-    from library import compile_cache
+    from library.compiler import cache
 
-    root = compile_cache.default_root()
-    size = compile_cache.size(root) if root.is_dir() else 0
+    root = cache.default_root()
+    size = cache.size(root) if root.is_dir() else 0
     text = f"{size / 1e9:.2f} GB of compiled code in {root}" + ("; kohya cache --clean removes it" if size else "")
     return ok("cache", text, folder=str(root), bytes=size)
 

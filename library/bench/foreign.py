@@ -22,7 +22,7 @@ from library.bench.subjects import Made, usual
 from library.config.schema import ConfigError, build
 from library.config.values import meant
 from library.families.base import Parts
-from library.learners.adapters import LoraLinear, Spec
+from library.methods.adapters import LoraLinear, Spec
 
 SCRIPT = "flux_train_network"  # whose options say how to train it
 
@@ -98,10 +98,10 @@ class Foreign:
 
     def make(self, config: Any, device: torch.device) -> Made:
         """A fresh model on the device, with adapters in its blocks."""
-        from library.memory import precision
+        from library.memory.quantization import fp8_storage
 
         model = self._empty()
-        dtype = precision.storage_type(config)
+        dtype = fp8_storage.storage_type(config)
         model = networks.filled(model, networks.place(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
             model.to = functools.partial(_to, model)

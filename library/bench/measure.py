@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from library import compile_utils
 from library.bench import machine, report, stage, timing
 from library.bench.candidates import Candidate
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.shapes import flops
 from library.bench.subjects import Subject
+from library.compiler import blocks
 from library.config.schema import ConfigError
-from library.jobs.work import Work
-from library.memory import precision
+from library.memory.quantization import fp8_storage
+from library.runs.job_work import Work
 
 SCHEMA = 1
 
@@ -41,7 +41,7 @@ class Bench:
         plain = self.subject.config({})
         began, total = time.time(), len(todo)
         work.phase("the rate of matrix products", 0, total)
-        self.rate = machine.matmul_rate(self.device, precision.compute_type(plain))
+        self.rate = machine.matmul_rate(self.device, fp8_storage.compute_type(plain))
         try:
             for number, (first, act) in enumerate(todo):
                 work.phase(titled(first), number, total)
@@ -99,14 +99,14 @@ class Bench:
 
     def _encoder(self, name: str) -> Iterator[dict[str, Any]]:
         config = self.subject.config({})
-        dtype = precision.compute_type(config)
+        dtype = fp8_storage.compute_type(config)
         call = self.subject.encoders()[name](self.device, dtype)
         yield from self._plain({"part": f"text encoder {name}"}, call)
 
     def _vae(self, part: str, resolution: int) -> Iterator[dict[str, Any]]:
         config = self.subject.config({})
         exact = getattr(config.model, "no_half_vae", False)
-        dtype = torch.float32 if exact else precision.compute_type(config)
+        dtype = torch.float32 if exact else fp8_storage.compute_type(config)
         if (vae := self.subject.vae(self.device, dtype)) is None:
             return
         shape = (self.subject.batch, 3, resolution, resolution)
@@ -171,8 +171,8 @@ def reason(error: Exception) -> str:
         return "out of memory"
     if isinstance(error, ConfigError):
         return " ".join(str(error).splitlines())
-    kind = "" if compile_utils.is_compile_error(error) else f"{type(error).__name__}: "
-    return f"{kind}{compile_utils.why(error)}"
+    kind = "" if blocks.is_compile_error(error) else f"{type(error).__name__}: "
+    return f"{kind}{blocks.why(error)}"
 
 
 def _no_grad(call: Callable[[], Any]) -> Callable[[], Any]:

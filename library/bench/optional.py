@@ -10,10 +10,14 @@ from library.optimizers import MAKERS, nearest
 
 def optimizers() -> Finding:
     """The packages of optimizers, and LyCORIS: each is loaded, and steps a small weight where a training would."""
-    from library.train import trial
+    from library.train import optimizer_trial
 
     absent = [module for module in packages.PACKAGES if not packages.installed(module)]
-    wrong = {module: error for module in packages.PACKAGES if module not in absent and (error := trial.package(module))}
+    wrong = {
+        module: error
+        for module in packages.PACKAGES
+        if module not in absent and (error := optimizer_trial.package(module))
+    }
     names = [name for name in get_args(OptimizerName) if MAKERS[name.lower()].package in (*absent, *wrong)]
     without = names + ["LyCORIS"] * ("lycoris" in (*absent, *wrong))
     text = f"not installed: {', '.join(map(packages.title, absent))}: {packages.command(*absent)}" if absent else ""

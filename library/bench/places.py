@@ -26,10 +26,10 @@ def folders() -> Finding:
     """Where downloads, compiled code and the list of runs are kept."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from library import compile_cache
+    from library.compiler import cache
     from library.runs.registry import home
 
-    where = {"models": HF_HUB_CACHE, "compiled": str(compile_cache.default_root()), "runs": str(home())}
+    where = {"models": HF_HUB_CACHE, "compiled": str(cache.default_root()), "runs": str(home())}
     for path in where.values():
         place = Path(path)
         while not place.exists():

@@ -13,7 +13,7 @@ from library.bench import machine, stage, timing, verdict
 from library.bench.candidates import Candidate
 from library.bench.subjects import Subject
 from library.config.schema import ConfigError
-from library.jobs.work import Work
+from library.runs.job_work import Work
 
 TRACE = "trace.json"
 WARM_UP = timing.Plan(steps=5, warmup=4, seconds=20.0)

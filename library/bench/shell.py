@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.bench import candidates, picture, report
-from library.config import surroundings
+from library.config import environment
 from library.config.schema import ConfigError
 from library.families import RUNS, config_class
 from library.files import write_atomic
-from library.jobs import RESULT
-from library.jobs.work import Work, begin
 from library.runs import layout
+from library.runs.job import RESULT
+from library.runs.job_work import Work, begin
 
 if TYPE_CHECKING:
     from library.bench.subjects import Subject
@@ -49,7 +49,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
         print("\n".join(f"{c.name:24} {c.about}" for c in candidates.ALL))
         return 0
     check(asked)
-    surroundings.check()
+    environment.check()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks
     kind = "profile" if asked.profile else "bench"
     with begin(kind, asked.out) as work, _cold(asked.fresh):

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from library import compile_utils, memory
+from library import memory
 from library.bench import shapes
 from library.bench.subjects import FACTOR, Made, Own, Subject
-from library.compile_ledger import LEDGER
-from library.memory import precision, swapping
-from library.train import optim
+from library.compiler import blocks as compile_utils
+from library.compiler.log import LEDGER
+from library.memory import swapping
+from library.memory.quantization import fp8_storage
+from library.train import optimizers
 
 Size = int | tuple[tuple[int, int], ...]  # the side of square images in pixels, or several (width, height)
 
@@ -38,7 +40,7 @@ def counted(subject: Subject, made: Made, config: Any, resolution: int) -> Count
     A model that asks for numbers, such as the lengths of captions, has to be run for it.
     """
     world, device = shapes.Imagined(), torch.device("cpu")
-    empty = world.copy(made.parts.denoiser, device, precision.compute_type(config))
+    empty = world.copy(made.parts.denoiser, device, fp8_storage.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
         found = _run(empty, subject.predict(apart, resolution, device), apart, config, device)
@@ -75,7 +77,7 @@ def _run(model: nn.Module, predict: Callable[..., Tensor], made: Made, config: A
 
 def autocast(config: Any, device: torch.device) -> contextlib.AbstractContextManager:
     """Mixed precision, as a training has it."""
-    kind = precision.compute_type(config)
+    kind = fp8_storage.compute_type(config)
     return contextlib.nullcontext() if kind == torch.float32 else torch.autocast(device.type, kind)
 
 
@@ -88,11 +90,11 @@ class Stage:
         self.made, self.generator, self.encoding, self.ranks, self.rank = made, torch.Generator(device), None, 1, 0
         compile_utils.start_over()
         self.not_compiled = memory.prepare(made.parts.denoiser, made.family, config, device, _latents(sides))
-        self.optimizer = optim.optimizer(made.learner, config)
+        self.optimizer = optimizers.optimizer(made.learner, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
         self._swap = None if config.adapters else swapping.of(made.parts.denoiser)
-        optim.train_mode(self.optimizer)
+        optimizers.train_mode(self.optimizer)
         made.learner.train()
         self._losses = itertools.cycle([self._loss(width, height) for width, height in sides])
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from library import families, learners
+from library import families, methods
 from library.bench import networks
 from library.config.schema import ConfigError, build, options, read_toml
 from library.families.base import Noised, Parts
@@ -85,19 +85,19 @@ class Own:
 
     def make(self, config: Any, device: torch.device) -> Made:
         """A fresh denoiser on the device, with what learns in it."""
-        from library.compile_ready import getting_ready
+        from library.compiler.prewarm import getting_ready
 
         family = families.of(config)
         with getting_ready(config.compile, device):
             parts = self._fresh(config, family, device)
-        return Made(parts, family, learners.attach(parts, family, config))
+        return Made(parts, family, methods.attach(parts, family, config))
 
     def _fresh(self, config: Any, family: Any, device: torch.device) -> Parts:
-        from library.memory import precision
+        from library.memory.quantization import fp8_storage
 
-        dtype = precision.storage_type(config)
+        dtype = fp8_storage.storage_type(config)
         if not self.random:
-            parts = family.load(dtype, precision.compute_type(config))
+            parts = family.load(dtype, fp8_storage.compute_type(config))
             parts.encoders, parts.vae = {}, None
             return parts
         denoiser = self.random.denoiser()

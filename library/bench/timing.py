@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from library import compile_recording
+from library.compiler import cudagraph
 
 GIB = 2**30
 FEWEST = 3  # measured repetitions, however long each takes
@@ -104,7 +104,7 @@ def _on_gpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
         mark.record()
     torch.cuda.synchronize(device)
     each = [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
-    return each, compile_recording.peak(device) / GIB
+    return each, cudagraph.peak(device) / GIB
 
 
 def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple[list[float], float]:

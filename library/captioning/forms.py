@@ -1,7 +1,7 @@
 """Captioning as forms of the page: the options of `kohya caption`, under titles and labels that read well."""
 
 from library.captioning.shell import parser
-from library.jobs.forms import Forms
+from library.runs.job_forms import Forms
 
 FORMS = Forms(
     "caption",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from library.config.schema import ConfigError
-from library.jobs.work import joined
+from library.runs.job_work import joined
 
 DONE, MISUSED = 0, 2
 

@@ -30,14 +30,12 @@ __all__ = [
     "build",
     "build_layers",
     "changed",
-    "docs",
     "draft",
     "flat",
     "missing",
     "notes",
     "opt",
     "options",
-    "parse",
     "read_layers",
     "read_section",
     "read_toml",
@@ -373,20 +371,3 @@ def toml_value(value: Any) -> str:
         return f"'{text}'"
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return '"' + "".join(escapes.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'
-
-
-# ---- the shell and the docs, which are longer and have files of their own
-
-
-def parse(config: type[C], argv: list[str] | None = None) -> C:
-    """The command line, and the file it names, -> a checked config. Prints what is wrong and exits with 2."""
-    from library.config.shell import parse as parse_shell
-
-    return parse_shell(config, argv)
-
-
-def docs(config: type) -> str:
-    """The tables of options of one config class, in Markdown."""
-    from library.config.docs import tables
-
-    return tables(options(config).values())

@@ -27,14 +27,15 @@ def prepare(  # noqa: PLR0913 - what is made ready, and for what
     """
     import torch
 
-    from library.compile_ledger import LEDGER
-    from library.memory import attention, checkpointing, norms, precision, swapping
+    from library.compiler.log import LEDGER
+    from library.memory import attention, channels_last, checkpointing, swapping
+    from library.memory.quantization import fp8_storage
 
     attention.switches(config.compile)
     LEDGER.attention = attention.prefer(device, config.memory.attention_kernel)
     denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
     blocks = repeated(denoiser, family.regions)
-    precision.store(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks
+    fp8_storage.store(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks
     to_swap = swapping.choose(denoiser, _to_swap(family, config))
     swap = swapping.Swap(to_swap, device, _stepped_on(config))  # 2. what waits on the host
     swap.place(denoiser)
@@ -48,7 +49,7 @@ def prepare(  # noqa: PLR0913 - what is made ready, and for what
     )  # 4. in place: names in state_dict stay
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     if device.type == "cpu":
-        norms.let_learn(denoiser)
+        channels_last.let_learn(denoiser)
     return why
 
 
@@ -97,8 +98,8 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
 ) -> str:
     if not config.compile.compile:
         return ""
-    from library import compile_utils
-    from library.memory import norms, order
+    from library.compiler import blocks as compile_utils
+    from library.memory import channels_last, order
 
     options, inputs = config.compile, {}
     one_size = len({size[-2:] for size in sizes}) == 1  # static sizes give the faster kernels
@@ -118,7 +119,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
             inputs |= {block: replace(inputs[block], in_front=True) for block in ahead}
     # PyTorch's own GroupNorm ends the process on a CPU, if it learns in this order and what comes in does not.
     for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
-        norms.keep_channels_last(block)
+        channels_last.keep_channels_last(block)
     try:
         compile_utils.compile_model(options, denoiser, blocks, False, family.name, inputs, backends)
     except ConfigError as e:

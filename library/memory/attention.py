@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from library.compiler.subclass import wanted_type
 from library.config.schema import ConfigError
-from library.memory.blocks import wanted_type
 
 KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
 # Newer flash attention, which takes the place of PyTorch's own: its name there, and the packages that bring it.

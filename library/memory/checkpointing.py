@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from library.compile_settings import version
-from library.memory.blocks import under_its_name
+from library.compiler.subclass import under_its_name
+from library.compiler.torch_settings import version
 
 
 def wrap(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.memory.blocks import under_its_name
+from library.compiler.subclass import under_its_name
 
 SLOTS = 2  # one in use, one being filled
 ALIGNMENT = 256  # bytes; kernels expect aligned weights

@@ -2,7 +2,7 @@
 
 import re
 
-from library.runs.causes import ENDINGS, KNOWN
+from library.runs.known_errors import ENDINGS, KNOWN
 
 OURS = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
 USAGE = re.compile(r"^[\w./\\-]+\.py: error:\s*(.+?)(?=^Traceback|^\s*$|\Z)", re.M | re.S)

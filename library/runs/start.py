@@ -13,7 +13,7 @@ from typing import Any
 from library.config.command import command, launch_options
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
-from library.runs import keys, lanes, layout, process, reader, registry
+from library.runs import gpu_slots, keys, layout, process, reader, registry
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def launch(config: Any, **how: Any) -> str:
 
 def begin(asked: Job) -> str:
     """Start a job on lanes that are free; the run's id. Raises ConfigError when there are none, or it cannot begin."""
-    with lanes.choosing():
+    with gpu_slots.choosing():
         active = [run for run in reader.runs() if run.active and run.is_here]
-        own = lanes.choose(asked.how, lanes.free(run.facts for run in active))
+        own = gpu_slots.choose(asked.how, gpu_slots.free(run.facts for run in active))
         if not own:
             names = " and ".join(run.id for run in active)
             doing = f"{names} is still {active[0].state}" if len(active) == 1 else f"{names} are still running"
@@ -63,12 +63,12 @@ def begin(asked: Job) -> str:
         if twin := next((run for run in active if writes_into(run.facts) == (asked.output, asked.name)), None):
             raise ConfigError(f"output_name: {twin.id} is writing {asked.name} into this folder; choose another name.")
         folder = _prepare(asked, own)
-    arguments = command(folder / layout.TOML, asked.script, **lanes.launch_options(asked.how, own))
+    arguments = command(folder / layout.TOML, asked.script, **gpu_slots.launch_options(asked.how, own))
     given = {
         **os.environ,
         **keys.environment(),
         **asked.secrets,
-        **lanes.environment(own),
+        **gpu_slots.environment(own),
         "KOHYA_RUN_DIR": str(folder),
     }
     try:

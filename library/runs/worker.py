@@ -10,7 +10,7 @@ import sys
 import time
 
 from library.config.values import ConfigError
-from library.runs import lanes, layout, locking, process, queue, reader, start
+from library.runs import gpu_slots, layout, locking, process, queue, reader, start
 
 PERIOD = 0.5  # seconds between two looks at the queue
 HANDOVER = 5.0  # seconds that the worker before may take to end
@@ -65,7 +65,7 @@ def start_next(found: queue.Queue) -> None:
     """Start what finds free lanes, in order: who waits for certain GPUs keeps them from those behind, and no others."""
     active = [run for run in reader.runs() if run.active and run.is_here]
     known = {run.facts.get("queued"): run.id for run in active}
-    free = list(lanes.free(run.facts for run in active))
+    free = list(gpu_slots.free(run.facts for run in active))
     for entry in found.waiting:
         if found.paused or not free:
             return
@@ -73,7 +73,7 @@ def start_next(found: queue.Queue) -> None:
             entry.run = known[entry.id]
             continue
         try:
-            own = lanes.choose(entry.how, free)
+            own = gpu_slots.choose(entry.how, free)
             if own:
                 entry.run = start.begin(queue.job_of(entry))
                 free = [lane for lane in free if lane not in own]
@@ -88,9 +88,9 @@ def _left(entry: queue.Entry, free: list[str]) -> list[str]:
     """What those behind an entry may have, which waits for lanes itself."""
     asked = str(entry.how.get("gpu_ids") or "").replace(" ", "").split(",")
     if entry.how.get("cpu"):
-        return [lane for lane in free if lane != lanes.CPU]
+        return [lane for lane in free if lane != gpu_slots.CPU]
     if asked in ([""], ["all"]):
-        return [lane for lane in free if lane == lanes.CPU]
+        return [lane for lane in free if lane == gpu_slots.CPU]
     return [lane for lane in free if lane not in asked]
 
 

@@ -1,6 +1,6 @@
 """The tools as forms of the page: the options of `kohya tools`, under titles and labels that read well."""
 
-from library.jobs.forms import Forms
+from library.runs.job_forms import Forms
 from library.tools.shell import parser
 
 FORMS = Forms(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from library.config.schema import ConfigError
 from library.families import weights
+from library.families.flux import checkpoint as flux_source
 from library.families.flux import keys as flux
-from library.families.flux import source as flux_source
 from library.families.sdxl import keys as sdxl
 from library.families.weights import renamed
 from library.tools import storage

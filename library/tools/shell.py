@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
-from library.jobs.work import joined
+from library.runs.job_work import joined
 
 DONE, FAILED, MISUSED = 0, 1, 2
 DTYPES = ("float", "fp16", "bf16")

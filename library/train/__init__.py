@@ -11,14 +11,16 @@ def train(config: Any, notes: Sequence[str] | None = None) -> Path | None:
     `notes` are what was said when the config was read, and go into the run's record; None asks for them again. With
     `debug_dataset` the data is shown, and nothing is trained.
     """
+    from library.check import preflight
     from library.config import schema
-    from library.train import console, hub, preflight, save
-    from library.train.story import tell
+    from library.outputs import hub, paths
+    from library.train import logging_setup
+    from library.train.loop import tell
 
-    console.listen(config.log)
+    logging_setup.listen(config.log)
     if config.data.debug_dataset:
         return preflight.show(config)
     config = hub.fetched(config)
-    save.tidy(config)
+    paths.tidy(config)
     remarks = preflight.check(config)
     return tell(config, remarks, schema.notes(config) if notes is None else notes)

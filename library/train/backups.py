@@ -5,17 +5,18 @@ from typing import Any
 
 from library.config.schema import ConfigError
 from library.files import free_space
-from library.train import save, state
+from library.outputs import paths
+from library.train import resume_state
 
 
 class Backups:
     """Keeps the newest such state of a training. What cannot be saved is said once, and ends no training."""
 
     def __init__(self, run: Any) -> None:
-        self._run, self._names = run, save.names(run.config)
+        self._run, self._names = run, paths.names(run.config)
         self._told = False
 
-    def write(self, found: state.State) -> None:
+    def write(self, found: resume_state.State) -> None:
         """Save a state; the one before goes when this one is whole."""
         folder = self._names.backup(self._run.clock.step)
         try:
@@ -33,9 +34,9 @@ class Backups:
         """Delete the others, or all: something newer to resume from is there, or nothing is left to do."""
         for path in self._names.backups():
             if path != keep:
-                save.remove(path)
+                paths.remove(path)
 
-    def _short(self, folder: Path, found: state.State) -> str:
+    def _short(self, folder: Path, found: resume_state.State) -> str:
         """Why there is no room. What comes later must not find the disk full: another state, and the result."""
         free = free_space(folder)
         held = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())

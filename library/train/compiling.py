@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from library import compile_ready, compile_utils, memory
-from library.compile_ledger import LEDGER, as_line
+from library import memory
+from library.compiler import blocks, prewarm
+from library.compiler.log import LEDGER, as_line
 from library.config.schema import ConfigError
-from library.train import chance, loss
+from library.train import loss, rng
 
 Kind = tuple[int, int, int]  # of a batch: images, and the height and width of their latents
 
 
 def getting_ready(run: Any) -> contextlib.AbstractContextManager[None]:
     """Let the compiler get up while the model is loaded."""
-    return compile_ready.getting_ready(run.config.compile, run.device)
+    return prewarm.getting_ready(run.config.compile, run.device)
 
 
 def ahead(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
@@ -71,18 +72,18 @@ def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> N
     single = memory.size_by_size(run.config, run.device)
     run.say(sizes_told(run.config.compile, len(batches.shapes), single))
     with run.accelerator.local_main_process_first():
-        before = chance.state(run.device)
+        before = rng.state(run.device)
         try:
             options = run.config.compile
             every = single or options.dynamic is False or (options.records_graphs and run.device.type == "cuda")
             for kind in needed(batches.kinds(), every):
                 _once(batches.example(kind), family, parts, learner, run)
         except Exception as error:
-            if not compile_utils.is_compile_error(error):
+            if not blocks.is_compile_error(error):
                 raise
             give_up(run, error)
         finally:
-            chance.restore(before, run.device)
+            rng.restore(before, run.device)
     if not LEDGER.fallback:
         prove(run)
     run.phase("compiling", graphs, graphs)
@@ -178,7 +179,7 @@ def prove(run: Any) -> None:
 
 def give_up(run: Any, error: BaseException) -> None:
     """From now on without compiling, or, where that is not wanted, a ConfigError that says what is wrong."""
-    reason = compile_utils.why(error)
+    reason = blocks.why(error)
     if not run.config.compile.compile_fallback:
         raise ConfigError(
             f"compile: PyTorch could not compile a block ({reason}); "

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from library.compile_ledger import LEDGER
-from library.train import optim
+from library.compiler.log import LEDGER
+from library.train import optimizers
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def as_for_use(networks: Iterable[torch.nn.Module], run: Any) -> Iterator[None]:
         module.training = False
     torch.compiler.set_stance("force_eager")
     try:
-        with torch.no_grad(), run.autocast(), optim.averaged(run.optimizer):
+        with torch.no_grad(), run.autocast(), optimizers.averaged(run.optimizer):
             yield
     finally:
         hook.remove()

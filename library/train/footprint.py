@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import torch
 
-from library import compile_recording
+from library.compiler import cudagraph
 
 SPACING = 2.0  # seconds between two looks: each costs as much as the rest of a line in the log
 GIB = 2**30
@@ -30,7 +30,7 @@ class Footprint:
 
     def peaks(self) -> dict[str, float | None]:
         """The most that was held, in GiB: by tensors on the GPU (None without one), and of the computer's memory."""
-        gpu = compile_recording.peak(self._device) if self._device.type == "cuda" else None
+        gpu = cudagraph.peak(self._device) if self._device.type == "cuda" else None
         ram = self._process.memory_info().peak_wset if sys.platform == "win32" else _peak_rss()
         return {"peak_memory_gb": gpu and round(gpu / GIB, 2), "peak_ram_gb": round(ram / GIB, 2)}
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.compile_ledger import LEDGER
+from library.compiler.log import LEDGER
 from library.data.caches import LATENT
 from library.families.base import Noised
 from library.objectives import loss as objective

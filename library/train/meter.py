@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.train import split
+from library.train import step_timer
 
 WARM_UP = 3  # steps left out of the speed: they load kernels and compile
 RECENT = 50  # steps that the remaining time is judged by
@@ -110,7 +110,7 @@ class Meter:
         losses = values[len(pending.names) :]
         odd = [p for loss, paths in zip(losses, pending.images, strict=True) if not math.isfinite(loss) for p in paths]
         self._keep(pending.line["step"], numbers["loss"])
-        where = split.seconds(pending.moments)
+        where = step_timer.seconds(pending.moments)
         return pending.line | numbers | {"avr_loss": self.average} | where, odd
 
     @property

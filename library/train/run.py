@@ -13,20 +13,20 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor, nn
 
-from library import compile_utils
-from library.compile_ledger import LEDGER
+from library.compiler import blocks
+from library.compiler.log import LEDGER
 from library.config.schema import ConfigError, changed
-from library.memory import attention, precision
+from library.memory import attention
+from library.memory.quantization import fp8_storage
+from library.outputs.hub import Uploads
 from library.runs.record import Record
-from library.train import chance, compiling, footprint, trouble
-from library.train.chance import as_seed
+from library.train import compiling, errors, footprint, rng
 from library.train.clock import Clock, windows
-from library.train.hub import Uploads
 from library.train.meter import Batch, Line, Meter
 from library.train.place import Place, place
 from library.train.progress import Progress, clock
-from library.train.split import Split
-from library.train.stopping import ASKED, CutShort, Wishes
+from library.train.step_timer import Split
+from library.train.stop_requests import ASKED, CutShort, Wishes
 from library.train.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Run:
     """What all parts of a training share. Use it as a context manager: it closes the diary with the outcome."""
 
     def __init__(self, config: Any) -> None:
-        compile_utils.start_over()
+        blocks.start_over()
         attention.forget()
         self.config = config
         mixed = config.precision.mixed_precision
@@ -48,8 +48,8 @@ class Run:
         self.main = self.accelerator.is_main_process
         self.rank: int = self.accelerator.process_index
         self.ranks: int = self.accelerator.num_processes
-        self.storage, self.compute = precision.storage_type(config), precision.compute_type(config)
-        self.seed = chance.begin(config.steps.seed, self.ranks)
+        self.storage, self.compute = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
+        self.seed = rng.begin(config.steps.seed, self.ranks)
         self.generator = torch.Generator(self.device)
         self.encoding = torch.Generator(self.device)  # of the VAE's own noise, for latents that are not cached
         self.record = self._record() if self.main else None
@@ -58,7 +58,7 @@ class Run:
         self.meter = Meter(total=0, per_epoch=1)
         self.split = Split(self.device)
         self._footprint = footprint.Footprint(self.device)
-        self._numbers = trouble.Numbers(scaled=self.accelerator.scaler is not None)
+        self._numbers = errors.Numbers(scaled=self.accelerator.scaler is not None)
         self.uploads = Uploads(config, self)
         self.wishes = Wishes(self.record, config.save.save_state_every_n_minutes)
         self.stopping = False
@@ -79,7 +79,7 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        told = trouble.told(error, self) if error else None
+        told = errors.told(error, self) if error else None
         LEDGER.begins = None
         if told is not None and told is not error:
             told.__cause__ = error  # whose traceback belongs into the log
@@ -143,7 +143,7 @@ class Run:
 
     def saved(self, path: Path, **checked: Any) -> None:
         """A file or the folder of a state is on the disk, whole; `checked` is what `readback` found."""
-        self.newest[trouble.kind_of(path)] = path
+        self.newest[errors.kind_of(path)] = path
         size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
         self.event("saved", file=str(path), step=self.clock.step, bytes=size, **checked)
         if not checked.get("backup"):
@@ -282,14 +282,14 @@ class Run:
     def _learned(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
         if not LEDGER.expected or LEDGER.fallback:
             return self._accumulate(window, wrong)
-        before = chance.state(self.device)
+        before = rng.state(self.device)
         try:
             loss = self._accumulate(window, wrong)
         except Exception as error:
-            if not compile_utils.is_compile_error(error):
+            if not blocks.is_compile_error(error):
                 raise
             compiling.give_up(self, error)
-            chance.restore(before, self.device)
+            rng.restore(before, self.device)
             loss = self._accumulate(window, wrong)
         return loss
 
@@ -344,7 +344,7 @@ class Run:
             self._write(line)
             if odd := self._numbers.odd(line):
                 every = [path for own in self.gathered(images) for path in own]
-                raise ConfigError(trouble.no_number(odd, line, every, self))
+                raise ConfigError(errors.no_number(odd, line, every, self))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.record and self.trackers:
@@ -379,8 +379,8 @@ class Run:
     def _reseed(self, number: int) -> None:
         """The noise of a batch depends on the seed, the step and the batch's number in it, and on nothing before."""
         text = f"{self.seed} {self.clock.step} {number}"
-        self.generator.manual_seed(as_seed(text))
-        self.encoding.manual_seed(as_seed(f"{text} {self.rank}"))
+        self.generator.manual_seed(rng.as_seed(text))
+        self.encoding.manual_seed(rng.as_seed(f"{text} {self.rank}"))
 
     # The diary.
 

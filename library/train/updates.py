@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from library.memory import swapping
-from library.train import optim, rounding
-from library.train.averaging import Average
+from library.train import optimizers, stochastic_rounding
+from library.train.ema import Average
 from library.train.guard import Guard
-from library.train.schedule import schedule
+from library.train.lr_schedule import schedule
 
 NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_norm", "average": "norm/avg_key_norm"}
 
@@ -23,7 +23,7 @@ class Updates:
         self._run, self._limit = run, config.optim.max_grad_norm
         self._learner, self._parameters = learner, learner.parameters()
         self._norm_limit = config.network.scale_weight_norms if config.adapters else None
-        self.bare = optim.optimizer(learner, config, run.seed)
+        self.bare = optimizers.optimizer(learner, config, run.seed)
         watched = run.trackers is not None and run.trackers.open and not self._norm_limit
         self._gradient = getattr(learner, "mean_gradient", None) if watched else None
         self._notes = learner.note_gradients if getattr(learner, "disturbed", False) else None
@@ -31,7 +31,7 @@ class Updates:
         if self._early:
             self.bare.step_early(self._limit, run.average if run.ranks > 1 else None)
         if config.precision.full_fp16:
-            rounding.allow_half(run.accelerator.scaler)
+            stochastic_rounding.allow_half(run.accelerator.scaler)
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
         self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
         self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)
@@ -39,7 +39,7 @@ class Updates:
         self._swap = None if config.adapters else swapping.of(learner.parts.denoiser)
         self.average = Average.wanted(learner, config, run)
         self._guard = Guard(self.bare, run)
-        optim.train_mode(self.bare)
+        optimizers.train_mode(self.bare)
         run.optimizer, run.forget_gradients = self.bare, self.forget
 
     def apply(self, wrong: Tensor) -> dict[str, Tensor]:

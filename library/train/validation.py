@@ -10,9 +10,9 @@ from torch import Tensor
 from library import data
 from library.data.threads import ahead, num_workers
 from library.train import loss
-from library.train.chance import as_seed
 from library.train.evaluating import as_for_use
-from library.train.stopping import CutShort
+from library.train.rng import as_seed
+from library.train.stop_requests import CutShort
 
 
 class Validation:

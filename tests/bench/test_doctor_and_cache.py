@@ -6,10 +6,11 @@ import time
 
 import pytest
 
-from kohya_gui import cli, presets
-from library import jobs
+from kohya_gui import presets
 from library.bench import advice, cleaning, doctor, kernels
 from library.bench.advice import Found
+from library.cli import main
+from library.runs import job as jobs
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_the_doctor_for_the_page(home, monkeypatch, capsys):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """Three folders of a megabyte each; `old` was used longest ago."""
-    from library import compile_cache
+    from library.compiler import cache as compile_cache
 
     root = tmp_path / "compile"
     for age, name in enumerate(("new", "middle", "old")):
@@ -82,23 +83,23 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_the_cache_is_shown_shrunk_and_cleaned(cache, home, capsys):
-    assert cli.main(["cache", "--json"]) == 0
+    assert main.main(["cache", "--json"]) == 0
     assert [f["name"] for f in json.loads(capsys.readouterr().out)["kept"]] == ["new", "middle", "old"]
-    assert cli.main(["cache", "--limit", "0.0021"]) == 0
+    assert main.main(["cache", "--limit", "0.0021"]) == 0
     shown = capsys.readouterr().out
     assert "0.00 GB of compiled code" in shown and "used 3 days ago" in shown and "old" not in shown
     assert sorted(p.name for p in cache.iterdir() if p.is_dir()) == ["middle", "new"]
     assert cleaning.show()["limit"] == 2_100_000  # for later, too
-    assert cli.main(["cache", "--clean"]) == 0
+    assert main.main(["cache", "--clean"]) == 0
     assert not [p for p in cache.iterdir() if p.is_dir()]
-    assert cli.main(["cache", "--limit", "-1"]) == 1
+    assert main.main(["cache", "--limit", "-1"]) == 1
 
 
 def test_the_cache_stays_while_something_trains(cache, home, monkeypatch, capsys):
     from library.runs import reader
 
     monkeypatch.setattr(reader, "active", lambda: type("Run", (), {"id": "cat-1"}))
-    assert cli.main(["cache", "--clean"]) == 1
+    assert main.main(["cache", "--clean"]) == 1
     assert "cat-1 is training" in capsys.readouterr().err
     assert len(list(cache.iterdir())) == 3
     assert cleaning.show()["removed"] == 0

@@ -7,10 +7,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from kohya_gui import cli
-from library import jobs
 from library.bench import candidates, foreign, machine, measure, networks, profiling, report, stage, subjects, timing
-from library.jobs.work import begin
+from library.cli import main
+from library.runs import job as jobs
+from library.runs.job_work import begin
 
 CPU = torch.device("cpu")
 QUICK = timing.Plan(steps=1, warmup=1, seconds=5.0)
@@ -142,7 +142,7 @@ def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted)
     given = ["bench", "--config", str(tmp_path / "config.json"), "--part", "step", "--candidate", "eager", "--json",
              "--resolution", "64", "--steps", "1", "--warmup", "1", "--out", str(tmp_path / "out"), "--device",
              "cpu"]  # fmt: skip
-    assert cli.main(given) == 0
+    assert main.main(given) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["subject"]["class"] == "QwenImageTransformer2DModel" and shown["results"][0]["status"] == "ok"
     assert {"job.json", "picture.svg", "result.json", "table.txt"} <= {p.name for p in (tmp_path / "out").iterdir()}
@@ -173,7 +173,7 @@ def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted)
 )
 def test_mistakes_are_told_in_sentences(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["bench", *arguments]) == 1
+    assert main.main(["bench", *arguments]) == 1
     assert words in capsys.readouterr().err
 
 
@@ -189,7 +189,7 @@ def test_a_class_that_is_none_and_a_config_of_another():
 def test_a_model_without_room_is_told_and_nothing_measured_is_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(machine, "free_bytes", lambda device: 1000)
     given = ["bench", "--family", "flux", "--part", "step", "--candidate", "eager", "--resolution", "64"]
-    assert cli.main([*given, "--size", "tiny", "--device", "cpu"]) == 1
+    assert main.main([*given, "--size", "tiny", "--device", "cpu"]) == 1
     assert "0 GB are free on cpu: measure --size tiny here" in capsys.readouterr().out
 
 

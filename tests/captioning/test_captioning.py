@@ -282,7 +282,7 @@ def test_without_onnx_runtime_one_sentence_says_what_to_install(tmp_path, images
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "model.onnx").write_bytes(b"x")
     (tmp_path / "t" / "selected_tags.csv").write_text("name,category\na,0\n")
-    code = "import sys; sys.modules['onnxruntime'] = None\nfrom kohya_gui.cli import main\nmain(sys.argv[1:])"
+    code = "import sys; sys.modules['onnxruntime'] = None\nfrom library.cli.main import main\nmain(sys.argv[1:])"
     words = ["caption", "wd14", str(images), "--model", str(tmp_path / "t")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert "pip install onnxruntime" in done.stderr and "torch" not in done.stderr

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from library import families, learners, memory
-from library.compile_ledger import LEDGER
-from library.compile_settings import SETTINGS, wanted_settings
+from library import families, memory, methods
+from library.compiler.log import LEDGER
+from library.compiler.torch_settings import SETTINGS, wanted_settings
 from library.config.schema import build, read_toml
-from library.memory import precision
+from library.memory.quantization import fp8_storage
 
 SIZES = ((8, 8), (8, 16), (16, 8))  # of the latents; as many buckets
 
@@ -37,7 +37,7 @@ class Model:
         sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).repeat(number, 1)
         text = {name: rows[torch.arange(number) % 2] for name, rows in self.text.items()}
         mixed = self.config.precision.mixed_precision != "no"
-        with torch.autocast("cpu", precision.compute_type(self.config)) if mixed else contextlib.nullcontext():
+        with torch.autocast("cpu", fp8_storage.compute_type(self.config)) if mixed else contextlib.nullcontext():
             predicted = self.family.predict(self.parts.denoiser, noised, text, sizes)
         return (predicted - noised.target).square().mean()
 
@@ -86,11 +86,11 @@ def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
             families.config_class(script), read_toml(tiny.configs[script]) | plain | given | values, notes=[]
         )
         family = families.of(config)
-        parts = family.load(precision.storage_type(config))
+        parts = family.load(fp8_storage.storage_type(config))
         with torch.no_grad():
             text = {name: part.clone() for name, part in family.text(parts, ["zorb toy", "plix, red"]).items()}
         torch.manual_seed(0)
-        learner = learners.attach(parts, family, config)
+        learner = methods.attach(parts, family, config)
         for parameter in learner.parameters():
             if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
                 parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from library.config.schema import ConfigError, replace
-from library.train import remembered, tuning
-from library.train.tuning import Result, choose
+from library.train import autotune, autotune_cache
+from library.train.autotune import Result, choose
 from tests.training import config_of, demo, shapes, train  # noqa: F401
 
 ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1,
@@ -26,9 +26,9 @@ SPEEDS = {
 @pytest.fixture
 def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     """Train with ways whose speeds are made up; everything else about trying them is real."""
-    monkeypatch.setattr(remembered, "folder", lambda: tmp_path / "tuning")
+    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
     seen, count = [], iter(range(100))
-    real = tuning._rehearsed
+    real = autotune._rehearsed
 
     def rehearsed(bench, result):
         real(bench, result)
@@ -37,9 +37,9 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
         result.seconds = torch.tensor([100.0, *factors]).prod().item()
         result.compiling = 50.0 if result.way["compile"] else 0.0
 
-    monkeypatch.setattr(tuning, "_rehearsed", rehearsed)
-    monkeypatch.setattr(tuning, "TIMED", 1)
-    monkeypatch.setattr(tuning, "SIZES", 1)
+    monkeypatch.setattr(autotune, "_rehearsed", rehearsed)
+    monkeypatch.setattr(autotune, "TIMED", 1)
+    monkeypatch.setattr(autotune, "SIZES", 1)
 
     def start(**values):
         given = {"resolution": "96", "max_train_steps": 3, "output_dir": tmp_path / f"run{next(count)}"}
@@ -64,7 +64,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert {event["step"] for event in found.events("compile")} == {0}
     log = (found.folder / "log.txt").read_text(encoding="utf-8")
     assert "the fastest is compile = true, attention_kernel = math" in log and "with the next best, compiled" in log
-    assert all(f"  {tuning._short(way)}: " in log for way in seen)
+    assert all(f"  {autotune._short(way)}: " in log for way in seen)
     assert found.facts["compile"]["attention"] == "MATH"
 
     number = len(seen)
@@ -74,7 +74,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     (file,) = (tmp_path / "tuning").iterdir()
     assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
     file.write_text("torn", encoding="utf-8")
-    assert remembered.read(file.stem, 3) == []
+    assert autotune_cache.read(file.stem, 3) == []
 
 
 def test_compiling_is_not_kept_where_it_loses():
@@ -92,25 +92,25 @@ def test_compiling_is_not_kept_where_it_loses():
 
 def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
     start, seen = tuned
-    real = tuning._rehearsed
+    real = autotune._rehearsed
 
     def quick(bench, result):
         real(bench, result)
         result.seconds = 0.1
 
-    monkeypatch.setattr(tuning, "_rehearsed", quick)
+    monkeypatch.setattr(autotune, "_rehearsed", quick)
     (told,) = start(compile_autotune=True).events("tuned")
     assert seen == [{"compile": False}] and told["chosen"] == {"compile": False}
     assert "compiling would take longer than it saves" in told["text"] and not (tmp_path / "tuning").exists()
 
 
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(remembered, "folder", lambda: tmp_path)
+    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path)
     found = [{"way": {"compile": True}, "seconds": 1.0}]
-    remembered.write("a", found, passes=100, complete=False)
-    assert remembered.read("a", 100) == found and remembered.read("a", 101) == []
-    remembered.write("a", found, passes=100, complete=True)
-    assert remembered.read("a", 10**6) == found
+    autotune_cache.write("a", found, passes=100, complete=False)
+    assert autotune_cache.read("a", 100) == found and autotune_cache.read("a", 101) == []
+    autotune_cache.write("a", found, passes=100, complete=True)
+    assert autotune_cache.read("a", 10**6) == found
 
 
 def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(demo, shapes, monkeypatch):  # noqa: F811
@@ -119,7 +119,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
 
     def name(kinds=None, ranks=1, model=denoiser, **values):
         run = SimpleNamespace(config=replace(config, **values), device=torch.device("cpu"), ranks=ranks)
-        return remembered.name_of(SimpleNamespace(
+        return autotune_cache.name_of(SimpleNamespace(
             run=run, family=SimpleNamespace(name="flux"), parts=SimpleNamespace(denoiser=model, encoders={}),
             learner=SimpleNamespace(trains={}),
             batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
@@ -138,20 +138,20 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         {"compile_cache_dir": "x"}, {"gradient_accumulation_steps": 2},
     ]  # fmt: skip
     assert usual not in [name(**given) for given in other] and {name(**given) for given in same} == {usual}
-    monkeypatch.setattr(remembered, "_version", lambda package: "9")
+    monkeypatch.setattr(autotune_cache, "_version", lambda package: "9")
     assert name() != usual
 
 
 def test_that_compiling_failed_is_not_remembered(tuned, monkeypatch, tmp_path):
     start, _ = tuned
-    real = tuning._rehearsed
+    real = autotune._rehearsed
 
     def fails(bench, result):
         if result.way["compile"]:
             raise ConfigError("compile: no C++ compiler was found")
         real(bench, result)
 
-    monkeypatch.setattr(tuning, "_rehearsed", fails)
+    monkeypatch.setattr(autotune, "_rehearsed", fails)
     found = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]
     assert found["chosen"] == {"compile": False} and "no C++ compiler" in found["results"][1]["why"]
     assert not (tmp_path / "tuning").exists()

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from library import compile_cache, compile_pruning, compile_ready
-from library.compile_ledger import LEDGER
+from library.compiler import cache, prewarm, pruning
+from library.compiler.log import LEDGER
 from library.config.schema import ConfigError, build
 from library.families import config_class
 from library.memory import checkpointing
@@ -18,17 +18,17 @@ from library.memory import checkpointing
 def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, monkeypatch):
     cpu = torch.device("cpu")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
-    assert compile_cache.use(str(tmp_path / "given"), cpu) == tmp_path / "mine"
+    assert cache.use(str(tmp_path / "given"), cpu) == tmp_path / "mine"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    assert compile_cache.use(str(tmp_path / "given"), cpu) == tmp_path / "given"
+    assert cache.use(str(tmp_path / "given"), cpu) == tmp_path / "given"
     # PyTorch writes its own default into the environment when it is imported, which is nobody's wish.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", compile_cache.default_cache_dir())
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", cache.default_cache_dir())
     strange = tmp_path / "cé中" / "xy"
-    assert compile_cache.use(str(strange), cpu) == strange and strange.is_dir()
+    assert cache.use(str(strange), cpu) == strange and strange.is_dir()
     # What an earlier training of this process asked for is nobody's wish, either.
-    monkeypatch.setattr(compile_cache, "default_root", lambda: tmp_path / "user")
-    used = compile_cache.use(None, cpu)
+    monkeypatch.setattr(cache, "default_root", lambda: tmp_path / "user")
+    used = cache.use(None, cpu)
     assert used.parent == tmp_path / "user" and used.is_dir()
     assert torch.__version__.split("+")[0] in used.name
 
@@ -37,34 +37,34 @@ def test_a_folder_that_cannot_be_used_is_named_unless_nobody_chose_it(tmp_path, 
     cpu, file = torch.device("cpu"), tmp_path / "file"
     file.write_text("in the way")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(compile_cache, "default_root", lambda: file)
-    assert str(compile_cache.use(None, cpu)) == compile_cache.default_cache_dir()
+    monkeypatch.setattr(cache, "default_root", lambda: file)
+    assert str(cache.use(None, cpu)) == cache.default_cache_dir()
     with pytest.raises(ConfigError, match=r"compile_cache_dir: .*file.in cannot be used \(.+\); choose another"):
-        compile_cache.use(str(file / "in"), cpu)
+        cache.use(str(file / "in"), cpu)
     with pytest.raises(ConfigError, match="with a blank in its name"):
-        compile_cache.use(str(tmp_path / "x y"), cpu)
+        cache.use(str(tmp_path / "x y"), cpu)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file / "in"))
     with pytest.raises(ConfigError, match="TORCHINDUCTOR_CACHE_DIR: "):
-        compile_cache.use(None, cpu)
+        cache.use(None, cpu)
 
 
 def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_path, monkeypatch):
-    monkeypatch.delenv(compile_cache.INDUCTOR, raising=False)
+    monkeypatch.delenv(cache.INDUCTOR, raising=False)
     (tmp_path / "file").touch()
     asked = {"compile": True, "compile_cache_dir": str(tmp_path / "file" / "in")}
     kind, cpu = config_class("flux_train_network"), torch.device("cpu")
     with pytest.raises(ConfigError, match="compile_cache_dir"):
-        compile_ready.getting_ready(build(kind, asked, notes=[]).compile, cpu).__enter__()
-    with compile_ready.getting_ready(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
+        prewarm.getting_ready(build(kind, asked, notes=[]).compile, cpu).__enter__()
+    with prewarm.getting_ready(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
         assert not any(thread.name == "compiler" for thread in threading.enumerate())
 
 
 def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setenv(compile_cache.INDUCTOR, str(tmp_path))
-    compile_ready._small_things_first.cache_clear()
+    monkeypatch.setenv(cache.INDUCTOR, str(tmp_path))
+    prewarm._small_things_first.cache_clear()
     options = build(config_class("flux_train_network"), {"compile": True}, notes=[]).compile
     before = dict(counters["stats"])
-    with compile_ready.getting_ready(options, torch.device("cpu")):
+    with prewarm.getting_ready(options, torch.device("cpu")):
         assert any(thread.name == "compiler" for thread in threading.enumerate())
     assert list(tmp_path.rglob("*.so")), "nothing was compiled"
     LEDGER.listen()
@@ -73,20 +73,20 @@ def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_
 
 def test_the_key_has_the_gpu_and_its_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200 (x)")
-    assert isinstance(compile_cache._driver(), int)
-    monkeypatch.setattr(compile_cache, "_driver", lambda: 13000)
-    monkeypatch.setattr(compile_cache.metadata, "version", lambda _: "3.7.1+git")
-    assert compile_cache.key(torch.device("cuda")).endswith("-nvidia-h200-x-triton3.7.1-driver13000")
+    assert isinstance(cache._driver(), int)
+    monkeypatch.setattr(cache, "_driver", lambda: 13000)
+    monkeypatch.setattr(cache.metadata, "version", lambda _: "3.7.1+git")
+    assert cache.key(torch.device("cuda")).endswith("-nvidia-h200-x-triton3.7.1-driver13000")
 
 
 def test_on_windows_the_key_leaves_room_for_what_is_below_it(monkeypatch):
     """Paths end at 260 there, and Triton's are 190 long."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA GeForce RTX 4090")
-    monkeypatch.setattr(compile_cache.sys, "platform", "win32")
+    monkeypatch.setattr(cache.sys, "platform", "win32")
     keys = set()
     for driver in (13000, 13010):
-        monkeypatch.setattr(compile_cache, "_driver", lambda driver=driver: driver)
-        keys.add(compile_cache.key(torch.device("cuda")))
+        monkeypatch.setattr(cache, "_driver", lambda driver=driver: driver)
+        keys.add(cache.key(torch.device("cuda")))
     assert len(keys) == 2 and all(len(key) < 20 for key in keys)
 
 
@@ -96,25 +96,25 @@ def test_old_folders_go_first_and_the_one_in_use_stays(tmp_path):
         folder.mkdir()
         (folder / "code").write_bytes(b"x" * 100)
         os.utime(folder, (1000 + age, 1000 + age))
-    compile_cache.prune(tmp_path, keep=tmp_path / "used", most=250)
+    cache.prune(tmp_path, keep=tmp_path / "used", most=250)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["newer", "used"]
-    compile_cache.prune(tmp_path, keep=tmp_path / "used", most=0)
+    cache.prune(tmp_path, keep=tmp_path / "used", most=0)
     assert [f.name for f in tmp_path.iterdir()] == ["used"]
 
 
 def test_in_the_folder_in_use_single_graphs_go_and_nothing_that_is_not_pytorchs(tmp_path):
     mine = [tmp_path / "notes.txt", tmp_path / "my" / "own", tmp_path / "ab" / "short"]
     kept = [
-        *(tmp_path / kind / "ab" / "f" / "code" for kind in compile_pruning.KEPT),
+        *(tmp_path / kind / "ab" / "f" / "code" for kind in pruning.KEPT),
         tmp_path / "cd" / f"{'c' * 52}.so",
     ]
     for age, file in enumerate([*mine, *kept]):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x" * 100)
         os.utime(file, (1000 + age, 1000 + age))
-    compile_cache.prune(tmp_path, keep=tmp_path, most=250)  # of what is PyTorch's
+    cache.prune(tmp_path, keep=tmp_path, most=250)  # of what is PyTorch's
     assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 2 + [True] * 2
-    compile_cache.prune(tmp_path, keep=tmp_path, most=0)
+    cache.prune(tmp_path, keep=tmp_path, most=0)
     assert [file.exists() for file in (*mine, *kept)] == [True] * 3 + [False] * 4
 
 
@@ -126,13 +126,13 @@ def test_code_that_is_damaged_is_made_anew(tmp_path, monkeypatch, forget):
     torn.touch()
     for _ in range(2):
         torch._dynamo.reset()
-        compile_cache.use(str(tmp_path), torch.device("cpu"))
+        cache.use(str(tmp_path), torch.device("cpu"))
         assert not torn.exists()
         assert torch.compile(torch.sin)(torch.zeros(3)).tolist() == [0, 0, 0]
         sources = [file for file in tmp_path.glob("??/*.py") if file.read_text(encoding="utf-8")]
         for file in sources:
             file.write_bytes(b"")
-    assert sources and compile_pruning.mend(tmp_path) == len(sources)
+    assert sources and pruning.mend(tmp_path) == len(sources)
 
 
 @pytest.fixture
@@ -145,29 +145,29 @@ def filled(tmp_path):
 
 
 def test_the_cache_can_be_looked_at_and_cleaned(filled):
-    assert compile_cache.folders(filled) == {"used": 100, "newer": 100, "old": 100}
-    assert compile_cache.clean(filled, "newer") == 100
-    assert list(compile_cache.folders(filled)) == ["used", "old"]
+    assert cache.folders(filled) == {"used": 100, "newer": 100, "old": 100}
+    assert cache.clean(filled, "newer") == 100
+    assert list(cache.folders(filled)) == ["used", "old"]
     with pytest.raises(ConfigError, match="'newer'; there is used, old") as refused:
-        compile_cache.clean(filled, "newer")
+        cache.clean(filled, "newer")
     with pytest.raises(ConfigError, match="no compiled code"):
-        compile_cache.clean(filled, "..")
+        cache.clean(filled, "..")
     assert len(str(refused.value).splitlines()) == 1
-    assert compile_cache.clean(filled) == 200 and compile_cache.size(filled) == 0
-    assert compile_cache.clean(filled / "never") == 0
+    assert cache.clean(filled) == 200 and cache.size(filled) == 0
+    assert cache.clean(filled / "never") == 0
 
 
 def test_a_limit_is_kept_and_holds_at_once_and_at_the_next_start(filled):
-    assert compile_cache.limit(root=filled) == compile_cache.LIMIT
-    assert compile_cache.limit(250, filled) == compile_cache.limit(root=filled) == 250
-    assert list(compile_cache.folders(filled)) == ["used", "newer"]
+    assert cache.limit(root=filled) == cache.LIMIT
+    assert cache.limit(250, filled) == cache.limit(root=filled) == 250
+    assert list(cache.folders(filled)) == ["used", "newer"]
     (filled / "used" / "more").write_bytes(b"x" * 100)
-    compile_cache.prune(filled, keep=filled / "used")
-    assert list(compile_cache.folders(filled)) == ["used"]
-    (filled / compile_cache.SETTINGS).write_text("torn", encoding="utf-8")
-    assert compile_cache.limit(root=filled) == compile_cache.LIMIT
+    cache.prune(filled, keep=filled / "used")
+    assert list(cache.folders(filled)) == ["used"]
+    (filled / cache.SETTINGS).write_text("torn", encoding="utf-8")
+    assert cache.limit(root=filled) == cache.LIMIT
     with pytest.raises(ConfigError):
-        compile_cache.limit(-1, filled)
+        cache.limit(-1, filled)
 
 
 class Attends(nn.Module):

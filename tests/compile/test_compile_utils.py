@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from library import compile_utils
-from library.compile_ledger import LEDGER
-from library.compile_utils import compile_model
+from library.compiler import blocks
+from library.compiler.blocks import compile_model
+from library.compiler.log import LEDGER
 from library.config.schema import ConfigError
 from library.families.base import BlockInputs
 from library.memory import checkpointing, swapping
@@ -135,21 +135,21 @@ def test_names_stay_as_they_are():
 
 def test_wrapped_names_are_cleaned_and_clashes_refused():
     wrapped = {"_orig_mod.a.weight": 1, "b._orig_mod.weight": 2, "c": 3}
-    assert compile_utils.maybe_uncompile_state_dict(wrapped) == {"a.weight": 1, "b.weight": 2, "c": 3}
+    assert blocks.maybe_uncompile_state_dict(wrapped) == {"a.weight": 1, "b.weight": 2, "c": 3}
     plain = {"a": 1}
-    assert compile_utils.maybe_uncompile_state_dict(plain) is plain
+    assert blocks.maybe_uncompile_state_dict(plain) is plain
     with pytest.raises(ConfigError):
-        compile_utils.maybe_uncompile_state_dict({"a": 1, "_orig_mod.a": 2})
+        blocks.maybe_uncompile_state_dict({"a": 1, "_orig_mod.a": 2})
 
 
 def test_auto_and_zero_leave_the_choice_to_pytorch():
     for dynamic in (None, "auto", "AUTO"):
-        chosen = compile_utils.torch_compile_options(options(compile_dynamic=dynamic))
+        chosen = blocks.torch_compile_options(options(compile_dynamic=dynamic))
         assert chosen["dynamic"] is None
         assert "recompile_limit" not in chosen and "mode" not in chosen
-    assert compile_utils.torch_compile_options(options(compile_dynamic="True"))["dynamic"] is True
-    assert compile_utils.torch_compile_options(options(compile_dynamic="false"))["dynamic"] is False
-    assert compile_utils.torch_compile_options(options(compile_cache_size_limit=64))["recompile_limit"] == 64
+    assert blocks.torch_compile_options(options(compile_dynamic="True"))["dynamic"] is True
+    assert blocks.torch_compile_options(options(compile_dynamic="false"))["dynamic"] is False
+    assert blocks.torch_compile_options(options(compile_cache_size_limit=64))["recompile_limit"] == 64
 
 
 @pytest.mark.parametrize(
@@ -196,38 +196,36 @@ def test_disabled_linears_still_compute():
 
 def test_the_flags_have_the_trainers_names_and_meaning():
     parser = argparse.ArgumentParser()
-    compile_utils.add_compile_arguments(parser)
+    blocks.add_compile_arguments(parser)
     given = parser.parse_args(["--compile", "--compile_dynamic", "TRUE", "--compile_cache_size_limit", "32"])
-    assert compile_utils.torch_compile_options(given)["dynamic"] is True
-    assert compile_utils.torch_compile_options(given)["recompile_limit"] == 32
+    assert blocks.torch_compile_options(given)["dynamic"] is True
+    assert blocks.torch_compile_options(given)["recompile_limit"] == 32
 
 
 def test_compile_errors_are_told_from_the_models_own():
     from torch._dynamo.exc import Unsupported
 
-    assert compile_utils.is_compile_error(Unsupported("x", gb_type="x")) or compile_utils.is_compile_error(
-        Unsupported("x")
-    )
+    assert blocks.is_compile_error(Unsupported("x", gb_type="x")) or blocks.is_compile_error(Unsupported("x"))
     try:
         try:
             raise torch._inductor.exc.InductorError(ValueError("x"), None)
         except Exception as inner:
             raise RuntimeError("outer") from inner
     except RuntimeError as outer:
-        assert compile_utils.is_compile_error(outer)
-    assert not compile_utils.is_compile_error(ValueError("shape"))
-    assert not compile_utils.is_compile_error(torch.OutOfMemoryError("x"))
+        assert blocks.is_compile_error(outer)
+    assert not blocks.is_compile_error(ValueError("shape"))
+    assert not blocks.is_compile_error(torch.OutOfMemoryError("x"))
 
 
 def test_a_blank_in_the_path_is_told():
     error = RuntimeError("ld: cannot find -ltorch: No such file\ncollect2: error: ld returned 1 exit status")
-    assert "blank" in compile_utils.why(error, "/home/jo doe/.venv/torch/__init__.py")
-    assert compile_utils.why(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")
+    assert "blank" in blocks.why(error, "/home/jo doe/.venv/torch/__init__.py")
+    assert blocks.why(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")
 
 
 def test_a_run_starts_anew_after_a_process_compiled_something_else():
     LEDGER.events.append("of something else")
     torch._dynamo.reset()  # and with it what the ledger listens by
-    compile_utils.start_over()
+    blocks.start_over()
     gradients(made())
     assert LEDGER.drain() and not LEDGER.unproven()

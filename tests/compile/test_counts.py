@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from library.compile_ledger import LEDGER
+from library.compiler.log import LEDGER
 from tests import source
 
 SDXL, FLUX = "sdxl_train_network", "flux_train_network"

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from library import compile_cache, compile_recording, compile_utils, families, memory
-from library.compile_settings import SETTINGS, wanted_settings
+from library import families, memory
+from library.compiler import blocks as compile_utils
+from library.compiler import cache, cudagraph
+from library.compiler.torch_settings import SETTINGS, wanted_settings
 from library.config.schema import ConfigError, build
 from library.memory import attention
 from library.train.compiling import sizes_told
@@ -78,7 +80,7 @@ def test_recorded_graphs_have_no_checkpoints_outside_of_compiled_blocks(outside)
 
 def test_several_gpus_only_compile_where_one_would_record(monkeypatch, caplog):
     attached = []
-    monkeypatch.setattr(compile_recording, "attach", attached.append)
+    monkeypatch.setattr(cudagraph, "attach", attached.append)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for ranks in (1, 2):
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda ranks=ranks: ranks)
@@ -102,8 +104,8 @@ def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner)
     recorded, asked, random = [], [], torch._inductor.config.fallback_random
     monkeypatch.setattr(compile_utils, "problems", lambda *_: iter(()))
     monkeypatch.setattr(compile_utils, "_device_of", lambda _: CUDA)
-    monkeypatch.setattr(compile_cache, "use", lambda *_: None)
-    monkeypatch.setattr(compile_recording, "attach", recorded.append)
+    monkeypatch.setattr(cache, "use", lambda *_: None)
+    monkeypatch.setattr(cudagraph, "attach", recorded.append)
     model = nn.Sequential(nn.Identity())
     monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))
     try:

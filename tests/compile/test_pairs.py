@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from library import families
-from library.compile_ledger import LEDGER
+from library.compiler.log import LEDGER
 from library.config.schema import ConfigError, build
-from library.memory import scaled
+from library.memory.quantization import fp8_matmul
 
 SIZES = ((8, 8), (8, 16))
 
@@ -109,7 +109,7 @@ def test_lycoris_goes_around_weights_in_8_bits(name):
 @pytest.mark.parametrize("few", [{"int8_base": True}, {"fp8_base": True, "fp8_compute": True}], ids=str)
 def test_lycoris_asks_its_layers_as_they_are_kept(made, monkeypatch, few):
     pytest.importorskip("lycoris")
-    monkeypatch.setattr(scaled, "able", lambda _: True)
+    monkeypatch.setattr(fp8_matmul, "able", lambda _: True)
     how = values("flux_train_network", ("lycoris", "fp8")) | {"fp8_base": False}
     exact, kept = (made("flux_train_network", **how | more).loss((8, 8)).item() for more in ({}, few))
     assert kept == pytest.approx(exact, rel=0.01)

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch._dynamo.utils import counters
 from library import compile_utils
-from library.compile_ledger import LEDGER
+from library.compiler.log import LEDGER
 from library.families.base import Parts
 from library.train import compiling
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from library import compile_recording
-from library.compile_ledger import LEDGER
-from library.compile_recording import Call
+from library.compiler import cudagraph
+from library.compiler.cudagraph import Call
+from library.compiler.log import LEDGER
 from library.config.schema import ConfigError
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -57,7 +57,7 @@ def test_calls_that_differ_in_anything_but_their_numbers_have_recordings_of_thei
 def test_what_cannot_be_recorded_runs_as_ever(monkeypatch):
     model = Small()
     plain = model(*given(3))[0]
-    compile_recording.attach(model)
+    cudagraph.attach(model)
     assert type(model).__name__ == "Small" and "_recorder" not in model.state_dict()
     assert torch.equal(model(*given(3))[0], plain)  # not on a GPU
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
     torch.manual_seed(0)
     model = Small().cuda()
     recorded = copy.deepcopy(model)
-    compile_recording.attach(recorded)
+    cudagraph.attach(recorded)
     for _ in range(3):
         expected, found = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
         assert len(expected) == len(found)
@@ -94,14 +94,14 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
             torch.optim.SGD(network.parameters(), 0.1).step()
             network.zero_grad(set_to_none=True)
     assert len(recorded._recorder.made) == len(set(steps))
-    assert recorded.calls == (compile_recording.REHEARSALS + 1) * len(set(steps))
+    assert recorded.calls == (cudagraph.REHEARSALS + 1) * len(set(steps))
 
 
 @cuda
 def test_a_second_forward_pass_leaves_the_first_ones_memory_alone():
     model = Small().cuda()
     recorded = copy.deepcopy(model)
-    compile_recording.attach(recorded)
+    cudagraph.attach(recorded)
     for _ in range(2):
         for network in (model, recorded):
             network.zero_grad(set_to_none=True)
@@ -121,7 +121,7 @@ def test_random_numbers_are_drawn_anew_each_time():
             return torch.nn.functional.dropout(self.learns(x), 0.5)
 
     model = Noisy().cuda()
-    compile_recording.attach(model)
+    cudagraph.attach(model)
     x = given(16, "cuda")[0]
     found = []
     for _ in range(4):
@@ -134,7 +134,7 @@ def test_random_numbers_are_drawn_anew_each_time():
 @cuda
 def test_weights_that_moved_are_noticed():
     model = Small().cuda()
-    compile_recording.attach(model)
+    cudagraph.attach(model)
     gradients(model, "cuda", (3,))
     model.learns.weight.data = model.learns.weight.data.clone()
     with pytest.raises(ConfigError, match="weights have moved"):

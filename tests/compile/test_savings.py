@@ -2,7 +2,7 @@
 
 import pytest
 
-from library.compile_ledger import LEDGER, Ledger, Savings
+from library.compiler.log import LEDGER, Ledger, Savings
 
 
 def after(eager, compiled, spent):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from library import families
-from library.compile_checks import problems
-from library.compile_ledger import LEDGER
+from library.compiler.checks import problems
+from library.compiler.log import LEDGER
 from library.config.schema import ConfigError, build
 
 SIZES = ((8, 8), (8, 16), (16, 8))

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from library import compile_utils
-from library.compile_ledger import LEDGER
-from library.compile_settings import wanted_settings
+from library.compiler import blocks
+from library.compiler.log import LEDGER
+from library.compiler.torch_settings import wanted_settings
 from library.config.schema import ConfigError
 from library.memory import checkpointing
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
@@ -25,7 +25,7 @@ def test_a_hook_inside_a_block_is_refused_by_name(forget, register):
     model = Denoiser()
     register(model.blocks[2].up, lambda *_: None)
     with pytest.raises(ConfigError, match=r"blocks\.2\.up has a hook") as refused:
-        compile_utils.compile_model(options(), model, [list(model.blocks)])
+        blocks.compile_model(options(), model, [list(model.blocks)])
     assert len(str(refused.value).splitlines()) == 1
     assert not any(block._compiled_call_impl for block in model.blocks)
 
@@ -35,7 +35,7 @@ def test_hooks_of_the_blocks_themselves_run(forget):
     model = Denoiser()
     for block in model.blocks:
         block.register_forward_hook(lambda *_: called.append(1))
-    compile_utils.compile_model(options(compile_fullgraph=False), model, [list(model.blocks)], inputs=INPUTS)
+    blocks.compile_model(options(compile_fullgraph=False), model, [list(model.blocks)], inputs=INPUTS)
     with torch.no_grad():
         model(torch.randn(2, 6, 4), torch.randn(2, 6, 8))
     assert len(called) == len(model.blocks)
@@ -72,7 +72,7 @@ def test_dropout_has_one_mask_for_forward_and_backward(forget, checkpoint):
         block.up.bias.fill_(1.0)
     if checkpoint:
         checkpointing.wrap([[block]])
-    compile_utils.compile_model(options(), block, [[block]])
+    blocks.compile_model(options(), block, [[block]])
     x = torch.zeros(2, 16, 8, requires_grad=True)
     out = block(x)
     out.sum().backward()
@@ -99,18 +99,18 @@ def test_a_block_that_is_computed_again_finds_the_graph_of_its_forward_pass(forg
 
 
 def test_the_limit_of_graphs_is_handed_over_where_every_thread_sees_it():
-    assert compile_utils.torch_compile_options(options(compile_cache_size_limit=16))["recompile_limit"] == 16
+    assert blocks.torch_compile_options(options(compile_cache_size_limit=16))["recompile_limit"] == 16
 
 
 def test_switching_between_training_and_evaluation_costs_no_graph(forget):
     model = Denoiser()
-    compile_utils.compile_model(options(), model, [list(model.blocks), list(model.others)], inputs=INPUTS)
+    blocks.compile_model(options(), model, [list(model.blocks), list(model.others)], inputs=INPUTS)
     gradients(model)
     for mode in (False, True):
         model.train(mode)
         gradients(model)
-    compile_utils.LEDGER.drain()
-    assert compile_utils.LEDGER.summary()["recompiles"] == 0
+    blocks.LEDGER.drain()
+    assert blocks.LEDGER.summary()["recompiles"] == 0
 
 
 class Branches(nn.Module):
@@ -126,8 +126,8 @@ class Branches(nn.Module):
 
 def test_a_block_that_runs_eagerly_although_a_graph_was_made_is_told(forget):
     for block, told in ((Drops(), []), (Branches(), ["forward"])):
-        compile_utils.start_over()
-        compile_utils.compile_model(options(compile_fullgraph=False), block, [[block]])
+        blocks.start_over()
+        blocks.compile_model(options(compile_fullgraph=False), block, [[block]])
         block(torch.randn(2, 4, 8, requires_grad=True)).sum().backward()
         LEDGER.drain()
         assert [line.split()[-1] for line in LEDGER.breaks()] == told

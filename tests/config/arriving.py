@@ -1,6 +1,7 @@
 """What the tests of imports share: files of other trainers in a few words, and what differs from what should arrive."""
 
-from library.config import dataset, foreign
+from library import importers
+from library.config import dataset
 from library.config.schema import build, values
 from library.families import RUNS, config_class
 
@@ -11,7 +12,7 @@ FLUX_AI = {"network.type": "lora", "model.name_or_path": "dev.safetensors", "mod
 
 def arrived(found):
     """A file's settings here, by option."""
-    return values(foreign.read(found, CONFIGS).config)
+    return values(importers.read(found, CONFIGS).config)
 
 
 def differing(config, expected):

@@ -3,6 +3,7 @@
 import pytest
 
 from library import families
+from library.cli import train_script
 from library.config import schema
 from library.config.schema import ConfigError
 
@@ -31,10 +32,10 @@ def test_flags_of_swapping_are_converted_over_those_of_a_file(tmp_path):
     file = tmp_path / "old.toml"
     file.write_text("split_mode = true\n", encoding="utf-8")
     lora = families.config_class("flux_train_network")
-    assert schema.parse(lora, ["--config_file", str(file)]).memory.blocks_to_swap == 18
-    assert schema.parse(lora, ["--config_file", str(file), "--blocks_to_swap", "2"]).memory.blocks_to_swap == 2
+    assert train_script.parse(lora, ["--config_file", str(file)]).memory.blocks_to_swap == 18
+    assert train_script.parse(lora, ["--config_file", str(file), "--blocks_to_swap", "2"]).memory.blocks_to_swap == 2
     full = families.config_class("flux_train")
-    assert schema.parse(full, ["--double_blocks_to_swap", "3"]).memory.blocks_to_swap == 3
+    assert train_script.parse(full, ["--double_blocks_to_swap", "3"]).memory.blocks_to_swap == 3
 
 
 @pytest.mark.parametrize(

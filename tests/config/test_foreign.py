@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from library.config import foreign
-from library.config.foreign import kohya_adapters, kohya_ss
+from library import importers
 from library.config.schema import ConfigError, build, changed, flat, options, read_toml, to_toml
 from library.families import RUNS, config_class
-from library.learners import network_args
+from library.importers import kohya_adapters, kohya_ss
+from library.methods import network_args
 
 CONFIGS = {script: config_class(script) for script in RUNS}
 ROWS = list(csv.DictReader((Path(__file__).parents[1] / "golden/gui_keys.csv").open(encoding="utf-8")))
@@ -37,7 +37,7 @@ CASES = [
 
 
 def imported(tab, family, **keys):
-    return foreign.read({**TABS[tab], **FAMILY[tab, family], **keys}, CONFIGS)
+    return importers.read({**TABS[tab], **FAMILY[tab, family], **keys}, CONFIGS)
 
 
 def sample(row):
@@ -101,7 +101,7 @@ def test_a_key_whose_flag_is_an_option_reaches_that_option():
 def test_the_report_names_every_key_once():
     found = json.loads(json.dumps({row["key"]: sample(row) for row in ROWS if "checkbox" not in row["key"]}))
     found |= {"LoRA_type": "Standard", "sdxl": True, "v2": False, "model_type": "flux"}
-    made = foreign.read(found, CONFIGS)
+    made = importers.read(found, CONFIGS)
     assert {f.key for f in made.fates} == found.keys() | {f.key for f in made.fates if "--" in f.key}
     assert len(made.fates) == len({f.key for f in made.fates})
     assert "ignored" in made.report() and all(f.text in " ".join(made.lines()) for f in made.of("ignored"))
@@ -137,13 +137,13 @@ def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
 )
 def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
     with pytest.raises(ConfigError, match=words):
-        foreign.read(keys, CONFIGS)
+        importers.read(keys, CONFIGS)
 
 
 def test_a_script_that_is_named_wins():
-    assert foreign.read({"LoRA_type": "Standard"}, CONFIGS, "flux_train_network").config.family == "flux"
+    assert importers.read({"LoRA_type": "Standard"}, CONFIGS, "flux_train_network").config.family == "flux"
     with pytest.raises(ConfigError, match="flux_train_network"):
-        foreign.read({"LoRA_type": "Standard"}, CONFIGS, "flux_train_netwrk")
+        importers.read({"LoRA_type": "Standard"}, CONFIGS, "flux_train_netwrk")
 
 
 # ---- values
@@ -370,4 +370,4 @@ def test_an_imported_config_is_the_same_when_it_is_read_again(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text(to_toml(made.config), encoding="utf-8")
     assert build(type(made.config), read_toml(path), notes=[]) == made.config
-    assert foreign.load(path, CONFIGS, "flux_train_network").config == made.config
+    assert importers.load(path, CONFIGS, "flux_train_network").config == made.config

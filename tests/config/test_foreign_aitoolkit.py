@@ -2,7 +2,7 @@
 
 import pytest
 
-from library.config import foreign
+from library import importers
 from library.config.schema import values
 from tests.config.arriving import CONFIGS, FLUX_AI, differing, of_aitoolkit, sets_of
 
@@ -72,14 +72,14 @@ AITOOLKIT = [
 
 
 def test_ai_toolkits_defaults_hold_where_a_file_says_nothing():
-    made = foreign.read(of_aitoolkit(FLUX_AI), CONFIGS)
+    made = importers.read(of_aitoolkit(FLUX_AI), CONFIGS)
     assert not differing(values(made.config), AITOOLKIT_DEFAULTS) and not made.problems
     assert {"network.linear", "train.steps"} <= {fate.key for fate in made.of("default")} | {"train.steps"}
 
 
 @pytest.mark.parametrize(("base", "keys", "expected"), AITOOLKIT, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_ai_toolkit_arrives(base, keys, expected):
-    made = foreign.read(of_aitoolkit({**base, **keys}), CONFIGS)
+    made = importers.read(of_aitoolkit({**base, **keys}), CONFIGS)
     assert not differing(values(made.config), expected)
     assert keys.keys() <= {fate.key for fate in made.fates}
 
@@ -91,7 +91,7 @@ def test_data_sets_of_ai_toolkit_key_by_key(tmp_path):
              "bucket_tolerance": 32}  # fmt: skip
     found = of_aitoolkit(FLUX_AI)
     found["config"]["process"][0]["datasets"] = [table]
-    made = foreign.read(found, CONFIGS)
+    made = importers.read(found, CONFIGS)
     (tmp_path / "data.toml").write_text(made.texts["dataset_config"], encoding="utf-8")
     sets = sets_of(tmp_path / "data.toml")
     subset = sets[0].subsets[0]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kohya_gui import cli
+from library.cli import main
 from library.config.schema import build, read_toml
 from library.families import config_class
 
@@ -20,7 +20,7 @@ def lora(tmp_path):
 
 def test_import_writes_a_config_and_says_what_became_of_every_key(lora, tmp_path, capsys):
     run = tmp_path / "run.toml"
-    assert cli.main(["import", str(lora), "-o", str(run)]) == 0
+    assert main.main(["import", str(lora), "-o", str(run)]) == 0
     config = build(config_class("sdxl_train_network"), read_toml(run), notes=[])
     assert config.network.network_dim == 16 and config.optim.learning_rate == 1e-4
     assert (tmp_path / "run.prompts.txt").read_text(encoding="utf-8") == "a cat\na dog\n"
@@ -32,13 +32,13 @@ def test_import_writes_a_config_and_says_what_became_of_every_key(lora, tmp_path
 def test_import_never_writes_over_a_file(lora, tmp_path, capsys):
     run = tmp_path / "run.toml"
     (tmp_path / "run.prompts.txt").write_text("mine", encoding="utf-8")
-    assert cli.main(["import", str(lora), "-o", str(run)]) == 1
+    assert main.main(["import", str(lora), "-o", str(run)]) == 1
     assert "exists already" in capsys.readouterr().err and not run.exists()
     assert (tmp_path / "run.prompts.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_without_a_place_the_config_is_printed_alone(lora, capsys):
-    assert cli.main(["import", str(lora), "--script", "flux_train_network"]) == 0
+    assert main.main(["import", str(lora), "--script", "flux_train_network"]) == 0
     printed = capsys.readouterr()
     assert "network_dim = 16" in printed.out and "flux_train_network" in printed.out and "kept" not in printed.out
     assert "kept" in printed.err and "-o" in printed.err
@@ -47,7 +47,7 @@ def test_without_a_place_the_config_is_printed_alone(lora, capsys):
 def test_what_does_not_go_together_is_written_and_has_to_be_fixed(tmp_path, capsys):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(LORA | {"full_bf16": True, "mixed_precision": "fp16"}), encoding="utf-8")
-    assert cli.main(["import", str(path), "-o", str(tmp_path / "run.toml")]) == 1
+    assert main.main(["import", str(path), "-o", str(tmp_path / "run.toml")]) == 1
     assert "to fix" in capsys.readouterr().out and read_toml(tmp_path / "run.toml")["full_bf16"] is True
 
 
@@ -68,31 +68,31 @@ def test_what_does_not_go_together_is_written_and_has_to_be_fixed(tmp_path, caps
 )
 def test_what_is_no_file_of_settings_is_said_in_a_sentence(tmp_path, capsys, name, text, words):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert cli.main(["import", str(tmp_path / name)]) == 1
+    assert main.main(["import", str(tmp_path / name)]) == 1
     assert words in capsys.readouterr().err
-    assert cli.main(["import", str(tmp_path / "gone.json")]) == 1
+    assert main.main(["import", str(tmp_path / "gone.json")]) == 1
 
 
 def test_where_nothing_can_be_written_is_said_in_a_sentence(lora, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
-    assert cli.main(["import", str(lora), "-o", str(tmp_path / "taken" / "run.toml")]) == 1
+    assert main.main(["import", str(lora), "-o", str(tmp_path / "taken" / "run.toml")]) == 1
     assert "a file has the name of its folder" in capsys.readouterr().err
-    assert cli.main(["check", str(lora)]) == 1
+    assert main.main(["check", str(lora)]) == 1
     assert f"kohya import {lora} -o run.toml" in capsys.readouterr().err
 
 
 def test_diff_of_any_two_files(lora, tmp_path, capsys):
     run = tmp_path / "run.toml"
-    assert cli.main(["import", str(lora), "-o", str(run)]) == 0
+    assert main.main(["import", str(lora), "-o", str(run)]) == 0
     text = run.read_text(encoding="utf-8").replace("network_dim = 16", "network_dim = 8")
     run.write_text("\n".join(line for line in text.splitlines() if "sample_prompts" not in line), encoding="utf-8")
     capsys.readouterr()
-    assert cli.main(["diff", str(lora), str(run)]) == 1
+    assert main.main(["diff", str(lora), str(run)]) == 1
     shown = capsys.readouterr().out
     assert "network_dim: 16 -> 8" in shown and "learning_rate" not in shown and "1 option differs" in shown
-    assert cli.main(["diff", str(run), str(run)]) == 0
-    assert cli.main(["diff", str(tmp_path), str(run)]) == 0  # the folder of a run
-    assert cli.main(["diff", str(run), str(tmp_path / "gone.toml")]) == 2
+    assert main.main(["diff", str(run), str(run)]) == 0
+    assert main.main(["diff", str(tmp_path), str(run)]) == 0  # the folder of a run
+    assert main.main(["diff", str(run), str(tmp_path / "gone.toml")]) == 2
 
 
 def test_a_flat_toml_of_sd_scripts(tmp_path, capsys):
@@ -102,7 +102,7 @@ def test_a_flat_toml_of_sd_scripts(tmp_path, capsys):
         'deepspeed = false\ntorch_compile = true\nepoch = 3\nwandb_api_key = "canary"\ncaption_dropout_rate = 5\n',
         encoding="utf-8",
     )
-    assert cli.main(["import", str(path)]) == 0
+    assert main.main(["import", str(path)]) == 0
     printed = capsys.readouterr()
     assert "skip_cache_check = true" in printed.out and "compile = true" in printed.out
     assert "flux_train_network" in printed.out and "clip_skip = 2" in printed.out

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui import cli
-from library.config import foreign
-from library.config.foreign import kohya_export
+from library import importers
+from library.cli import main
 from library.config.schema import ConfigError, build, options, replace
 from library.families import RUNS, config_class
+from library.importers import kohya_export
 
 CONFIGS = {script: config_class(script) for script in RUNS}
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -49,26 +49,26 @@ BASES = {
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 def test_what_is_not_changed_comes_back_as_it_was(base):
-    made = foreign.read(base, CONFIGS)
-    fields, _ = foreign.export(made.config, CONFIGS, base, made.texts.get("sample_prompts", ""))
+    made = importers.read(base, CONFIGS)
+    fields, _ = importers.export(made.config, CONFIGS, base, made.texts.get("sample_prompts", ""))
     assert fields == base and list(fields) == sorted(fields)
 
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 def test_without_a_base_the_meaning_comes_back(base):
-    made = foreign.read(base, CONFIGS)
-    fields, lost = foreign.export(made.config, CONFIGS, None, made.texts.get("sample_prompts", ""))
-    again = foreign.read(fields, CONFIGS)
+    made = importers.read(base, CONFIGS)
+    fields, lost = importers.export(made.config, CONFIGS, None, made.texts.get("sample_prompts", ""))
+    again = importers.read(fields, CONFIGS)
     assert lost == [] and again.config.script == made.config.script
-    differing = {name for name, _, _ in foreign.differences(made.config, again.config)}
+    differing = {name for name, _, _ in importers.differences(made.config, again.config)}
     # What the page always says, where nothing said here means the same.
     assert differing <= {"network_module", "text_encoder_lr", "save_precision", "optimizer_type", "sdpa", "resolution"}
 
 
 def test_a_change_touches_only_its_own_fields():
     base = BASES["sdxl lora"]
-    config = replace(foreign.read(base, CONFIGS).config, network_dim=32, log_prefix="c", unet_lr=2.0)
-    fields, lost = foreign.export(config, CONFIGS, base, base["sample_prompts"])
+    config = replace(importers.read(base, CONFIGS).config, network_dim=32, log_prefix="c", unet_lr=2.0)
+    fields, lost = importers.export(config, CONFIGS, base, base["sample_prompts"])
     changed = {key for key in fields if fields[key] != base.get(key)}
     assert changed == {"network_dim", "additional_parameters", "unet_lr", "learning_rate", "t5xxl_lr"} and not lost
     assert fields["additional_parameters"] == "--zero_terminal_snr --log_prefix c" and fields["learning_rate"] == 1.0
@@ -77,20 +77,20 @@ def test_a_change_touches_only_its_own_fields():
 
 def test_a_new_field_wins_over_a_flag_that_was_typed():
     base = {"sdxl": True, "LoRA_type": "Standard", "seed": 1, "additional_parameters": "--seed 5 --bogus x"}
-    config = replace(foreign.read(base, CONFIGS).config, seed=7)
-    fields, _ = foreign.export(config, CONFIGS, base)
+    config = replace(importers.read(base, CONFIGS).config, seed=7)
+    fields, _ = importers.export(config, CONFIGS, base)
     assert fields["seed"] == 7 and fields["additional_parameters"] == "--bogus x"
 
 
 def test_what_has_no_place_is_named():
     config = build(CONFIGS["sdxl_train_network"], {"ema_decay": 0.9, "network_args": ["network_reg_dims=a"]}, notes=[])
-    _, lost = foreign.export(config, CONFIGS)
+    _, lost = importers.export(config, CONFIGS)
     assert any("ema_decay" in line for line in lost) and any("network_reg_dims" in line for line in lost)
 
 
 def test_a_base_of_another_tab_is_refused():
     with pytest.raises(ConfigError, match="DreamBooth"):
-        foreign.export(build(CONFIGS["sdxl_train_network"], {}), CONFIGS, BASES["sdxl dreambooth"])
+        importers.export(build(CONFIGS["sdxl_train_network"], {}), CONFIGS, BASES["sdxl dreambooth"])
 
 
 def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
@@ -98,7 +98,7 @@ def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
     assert kohya_export.PLAIN <= PAGE_KEYS and kohya_export.TYPED <= FLAGS
     assert known >= kohya_export.PLAIN | kohya_export.TYPED
     for script, config in CONFIGS.items():
-        fields, lost = foreign.export(build(config, {}), CONFIGS)
+        fields, lost = importers.export(build(config, {}), CONFIGS)
         assert fields.keys() <= PAGE_KEYS and not lost, script
         assert not [key for key, value in fields.items() if value is None]
 
@@ -108,10 +108,10 @@ def test_the_command_writes_json_and_never_over_a_file(tmp_path, capsys):
     run, out, base = tmp_path / "run.toml", tmp_path / "x.json", tmp_path / "old.json"
     run.write_text(f"network_dim = 32\nema_decay = 0.9\nsample_prompts = '{tmp_path / 'p.txt'}'\n", encoding="utf-8")
     base.write_text(json.dumps({"sdxl": True, "LoRA_type": "Standard", "mine": 1}), encoding="utf-8")
-    assert cli.main(["import", "--to", "kohya_ss", str(run), "-o", str(out), "--base", str(base)]) == 0
+    assert main.main(["import", "--to", "kohya_ss", str(run), "-o", str(out), "--base", str(base)]) == 0
     fields = json.loads(out.read_text(encoding="utf-8"))
     assert fields["network_dim"] == 32 and fields["mine"] == 1 and fields["sample_prompts"] == "a cat"
     assert "ema_decay" in capsys.readouterr().out
-    assert cli.main(["import", "--to", "kohya_ss", str(run), "-o", str(out)]) == 1
-    assert cli.main(["import", "--to", "kohya_ss", str(run)]) == 0
+    assert main.main(["import", "--to", "kohya_ss", str(run), "-o", str(out)]) == 1
+    assert main.main(["import", "--to", "kohya_ss", str(run)]) == 0
     assert json.loads(capsys.readouterr().out)["sdxl"] is True

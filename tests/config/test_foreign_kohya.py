@@ -2,7 +2,7 @@
 
 import pytest
 
-from library.config import foreign
+from library import importers
 from library.config.schema import values
 from tests.config.arriving import CONFIGS, arrived, differing
 
@@ -17,7 +17,7 @@ KOHYA_STARTS = {
 
 
 def test_the_page_of_kohya_ss_starts_where_a_file_says_nothing():
-    made = foreign.read(KOHYA_LORA, CONFIGS)
+    made = importers.read(KOHYA_LORA, CONFIGS)
     assert not differing(values(made.config), KOHYA_STARTS)
     assert not differing(arrived({**KOHYA_LORA, "network_dim": None, "learning_rate": 5e-5}),
                          {"network_dim": 8, "learning_rate": 5e-5})  # fmt: skip
@@ -38,7 +38,7 @@ def test_the_page_of_kohya_ss_starts_where_a_file_says_nothing():
     ],
 )
 def test_epochs_stay_epochs(keys, steps, epochs):
-    made = foreign.read({**KOHYA_LORA, **keys}, CONFIGS)
+    made = importers.read({**KOHYA_LORA, **keys}, CONFIGS)
     assert (made.config.steps.max_train_steps, made.config.steps.max_train_epochs) == (steps, epochs)
     if "max_train_steps" not in keys:
         assert "max_train_steps is set" not in made.report()
@@ -53,7 +53,7 @@ FINETUNE = {"sdxl_checkbox": True, "max_resolution": "1024,1024", "optimizer": "
 
 @pytest.mark.parametrize("kept", [set(FINETUNE), {"sdxl_checkbox", "dataset_repeats"}, {"sdxl_checkbox", "block_lr"}])
 def test_a_finetune_without_its_folders_is_a_finetune(kept):
-    made = foreign.read({**{k: FINETUNE[k] for k in kept & FINETUNE.keys()}, "sdxl_checkbox": True,
+    made = importers.read({**{k: FINETUNE[k] for k in kept & FINETUNE.keys()}, "sdxl_checkbox": True,
                          **({"block_lr": ""} if "block_lr" in kept else {})}, CONFIGS)  # fmt: skip
     assert made.trainer == "kohya_ss (Finetune)" and made.config.data.enable_bucket
     if kept == set(FINETUNE):
@@ -65,7 +65,7 @@ def test_a_finetune_without_its_folders_is_a_finetune(kept):
 def test_no_two_notes_of_an_import_contradict_each_other():
     """An option is spoken of as on or off, set or not, once: no note takes back what another says."""
     for found in (FINETUNE, {"sdxl_checkbox": True, "image_folder": "/i"}, {**KOHYA_LORA, "epoch": 3}):
-        lines = foreign.read(found, CONFIGS).lines()
+        lines = importers.read(found, CONFIGS).lines()
         assert sum("enable_bucket" in line for line in lines) <= 1, lines
         assert not any("our defaults hold" in line for line in lines)
         assert sum("noise_offset_type" in line for line in lines) <= 1

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kohya_gui import cli
-from library.config import foreign
+from library import importers
+from library.cli import main
 from library.config.schema import read_toml, values
 from tests.config.arriving import CONFIGS, SDXL_LORA, differing, nested, sets_of
 
@@ -130,7 +130,7 @@ ONETRAINER = [
 
 
 def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
-    made = foreign.read({**SDXL_LORA, **ENCODERS_OFF}, CONFIGS)
+    made = importers.read({**SDXL_LORA, **ENCODERS_OFF}, CONFIGS)
     config = values(made.config)
     assert not differing(config, {k: v for k, v in ONETRAINER_DEFAULTS.items() if k in config})
     assert config["network_train_unet_only"] and config["cache_text_encoder_outputs"]
@@ -141,7 +141,7 @@ def test_onetrainers_defaults_hold_where_a_preset_says_nothing():
 
 @pytest.mark.parametrize(("base", "keys", "expected"), ONETRAINER, ids=lambda v: ",".join(v) if v else "-")
 def test_a_key_of_onetrainer_arrives(base, keys, expected):
-    made = foreign.read({**base, **nested(keys)}, CONFIGS)
+    made = importers.read({**base, **nested(keys)}, CONFIGS)
     config = values(made.config)
     assert not differing(config, {name: value for name, value in expected.items() if name in config})
     assert expected.keys() <= config.keys() | {"save_state_every_n_minutes"}
@@ -163,7 +163,7 @@ def test_concepts_and_samples_of_onetrainer(tmp_path):
              "sample_definition_file_name": "samples.json", "sample_after": 2,
              "sample_after_unit": "EPOCH"}  # fmt: skip
     (tmp_path / "a.json").write_text(json.dumps(found), encoding="utf-8")
-    assert cli.main(["import", str(tmp_path / "a.json"), "-o", str(tmp_path / "run.toml")]) == 0
+    assert main.main(["import", str(tmp_path / "a.json"), "-o", str(tmp_path / "run.toml")]) == 0
     run = read_toml(tmp_path / "run.toml")
     sets = sets_of(run["dataset_config"])
     assert [d.resolution for d in sets] == [(768, 768), (1024, 1024), (1536, 1536)]

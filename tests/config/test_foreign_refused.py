@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from kohya_gui import cli, presets
-from library.config import foreign
+from kohya_gui import presets
+from library import importers
+from library.cli import main
 from library.config.schema import ConfigError
 from tests.config.arriving import CONFIGS, FLUX_AI, SDXL_LORA, of_aitoolkit, sets_of
 
@@ -43,7 +44,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
 )  # fmt: skip
 def test_trainers_that_are_not_here_are_named_and_refused(found, words):
     with pytest.raises(ConfigError, match=words) as refused:
-        foreign.read(found, CONFIGS)
+        importers.read(found, CONFIGS)
     said = str(refused.value)
     assert "\n" not in said and "not " in said and "use " in said or "train it there" in said
     assert not said.endswith("name the script")
@@ -68,19 +69,19 @@ def test_a_data_set_file_is_no_training(tmp_path, capsys, name, text, words):
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=words) as refused:
-        foreign.load(path, CONFIGS)
+        importers.load(path, CONFIGS)
     assert "data set file" in str(refused.value)
     with pytest.raises(ConfigError, match="data set file"):  # the page's Load
         presets.load(path, {"sdxl": CONFIGS["sdxl_train"], "flux": CONFIGS["flux_train"]}, "sdxl", [])
     if name.endswith(".toml"):
-        assert cli.main(["check", str(path)]) != 0
+        assert main.main(["check", str(path)]) != 0
         assert "data set file" in capsys.readouterr().err
 
 
 def test_data_sets_of_ai_toolkit_alone_become_a_dataset_file(tmp_path):
     path, made = tmp_path / "d.yaml", tmp_path / "data.toml"
     path.write_text("datasets:\n  - folder_path: /i\n    resolution: [512, 768]\n", encoding="utf-8")
-    assert cli.main(["import", str(path), "-o", str(made)]) == 0
+    assert main.main(["import", str(path), "-o", str(made)]) == 0
     assert [d.resolution for d in sets_of(made)] == [(512, 512), (768, 768)]
 
 
@@ -101,7 +102,7 @@ def test_json_prints_one_object_and_nothing_else(tmp_path, capsys, found, code, 
     path = tmp_path / "a.json"
     path.write_text(json.dumps(found), encoding="utf-8")
     more = ["-o", str(tmp_path / "run.toml")] if written else []
-    assert cli.main(["import", str(path), "--json", *more]) == code
+    assert main.main(["import", str(path), "--json", *more]) == code
     printed = capsys.readouterr()
     assert json.loads(printed.out)[key] and not printed.err and len(printed.out.splitlines()) == 1
     assert (tmp_path / "run.toml").exists() == (written and key != "errors")

@@ -7,8 +7,9 @@ import tomllib
 import pytest
 import yaml
 
-from kohya_gui import cli
-from library.config import dataset, foreign
+from library import importers
+from library.cli import main
+from library.config import dataset
 from library.config.schema import ConfigError, build, read_toml
 from library.families import RUNS, config_class
 
@@ -117,7 +118,7 @@ def musubi(tmp_path):
 
 def written(path, out, code=0):
     """What `kohya import` makes of a file: the config, and its datasets."""
-    assert cli.main(["import", str(path), "-o", str(out)]) == code
+    assert main.main(["import", str(path), "-o", str(out)]) == code
     found = read_toml(out)
     script = next(s for s in sorted(RUNS, key=len, reverse=True) if f"/{s}.py" in out.read_text(encoding="utf-8"))
     config = build(CONFIGS[script], found, notes=[])
@@ -132,26 +133,26 @@ def test_musubi_and_its_dataset_file(musubi, tmp_path):
     assert config.model.guidance_scale == 1 and config.cache.text and config.network.network_train_unet_only
     assert [d.resolution for d in datasets] == [(960, 544), (512, 512)]
     assert [(s.image_dir, s.num_repeats) for d in datasets for s in d.subsets] == [("C:\\pictures", 2), ("more", 5)]
-    made = fates(foreign.load(musubi, CONFIGS))
+    made = fates(importers.load(musubi, CONFIGS))
     assert made["fp8_scaled"].kind == "ignored" and made["dit"].text == "pretrained_model_name_or_path"
 
 
 def test_musubi_for_other_models_is_refused():
     with pytest.raises(ConfigError, match="is for Wan"):
-        foreign.read({"dit": "a", "network_module": "networks.lora_wan"}, CONFIGS)
+        importers.read({"dit": "a", "network_module": "networks.lora_wan"}, CONFIGS)
     with pytest.raises(ConfigError, match="for Wan,"):  # the module is often left to the command line
-        foreign.read({"model": {"dit": "a"}, "task": "t2v-14B"}, CONFIGS)
+        importers.read({"model": {"dit": "a"}, "task": "t2v-14B"}, CONFIGS)
 
 
 def test_a_dataset_file_alone_becomes_a_dataset_file(musubi, tmp_path, capsys):
     data, out = musubi.with_name("data.toml"), tmp_path / "ours.toml"
-    assert cli.main(["import", str(data), "-o", str(out)]) == 0
+    assert main.main(["import", str(data), "-o", str(out)]) == 0
     assert "cache_directory is ignored" in capsys.readouterr().out
     found = dataset.load(build(CONFIGS["flux_train_network"], {"dataset_config": str(out)}))
     assert [s.image_dir for d in found for s in d.subsets] == ["C:\\pictures", "more"]
-    assert cli.main(["import", str(data), "-o", str(out)]) == 1 and "exists already" in capsys.readouterr().err
+    assert main.main(["import", str(data), "-o", str(out)]) == 1 and "exists already" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="dataset_config"):
-        foreign.load(data, CONFIGS)
+        importers.load(data, CONFIGS)
 
 
 def test_aitoolkit(tmp_path):
@@ -189,18 +190,18 @@ def test_onetrainer(tmp_path):
     assert config.save.save_every_n_epochs == 2 and config.noise.noise_offset == 0.05
     assert [d.resolution for d in datasets] == [(768, 768), (1024, 1024)]
     assert datasets[0].subsets[0].num_repeats == 3 and datasets[0].subsets[0].keep_tokens == 1
-    made = foreign.load(tmp_path / "o.json", CONFIGS)
+    made = importers.load(tmp_path / "o.json", CONFIGS)
     assert "workspace_dir" in fates(made) and fates(made)["optimizer.d0"].kind == "empty"
 
 
 def test_onetrainer_flux_and_other_models():
     found = {"training_method": "LORA", "model_type": "FLUX_DEV_1", "timestep_distribution": "LOGIT_NORMAL"}
     found |= {part: {"train": False} for part in ("text_encoder", "text_encoder_2")}
-    config = foreign.read({**found, "dynamic_timestep_shifting": True}, CONFIGS).config
+    config = importers.read({**found, "dynamic_timestep_shifting": True}, CONFIGS).config
     assert config.noise.timestep_sampling == "flux_shift" and config.network.network_train_unet_only
-    assert foreign.read(found, CONFIGS).config.noise.timestep_sampling == "sigmoid"
+    assert importers.read(found, CONFIGS).config.noise.timestep_sampling == "sigmoid"
     with pytest.raises(ConfigError, match="STABLE_DIFFUSION_15"):
-        foreign.read({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15"}, CONFIGS)
+        importers.read({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15"}, CONFIGS)
 
 
 WEIRD = [None, "", "nan", -1, 0, 1e30, "x", True, [], [1, "a"], [{"a": 1}], {}, {"a": [1]}]
@@ -215,7 +216,7 @@ def test_no_value_whatever_breaks_the_import(text):
     for at in places(whole):
         for value in WEIRD:
             try:
-                made = foreign.read(changed_at(whole, at, value), CONFIGS)
+                made = importers.read(changed_at(whole, at, value), CONFIGS)
             except ConfigError:
                 continue
             assert made.report() and made.lines() is not None
@@ -241,6 +242,6 @@ def test_every_key_of_every_trainer_has_a_fate(musubi, tmp_path):
     (tmp_path / "a.yaml").write_text(AITOOLKIT, encoding="utf-8")
     (tmp_path / "o.json").write_text(json.dumps({**ONETRAINER, "future": {"a": 1}}), encoding="utf-8")
     for name, key in (("m.toml", "sdpa"), ("a.yaml", "meta.version"), ("o.json", "future.a")):
-        made = foreign.load(tmp_path / name, CONFIGS)
+        made = importers.load(tmp_path / name, CONFIGS)
         assert fates(made)[key].kind == "ignored" and fates(made)[key].text
         assert not made.problems, made.problems

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from library import families
-from library.config import docs, pending
+from library.cli import options_page
+from library.config import pending
 from library.config.schema import ConfigError, build, changed, flat, missing, options, replace, to_toml, values
 
 SCRIPTS = list(families.RUNS)
@@ -373,5 +374,5 @@ def test_an_unknown_script_is_one_sentence():
 
 
 def test_page_of_options_is_fresh():
-    page = docs.page(map(config_class, SCRIPTS))
-    assert docs.PAGE.read_text(encoding="utf-8") == page, "run: python -m library.config.docs"
+    page = options_page.page(map(config_class, SCRIPTS))
+    assert options_page.PAGE.read_text(encoding="utf-8") == page, "run: python -m library.cli.options_page"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from library.cli import options_page
 from library.config.schema import (
     ConfigError,
     build,
     changed,
-    docs,
     flat,
     missing,
     opt,
@@ -307,6 +307,6 @@ def test_the_engine_stays_small():
 
 
 def test_docs_have_a_line_for_each_option():
-    page = docs(Config)
+    page = options_page.tables(options(Config).values())
     for name in options(Config):
         assert f"| `{name}` |" in page

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from library import families
-from library.config import shell
-from library.config.schema import ConfigError, options, parse, read_toml
+from library.cli import train_script
+from library.cli.train_script import parse
+from library.config.schema import ConfigError, options, read_toml
 from library.families.flux.options import FluxLora
 from library.families.sdxl.options import SdxlLora
 
@@ -24,7 +25,7 @@ def run(script, *argv, **env):
 
 
 def problems(*argv, config=FluxLora):
-    return shell.read(config, list(argv)).problems
+    return train_script.read(config, list(argv)).problems
 
 
 @pytest.mark.parametrize("script", families.RUNS)
@@ -41,8 +42,8 @@ def test_reading_a_command_line_loads_nothing_heavy():
     code = (
         "import sys\n"
         "from library import families\n"
-        "from library.config import command, dataset, docs, shell\n"
-        "for script in families.RUNS: shell.help_text(families.config_class(script))\n"
+        "from library.cli import options_page, train_script; from library.config import command, dataset\n"
+        "for script in families.RUNS: train_script.help_text(families.config_class(script))\n"
         "heavy = {'torch', 'transformers', 'diffusers', 'accelerate', 'gradio', 'numpy', 'PIL'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
     )
@@ -90,7 +91,7 @@ def test_mistaken_flag_is_one_sentence(argv, sentence):
 
 @given(st.lists(st.sampled_from(["--seed", "--no-cache_latents", "-1", "--foo=", "--", "-", "--=x", ""]) | st.text()))
 def test_no_command_line_is_too_strange_for_a_sentence(argv):
-    flags, found = shell.read_flags(FluxLora, argv)
+    flags, found = train_script.read_flags(FluxLora, argv)
     assert all(isinstance(name, str) for name in flags)
     assert all(problem.strip() for problem in found)
 
@@ -140,7 +141,7 @@ def test_output_config_writes_what_differs_and_never_overwrites(tmp_path):
 
 def test_output_config_needs_a_file(capsys):
     with pytest.raises(SystemExit) as ended:
-        shell.read(FluxLora, ["--output_config"])
+        train_script.read(FluxLora, ["--output_config"])
     wanted = "error: --output_config needs --config_file, which names the file to write\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, wanted)
 
@@ -150,7 +151,7 @@ def test_main_trains_and_tells_what_only_training_finds(capsys, monkeypatch):
     module = type(sys)("fake_training")
     module.train = lambda config, notes: trained.append((config, notes))
     monkeypatch.setitem(sys.modules, "fake_training", module)
-    assert shell.main(FluxLora, ["--seed", "3", "--mem_eff_attn"], "fake_training:train") == 0
+    assert train_script.main(FluxLora, ["--seed", "3", "--mem_eff_attn"], "fake_training:train") == 0
     ((config, notes),) = trained
     assert config.steps.seed == 3
     assert capsys.readouterr().err == f"note: {notes[0]}\n" and "mem_eff_attn is ignored" in notes[0]
@@ -160,6 +161,6 @@ def test_main_trains_and_tells_what_only_training_finds(capsys, monkeypatch):
 
     module.train = fails
     with pytest.raises(SystemExit) as e:
-        shell.main(FluxLora, [], "fake_training:train")
+        train_script.main(FluxLora, [], "fake_training:train")
     assert e.value.code == 1
     assert capsys.readouterr().err == "error: model.safetensors does not exist\nerror: output_dir is full\n"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from library import families, learners
+from library import families, methods
 from tests.training import LORAS, SCRIPTS, config_of, train
 
 FAMILIES = sorted({script.split("_")[0] for script in SCRIPTS})
@@ -89,14 +89,14 @@ def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script):
 
     config = config_of(demo, script, network_weights=made.file, **names)
     family, parts = loaded(config)
-    learners.attach(parts, family, config).train(False)
+    methods.attach(parts, family, config).train(False)
     from_file = answer(family, parts)
 
     from safetensors.torch import load_file
 
     config = config_of(demo, script, **names)
     family, parts = loaded(config)
-    learner = learners.attach(parts, family, config)
+    learner = methods.attach(parts, family, config)
     learner.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
     learner.train(False)
     assert torch.equal(answer(family, parts), from_file)
@@ -119,7 +119,7 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script):
     from safetensors.torch import load_file
 
     family, parts = loaded(start)
-    learner = learners.attach(parts, family, start)
+    learner = methods.attach(parts, family, start)
     learner.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
     assert torch.equal(answer(family, parts), from_file)
     assert (from_file - base).abs().max() > 1e-3 * base.std()

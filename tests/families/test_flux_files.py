@@ -255,7 +255,7 @@ def test_chroma_is_refused(files):
 
 
 def test_only_the_needed_files_of_a_repository_are_fetched():
-    from library.families.flux.source import wanted_files
+    from library.families.flux.checkpoint import wanted_files
 
     whole = [
         *("README.md", "ae.safetensors", "flux1-dev.safetensors", "model_index.json", "text_encoder/config.json"),

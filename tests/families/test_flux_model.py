@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from library.compile_utils import compile_model
+from library.compiler.blocks import compile_model
 from library.config.sections import Compile
 from library.families.flux import keys
 from library.families.flux.family import Flux as Family

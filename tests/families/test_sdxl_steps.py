@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from library.config.schema import ConfigError, build
 from library.families import clip, of
 from library.families.base import Noised
-from library.families.sdxl import conditions, emphasis, preview
+from library.families.sdxl import conditions, emphasis
+from library.families.sdxl import sampler as preview
 from library.families.sdxl.options import SdxlLora
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))

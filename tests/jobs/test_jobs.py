@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from library import jobs
 from library.config.schema import ConfigError
-from library.jobs.work import Work, begin, joined
+from library.runs import job as jobs
 from library.runs import layout
+from library.runs.job_work import Work, begin, joined
 from library.tools.forms import FORMS
 
 MODULE = "lora_unet_input_blocks_4_1_proj_in"
@@ -39,7 +39,7 @@ def product(path):
 
 
 STAND_IN = (
-    "import time; from library.jobs.work import begin\n"
+    "import time; from library.runs.job_work import begin\n"
     "with begin('bench') as work:\n"
     "    work.phase('first', 1, 3); work.store({'results': [1]}); print('up', flush=True); time.sleep(60)\n"
 )

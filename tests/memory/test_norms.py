@@ -6,7 +6,7 @@ import torch
 from diffusers.models.resnet import ResnetBlock2D
 from torch import nn
 
-from library.memory import norms
+from library.memory import channels_last
 from tests import training
 
 
@@ -15,7 +15,7 @@ def both():
     own = nn.Sequential(nn.GroupNorm(4, 16), nn.SiLU())
     nn.init.normal_(own[0].weight), nn.init.normal_(own[0].bias)
     ours = copy.deepcopy(own)
-    norms.keep_channels_last(ours)
+    channels_last.keep_channels_last(ours)
     return own, ours
 
 
@@ -66,7 +66,7 @@ def test_a_residual_block_that_learns_keeps_only_images_with_channels_last():
         return answer, [x.is_contiguous(memory_format=torch.channels_last) for x in images]
 
     plain, before = run()
-    norms.keep_channels_last(block)
+    channels_last.keep_channels_last(block)
     answer, after = run()
     assert after and all(after) and not all(before)
     torch.testing.assert_close(answer, plain)

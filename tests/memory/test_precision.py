@@ -6,10 +6,10 @@ import weakref
 import pytest
 import torch
 
-from library import families, learners, memory
+from library import families, memory, methods
 from library.families.flux import tiny as tiny_flux
-from library.memory import precision
-from library.train.story import data
+from library.memory.quantization import fp8_storage
+from library.train.loop import data
 from tests import training
 
 BF16 = {"mixed_precision": "bf16"}
@@ -22,9 +22,9 @@ def prepared(demo, script, **values):
     """The parts of a training and their config, as they are when the first step begins."""
     config = training.config_of(demo, script, **values)
     family = families.of(config)
-    parts = family.load(precision.storage_type(config), precision.compute_type(config))
-    precision.store_encoders(parts.encoders, config)
-    learners.attach(parts, family, config)
+    parts = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
+    fp8_storage.store_encoders(parts.encoders, config)
+    methods.attach(parts, family, config)
     memory.prepare(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
     return family, parts
 
@@ -130,8 +130,8 @@ def test_a_model_that_learns_is_never_kept_in_8_bits(demo):
     config = training.config_of(demo, "sdxl_train", **FP8, train_text_encoder=True, cache_text_encoder_outputs=False)
     family = families.of(config)
     parts = family.load(torch.float32, torch.bfloat16)
-    precision.store_encoders(parts.encoders, config)
-    learners.attach(parts, family, config)
+    fp8_storage.store_encoders(parts.encoders, config)
+    methods.attach(parts, family, config)
     memory.prepare(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
     kinds = {p.dtype for net in (parts.denoiser, *parts.encoders.values()) for p in net.parameters()}
     assert kinds == {torch.float32}
@@ -151,7 +151,7 @@ def test_a_model_that_learns_is_never_kept_in_8_bits(demo):
 )
 def test_what_does_not_learn_is_in_half_precision(demo, values, encoders, vae):
     config = training.config_of(demo, "sdxl_train", **BF16, **values)
-    storage, compute = precision.storage_type(config), precision.compute_type(config)
+    storage, compute = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
     parts = families.of(config).load(storage, compute)
     assert {p.dtype for p in parts.denoiser.parameters()} == {
         torch.bfloat16 if "full_bf16" in values else torch.float32
@@ -165,10 +165,10 @@ def test_what_does_not_learn_is_in_half_precision(demo, values, encoders, vae):
 
 def watched(monkeypatch, at_first_step):
     """Look at the encoders and the VAE of a training when its first step begins."""
-    from library.train import story
+    from library.train import loop
 
     seen = {}
-    encode, of = data.encode, story.loss.of
+    encode, of = data.encode, loop.loss.of
 
     def noted(images, family, parts, config, run):
         networks = {**parts.encoders, "vae": parts.vae}
@@ -183,8 +183,8 @@ def watched(monkeypatch, at_first_step):
             seen.clear()
         return of(*args)
 
-    monkeypatch.setattr(story.data, "encode", noted)
-    monkeypatch.setattr(story.loss, "of", first)
+    monkeypatch.setattr(loop.data, "encode", noted)
+    monkeypatch.setattr(loop.loss, "of", first)
 
 
 @pytest.mark.parametrize("script", LORAS)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from library.check import preflight
 from library.config.schema import ConfigError
-from library.learners.adapters import LoraLinear, Spec
-from library.memory import precision, scaled
-from library.train import preflight
+from library.memory.quantization import fp8_matmul, fp8_storage
+from library.methods.adapters import LoraLinear, Spec
 from tests.training import LORAS, config_of
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def layers(bias=True):
         exact.weight[::2] *= 100  # rows of very different size, which one scale for all could not hold
     fast = nn.Linear(64, 96, bias=bias).requires_grad_(False)
     fast.load_state_dict(exact.state_dict())
-    scaled.keep(fast, CPU)
+    fp8_matmul.keep(fast, CPU)
     return exact, fast
 
 
@@ -34,7 +34,7 @@ def test_answers_and_gradients_are_those_of_the_exact_product_but_for_rounding()
     x = (torch.randn(2, 5, 64) * torch.logspace(-3, 3, 5)[:, None]).requires_grad_(True)
     gradient = torch.randn(2, 5, 96) * torch.logspace(2, -2, 5)[:, None]
     wanted, found = exact(x), fast(x)
-    assert fast.weight.dtype == scaled.FP8 and found.dtype == torch.bfloat16
+    assert fast.weight.dtype == fp8_matmul.FP8 and found.dtype == torch.bfloat16
     assert away(found, wanted) < 0.06
     (wanted_x,) = torch.autograd.grad(wanted, x, gradient)
     (found_x,) = torch.autograd.grad(found, x, gradient.to(found.dtype))
@@ -49,14 +49,14 @@ def test_one_row_an_image_is_multiplied_as_it_is_kept():
 
 def test_what_comes_in_8_bits_stays_bit_for_bit():
     layer = nn.Linear(32, 32).requires_grad_(False)
-    layer.weight.data = layer.weight.data.to(scaled.FP8)
+    layer.weight.data = layer.weight.data.to(fp8_matmul.FP8)
     before = layer.weight.data.clone()
-    scaled.keep(layer, CPU)
+    fp8_matmul.keep(layer, CPU)
     assert torch.equal(layer.weight.data.float(), before.float()) and bool((layer.weight_scale == 1).all())
 
 
 def test_rows_of_zeros_stay_zeros():
-    few, rows = scaled.rounded(torch.zeros(2, 16))
+    few, rows = fp8_matmul.rounded(torch.zeros(2, 16))
     assert not few.float().any() and rows.isfinite().all()
 
 
@@ -64,7 +64,7 @@ def test_adapters_go_on_learning_around_it_and_names_stay():
     exact, _ = layers()
     adapted = LoraLinear.around(exact, Spec(rank=4, alpha=4.0))
     names = [*adapted.state_dict()]
-    scaled.keep(adapted, CPU)
+    fp8_matmul.keep(adapted, CPU)
     assert type(adapted).__name__ == "LoraLinear" and isinstance(adapted, nn.Linear)
     assert [*adapted.state_dict()] == names
     x = torch.randn(2, 3, 64, requires_grad=True)
@@ -91,8 +91,8 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squ
         demo, script, mixed_precision="bf16", fp8_base=True, fp8_compute=True, train_data_dir=squares, compile=True
     )
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
-    precision.store([[block]], config, CPU)
-    assert isinstance(block[0], precision.StoredLinear)
+    fp8_storage.store([[block]], config, CPU)
+    assert isinstance(block[0], fp8_storage.StoredLinear)
     assert any("fp8_compute has no effect" in remark for remark in preflight.check(config))
 
 

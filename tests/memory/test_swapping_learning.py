@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from library import families, learners, memory
+from library import families, memory, methods
 from library.config.schema import ConfigError
 from library.memory import swapping
 from tests import training
@@ -27,7 +27,7 @@ class Model:
         self.config = training.config_of(demo, script, gradient_checkpointing=True, **values)
         self.family = families.of(self.config)
         self.parts = self.family.load(torch.float32)
-        self.learner = learners.attach(self.parts, self.family, self.config)
+        self.learner = methods.attach(self.parts, self.family, self.config)
         self.denoiser = self.parts.denoiser
         assert not memory.prepare(self.denoiser, self.family, self.config, CPU, ((8, 8), (8, 16)))
         self.swap = swapping.of(self.denoiser)
@@ -250,7 +250,7 @@ def test_groups_that_span_blocks_are_refused(demo):
 
 
 def test_several_processes_need_early_steps(demo, monkeypatch):
-    from library.train import preflight
+    from library.check import preflight
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     for values, refused in (({}, True), (FUSED, False)):

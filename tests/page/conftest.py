@@ -60,7 +60,8 @@ def served(tmp_path_factory):
 def stand_ins(monkeypatch):
     """Trainings are stand-ins, and nothing that they name is there; while a test runs and no longer, since others in
     this process start real ones."""
-    from kohya_gui import checking, paths
+    from kohya_gui import paths
+    from library.check import isolated
     from library.runs import queue, start
 
     monkeypatch.setattr(
@@ -68,8 +69,8 @@ def stand_ins(monkeypatch):
     )
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
-    told = lambda reading, launch: {"findings": checking.known(reading), "fit": None}  # noqa: E731
-    monkeypatch.setattr(checking, "check", told)
+    told = lambda reading, launch: {"findings": isolated.known(reading), "fit": None}  # noqa: E731
+    monkeypatch.setattr(isolated, "check", told)
     monkeypatch.setattr(paths, "_outside", lambda config, roots: [])  # nowhere is outside of the roots
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 from library.bench import candidates, report
-from library.jobs.work import begin
+from library.runs.job_work import begin
 
 ON = {"name": "Stand-in", "device": "cpu", "threads": 2, "torch": "2.13.0"}
 COMPILED = {"num_graphs": 2, "recompiles": 0, "seconds": 3.0, "cache_hits": 0}

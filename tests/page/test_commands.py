@@ -5,8 +5,8 @@ import pytest
 from kohya_gui import commands, tools
 from kohya_gui.commands import Commands
 from kohya_gui.service import Sent
-from library import jobs
 from library.config.schema import ConfigError
+from library.runs import job
 
 
 @pytest.fixture
@@ -14,10 +14,10 @@ def page(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     started = []
     monkeypatch.setattr(
-        jobs,
+        job,
         "start",
         lambda kind, words: (
-            started.append(words) or jobs.Job(tmp_path / "x", {"kind": kind, "arguments": words, "state": "running"})
+            started.append(words) or job.Job(tmp_path / "x", {"kind": kind, "arguments": words, "state": "running"})
         ),
     )
     (tmp_path / "root").mkdir()

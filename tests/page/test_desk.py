@@ -5,14 +5,15 @@ import re
 
 import pytest
 
-from kohya_gui import checking, compiling, presets
+from kohya_gui import compiling, presets
+from library.check import isolated
 from library.config import command as commands
 from library.config.schema import read_toml
 from library.demo.files import prepare
 from library.runs import keys, reader, start
 
 pytestmark = pytest.mark.browser
-REAL = checking.check, commands.command  # before the page of these tests gets stand-ins
+REAL = isolated.check, commands.command  # before the page of these tests gets stand-ins
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def test_settings_of_kohya_ss_come_back_whole_and_are_compared(visit, served, tm
 
 def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     """The whole way with the real check and the real training: told what is wrong, mended by a click, trained."""
-    monkeypatch.setattr(checking, "check", REAL[0])
+    monkeypatch.setattr(isolated, "check", REAL[0])
     monkeypatch.setattr(start, "command", lambda path, script, **how: REAL[1](path, script, **{**how, "cpu": True}))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     visitor, out = visit(), tmp_path / "out"

@@ -5,14 +5,14 @@ import os
 
 import pytest
 
-from kohya_gui import checking, compiling, helping, messages, presets, probing
+from kohya_gui import compiling, helping, messages, presets, probing
 from kohya_gui.form import Form
 from kohya_gui.service import Sent
 from kohya_gui.training import FAMILIES, TABS
-from library import jobs
+from library.check import isolated
 from library.config.schema import ConfigError, build, values
 from library.families import config_class
-from library.runs import keys, layout, registry
+from library.runs import job, keys, layout, registry
 from library.runs.record import Record
 
 FORMS = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
@@ -134,7 +134,7 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
     if os.name != "nt":
         assert keys.place().stat().st_mode & 0o777 == 0o600
     assert keys.environment() == {"HF_TOKEN": "hf_secret"}
-    assert checking.environment({})["HF_TOKEN"] == "hf_secret"
+    assert isolated.environment({})["HF_TOKEN"] == "hf_secret"
     monkeypatch.setenv("HF_TOKEN", "of the environment")
     assert keys.environment() == {}
     helper.forget(Sent({"name": "huggingface_token"}))
@@ -142,9 +142,9 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
 
 
 def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
-    folder = jobs.new(probing.KIND)
+    folder = job.new(probing.KIND)
     (folder / layout.LOG).write_text("loading\nKilled\n", encoding="utf-8")
-    layout.store(folder / jobs.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
+    layout.store(folder / job.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
     found = helper.probing(question(more={"id": folder.name}))
     assert found["state"] == "failed" and found["text"] == "Killed" and found["fix"] == {}
 

@@ -10,10 +10,10 @@ from kohya_gui.form import Form
 from kohya_gui.lab import KINDS, Lab, advised
 from kohya_gui.service import Sent
 from kohya_gui.training import FAMILIES, TABS
-from library import jobs
 from library.bench import candidates
 from library.config.schema import ConfigError, read_toml
-from library.jobs.work import begin
+from library.runs import job as jobs
+from library.runs.job_work import begin
 
 STAND_IN = Path(__file__).with_name("lab_stand_in.py")
 

@@ -11,8 +11,9 @@ import pytest
 from kohya_gui import presets, printing
 from kohya_gui.printing import Printer
 from kohya_gui.service import Sent
+from library.cli.train_script import parse
 from library.config.command import printable
-from library.config.schema import ConfigError, build, parse, replace, to_toml, values
+from library.config.schema import ConfigError, build, replace, to_toml, values
 from library.families import RUNS, config_class
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the printed line is taken apart as a POSIX shell does")

@@ -3,8 +3,9 @@ what it says where an optimizer's package is missing."""
 
 import pytest
 
-from kohya_gui import checking, presets
+from kohya_gui import presets
 from library import packages
+from library.check import isolated
 from library.config.schema import read_toml
 from library.runs import layout, queue, reader, start, stop
 from tests.data import make
@@ -48,9 +49,9 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
 
 
 def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypatch):
-    text = f"{checking.NO_CAPTIONS}: write some"
+    text = f"{isolated.NO_CAPTIONS}: write some"
     bare = {"findings": [{"topic": "images", "verdict": "hint", "text": text, "fix": {}}], "fit": None}
-    monkeypatch.setattr(checking, "check", lambda reading, launch: bare)
+    monkeypatch.setattr(isolated, "check", lambda reading, launch: bare)
     images = make.folder(served[1] / "bare", "cats")
     queue.pause()
     visitor = visit()

@@ -9,7 +9,7 @@ from kohya_gui.starting import Card
 from kohya_gui.training import TABS
 from library.config import idle
 from library.config.schema import build, changed, flat
-from library.runs import lanes, machine
+from library.runs import gpu_slots, machine
 
 CASES = [(tab, family) for tab in TABS for family in tab.configs]
 NAMES = [f"{tab.id}-{family}" for tab, family in CASES]
@@ -68,7 +68,7 @@ LINES = ("0, NVIDIA RTX 3060, 500, 12288, 0, 40, 20", "1, NVIDIA RTX 4090, 500, 
      (("GPU-8f3c",), Card("NVIDIA RTX 3060", 12.0)), (("MIG-1234",), Card())],
 )  # fmt: skip
 def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, expected):
-    monkeypatch.setattr(lanes, "lanes", lambda: visible)
+    monkeypatch.setattr(gpu_slots, "lanes", lambda: visible)
     monkeypatch.setattr(machine, "_asked", lambda: [machine.gpu_of(line) for line in LINES])
     monkeypatch.setattr(machine, "GPUS", machine.Gpus())
     assert starting.card() == expected

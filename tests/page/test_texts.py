@@ -11,7 +11,7 @@ from library.config import idle
 from library.config.schema import ConfigError
 from library.config.sections.run import IDLE_EVERYWHERE
 from library.families import RUNS, config_class
-from library.runs import causes
+from library.runs import known_errors
 from tests import source
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
@@ -21,12 +21,13 @@ FORMS = ("checking", "comparing", "compiling", "form", "helping", "messages", "p
 RULES = ("library/config/sections/*.py", "library/config/values.py", "library/config/reading.py",
          "library/config/command.py", "library/families/*/options.py")  # fmt: skip
 # What is wrong with a training whose form is well filled in: files, names, packages, this machine.
-PREFLIGHT = ("library/train/save.py", "library/train/optim.py", "library/train/schedule.py", "library/train/hub.py",
-             "library/train/preflight.py", "library/train/trackers.py", "library/data/preflight.py",
-             "library/data/folders.py", "library/learners/__init__.py", "library/learners/network_args.py",
+PREFLIGHT = ("library/outputs/paths.py", "library/train/optimizers.py", "library/train/lr_schedule.py",
+             "library/outputs/hub.py",
+             "library/check/preflight.py", "library/train/trackers.py", "library/data/preflight.py",
+             "library/data/folders.py", "library/methods/__init__.py", "library/methods/network_args.py",
              "library/families/*/family.py", "library/families/*/source.py", "library/families/hub.py",
              "library/families/sdxl/model.py", "library/families/weights.py", "library/data/buckets.py",
-             "library/compile_checks.py")  # fmt: skip
+             "library/compiler/checks.py")  # fmt: skip
 # What a translator keeps: options, values that are numbers or code, files.
 CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")
 
@@ -98,7 +99,7 @@ def test_what_is_wrong_with_a_training_is_in_every_table():
 
 
 def test_why_a_training_failed_is_in_every_table():
-    assert not absent(advice for _, advice in (*causes.KNOWN, *causes.ENDINGS)), "add these"
+    assert not absent(advice for _, advice in (*known_errors.KNOWN, *known_errors.ENDINGS)), "add these"
 
 
 def problems(rules, *more):

@@ -292,7 +292,7 @@ def test_pictures_that_unpack_to_gigabytes_are_refused_in_a_sentence(tmp_path, m
 
 
 def test_a_data_set_with_a_bomb_is_refused_before_a_model_is_loaded(demo, tmp_path, modest):  # noqa: F811
-    from library.train import preflight
+    from library.check import preflight
 
     (tmp_path / "set" / "1_x").mkdir(parents=True)
     (tmp_path / "set" / "1_x" / "bomb.png").write_bytes(png(60_000, 60_000))

@@ -11,7 +11,8 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from kohya_gui import checking, training
+from kohya_gui import training
+from library.check import isolated
 from library.runs import bundle, keys, process, queue, reader, start
 from tests.training import wait_for
 
@@ -41,7 +42,7 @@ def tab(tmp_path, monkeypatch):
     for variable in keys.ENVIRONMENT.values():
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(start, "command", lambda path, script, **how: [sys.executable, "-c", TRAINING, str(path)])
-    monkeypatch.setattr(checking, "check", lambda config, launch: {"findings": [], "fit": None})
+    monkeypatch.setattr(isolated, "check", lambda config, launch: {"findings": [], "fit": None})
     with gr.Blocks():
         return training.Training(training.TABS[0], [tmp_path])
 

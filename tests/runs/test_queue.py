@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from library.config.schema import ConfigError
-from library.runs import keys, lanes, layout, locking, process, queue, reader, start, stop, worker
+from library.runs import gpu_slots, keys, layout, locking, process, queue, reader, start, stop, worker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,17 +192,19 @@ def test_a_broken_file_is_an_empty_queue(tmp_path, content):
 
 def test_one_lane_for_each_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
-    assert lanes.lanes() == ("0", "1", "3")
+    assert gpu_slots.lanes() == ("0", "1", "3")
     busy = [{"lanes": ["1"]}]
-    assert lanes.free(busy) == ("0", "3", "cpu") and lanes.free([{}]) == ()  # one from a shell may use them all
-    free = lanes.free(busy)
-    assert lanes.choose({}, free) == ("0",) and lanes.choose({"cpu": True}, free) == ("cpu",)
-    assert lanes.choose({"gpu_ids": "1"}, free) == () and lanes.choose({"gpu_ids": "3, 0"}, free) == ("3", "0")
-    assert lanes.choose({"num_processes": 2}, free) == ("0", "3") and lanes.choose({"gpu_ids": "all"}, free) == ()
+    assert gpu_slots.free(busy) == ("0", "3", "cpu") and gpu_slots.free([{}]) == ()  # one from a shell may use them all
+    free = gpu_slots.free(busy)
+    assert gpu_slots.choose({}, free) == ("0",) and gpu_slots.choose({"cpu": True}, free) == ("cpu",)
+    assert gpu_slots.choose({"gpu_ids": "1"}, free) == () and gpu_slots.choose({"gpu_ids": "3, 0"}, free) == ("3", "0")
+    assert (
+        gpu_slots.choose({"num_processes": 2}, free) == ("0", "3") and gpu_slots.choose({"gpu_ids": "all"}, free) == ()
+    )
     with pytest.raises(ConfigError, match="no GPU 7 here"):
-        lanes.choose({"gpu_ids": "7"}, free)
-    assert lanes.environment(("0", "3"))["CUDA_VISIBLE_DEVICES"] == "0,3" and lanes.environment(("cpu",)) == {}
-    assert lanes.launch_options({"num_processes": 2}, ("0", "3"))["main_process_port"] == 0
+        gpu_slots.choose({"gpu_ids": "7"}, free)
+    assert gpu_slots.environment(("0", "3"))["CUDA_VISIBLE_DEVICES"] == "0,3" and gpu_slots.environment(("cpu",)) == {}
+    assert gpu_slots.launch_options({"num_processes": 2}, ("0", "3"))["main_process_port"] == 0
 
 
 def test_two_lanes_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monkeypatch, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from library import families, learners
+from library import families, methods
 from library.config.schema import build
 from library.families.flux import tiny as flux_tiny
 from library.families.flux.options import FluxLora
@@ -26,7 +26,7 @@ def loaded(base, **values):
 def trained(base, seed=0, size=0.05, **values):
     """(learner, parts) of a model with adapters of random numbers."""
     config, family, parts = loaded(base, **values)
-    learner = learners.attach(parts, family, config)
+    learner = methods.attach(parts, family, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in learner.parameters():

@@ -146,7 +146,7 @@ def test_names_of_comfy_are_those_of_its_model_tree(lora_files, tmp_path):
 
 @pytest.mark.parametrize("title", ["SDXL networks.lora default", "SDXL extra modules", "FLUX.1 networks.lora_flux"])
 def test_every_name_of_sd_scripts_is_understood(title):
-    from tests.learners.test_files import golden
+    from tests.methods.test_files import golden
 
     family = "flux" if "FLUX" in title else "sdxl"
     rows = golden(title)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError
 from library.families.flux import tiny as flux_tiny
-from library.learners.lora import Unmatched
+from library.methods.lora import Unmatched
 from library.tools import adapters, extract, merge, resize, storage
 from library.tools.models import Model
 from tests.tools.conftest import asked, file_of, loaded
@@ -141,8 +141,8 @@ def test_several_become_one_exactly_or_cut(name, lora_files, tmp_path):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_joined_lora_is_what_the_trainer_reads(name, bases, lora_files, tmp_path):
-    from library.learners.lora import file_of as tensors_of
-    from library.learners.lora import merge as into
+    from library.methods.lora import file_of as tensors_of
+    from library.methods.lora import merge as into
 
     first, second, _ = lora_files[name]
     joined = merge.join([(first, 1.0), (second, 1.0)], tmp_path / "j.safetensors").path
@@ -210,7 +210,7 @@ def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
 
 
 def test_hashes_are_those_of_the_trainer(lora_files, tmp_path):
-    from library.train.tensorfile import Layout
+    from library.outputs.writer import Layout
 
     done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.Choices(rank=2))
     about = metadata(done.path)

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from kohya_gui import cli
+from library.cli import main
 from library.config.schema import ConfigError
 from library.tools import adapters, metadata
 from library.tools.verify import verify
@@ -164,7 +164,7 @@ def test_metadata_mistakes(lora_files, tmp_path):
 
 
 def run(capsys, *arguments):
-    code = cli.main(["tools", *map(str, arguments)])
+    code = main.main(["tools", *map(str, arguments)])
     shown = capsys.readouterr()
     return code, shown.out, shown.err
 
@@ -215,17 +215,17 @@ def test_mistakes_in_a_shell(lora_files, tmp_path, capsys):
         assert code == 1 and match in err and len(err.splitlines()) == 1, err
     assert run(capsys)[0] == 2
     with pytest.raises(SystemExit) as wrong:
-        cli.main(["tools", "melt"])
+        main.main(["tools", "melt"])
     assert wrong.value.code == 2 and not out.exists()
 
 
 def test_help_loads_nothing_heavy():
     code = """
 import sys
-from kohya_gui import cli
+from library.cli import main
 for tool in ("merge", "extract", "resize", "convert", "verify", "metadata"):
     try:
-        cli.main(["tools", tool, "--help"])
+        main.main(["tools", tool, "--help"])
     except SystemExit:
         pass
 print(sorted({"torch", "gradio", "diffusers", "numpy"} & set(sys.modules)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from kohya_gui import looking
+from library.cli import check as looking
 from tests.source import ROOT
 from tests.training import pictures, script
 
@@ -263,13 +263,14 @@ def test_what_hides_others_is_named_with_the_flags_beside_it(world, tmp_path, ki
 
 @pytest.mark.parametrize("family", ["sdxl_train_network", "flux_train_network"])
 def test_an_absurd_rank_does_not_fit_and_is_legal_with_lycoris(family):
+    from library.check import estimate
+    from library.check import report as checking
     from library.config.schema import build
     from library.families import config_class
-    from library.train import checking, fit
 
     rank = {"network_dim": 100_000, "mixed_precision": "bf16"}
     lokr = {**rank, "network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
     for values, verdict in ((rank, "bad"), (lokr, "ok")):
         config = build(config_class(family), values, notes=[])
-        (found,) = checking._about_the_fit(fit.estimate(config, (512, 512)), config)
+        (found,) = checking._about_the_fit(estimate.estimate(config, (512, 512)), config)
         assert found.verdict == verdict, found

@@ -9,8 +9,8 @@ from torch import nn
 
 from library.config.schema import ConfigError, build
 from library.families.sdxl.options import SdxlTrain
-from library.train import optim
-from library.train.averaging import Average
+from library.train import optimizers
+from library.train.ema import Average
 from tests import training
 
 CPU = torch.device("cpu")
@@ -79,9 +79,10 @@ def test_what_does_not_go_together_is_said():
         return build(SdxlTrain, values, notes=[])
 
     assert any(
-        "averages by itself" in p for p in optim.problems(config(optimizer_type="AdamWScheduleFree", ema_decay=0.9))
+        "averages by itself" in p
+        for p in optimizers.problems(config(optimizer_type="AdamWScheduleFree", ema_decay=0.9))
     )
-    assert any("ema_device" in note for note in optim.notes(config(ema_device="cpu")))
+    assert any("ema_device" in note for note in optimizers.notes(config(ema_device="cpu")))
     with pytest.raises(ConfigError, match="ema_decay"):
         config(ema_decay=1.0)
 

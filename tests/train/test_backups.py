@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from kohya_gui import acts, history
+from library.check import estimate, report
+from library.check.model_stats import of as anatomy_of
 from library.config.schema import ConfigError, build, replace, to_toml
 from library.families import config_class
 from library.files import remove_folder
+from library.outputs import paths
 from library.runs import reader, resume
 from library.runs.lineage import step_of
-from library.train import backups, checking, fit, save, state
-from library.train.anatomy import of as anatomy_of
+from library.train import backups, resume_state
 from library.train.run import Run
 from tests.source import ROOT
 from tests.training import config_of, runs_in, train, wait_for
@@ -64,7 +66,7 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(demo, shapes
         patch.setattr(Run, "log", cut)
         train(config_of(demo, script, **values))
     (kept,) = states(tmp_path / "out")
-    assert kept.name == "m-backup-step00000005-state" and state.problems(kept) == []
+    assert kept.name == "m-backup-step00000005-state" and resume_state.problems(kept) == []
     (folder,) = runs_in(tmp_path / "out")
     run = reader.at(folder)
     assert resume.newest_state(run) == kept and "Resume from step 5" in acts.buttons(run, [run])
@@ -109,7 +111,7 @@ def test_two_processes_are_killed_and_go_on(demo, squares, tmp_path):
             process.kill()  # the launcher first, so that nobody is asked to end kindly
         print(started.communicate()[0])
     newest = states(tmp_path / "out")[-1]
-    assert state.problems(newest) == [] and number_of(newest) == step_of(newest) > 3
+    assert resume_state.problems(newest) == [] and number_of(newest) == step_of(newest) > 3
     assert {f"random_states_{rank}.bin" for rank in range(2)} <= {path.name for path in newest.iterdir()}
     more = replace(config, resume=str(newest), max_train_steps=step_of(newest) + 2)
     (tmp_path / "run.toml").write_text(to_toml(more), encoding="utf-8")
@@ -148,8 +150,8 @@ def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monke
 
 
 def test_room_is_kept_for_what_is_saved_later(tmp_path, monkeypatch):
-    found = state.State({state.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
-    names = save.Names(tmp_path, "m", ".safetensors")
+    found = resume_state.State({resume_state.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
+    names = paths.Names(tmp_path, "m", ".safetensors")
     keeper = backups.Backups.__new__(backups.Backups)
     keeper._names = names
     later = found.size + found.size_of_weights
@@ -172,7 +174,7 @@ def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(state.State, "write", broken)
+        patch.setattr(resume_state.State, "write", broken)
         config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m",
                            max_train_steps=4, **OFTEN)  # fmt: skip
         made = train(config)
@@ -182,14 +184,14 @@ def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
 
 def test_check_counts_the_room(demo, squares, tmp_path, monkeypatch):
     config = config_of(demo, "sdxl_train", train_data_dir=squares, output_dir=tmp_path / "out")
-    size = fit.state_size(config, anatomy_of(config))
+    size = estimate.state_size(config, anatomy_of(config))
 
     def disk(config):
-        return next(finding for finding in checking.report(config).findings if finding.topic == "disk")
+        return next(finding for finding in report.report(config).findings if finding.topic == "disk")
 
     often = replace(config, save_state_every_n_minutes=10)
     assert "a state to resume from" in disk(often).text and "a state" not in disk(config).text
-    monkeypatch.setattr(checking, "free_space", lambda place: checking.saved_size(config) + 2.9 * size)
+    monkeypatch.setattr(report, "free_space", lambda place: report.saved_size(config) + 2.9 * size)
     assert disk(config).verdict == "ok"
     assert disk(often).verdict == "hint" and "save_state_every_n_minutes" in disk(often).text
 
@@ -200,14 +202,14 @@ def test_the_estimate_is_near_to_what_is_written(demo, squares, tmp_path):
                            max_train_steps=1, save_state_on_train_end=True)  # fmt: skip
         train(config)
         written = sum(path.stat().st_size for path in (tmp_path / script / "m-state").iterdir())
-        assert fit.state_size(config, anatomy_of(config)) == pytest.approx(written, rel=0.35)
+        assert estimate.state_size(config, anatomy_of(config)) == pytest.approx(written, rel=0.35)
 
 
 # ---- names
 
 
 def test_names_of_another_training_are_left_alone(tmp_path):
-    mine = save.Names(tmp_path, "m", ".safetensors")
+    mine = paths.Names(tmp_path, "m", ".safetensors")
     for name in ("m-backup-step00000001-state", "m-2-backup-step00000001-state", "m-backup-step1-state", "m-state"):
         (tmp_path / name).mkdir()
     assert [path.name for path in mine.backups()] == ["m-backup-step00000001-state"]
@@ -216,7 +218,7 @@ def test_names_of_another_training_are_left_alone(tmp_path):
 
 def test_a_folder_is_never_there_in_part(tmp_path, monkeypatch):
     """Who is killed while it is deleted leaves a name that is tidied up at the next start."""
-    folder = save.Names(tmp_path, "m", ".safetensors").backup(3)
+    folder = paths.Names(tmp_path, "m", ".safetensors").backup(3)
     folder.mkdir()
     (folder / "train_state.json").write_text("{}")
     monkeypatch.setattr("library.files.shutil.rmtree", lambda *given, **how: None)

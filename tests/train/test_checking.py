@@ -7,14 +7,16 @@ import time
 import pytest
 from PIL import Image
 
-from kohya_gui import cli
+from library.bench import probe
+from library.check import estimate, model_stats
+from library.check import report as checking
+from library.cli import main
 from library.config.idle import ADAPTERS, FLOW, SHARED, WHOLE, idle
 from library.config.remedies import remedy
 from library.config.schema import ConfigError, build, draft, missing, options, read_toml, replace, values
 from library.demo.files import prepare
 from library.families import RUNS, config_class
 from library.runs import layout
-from library.train import anatomy, checking, fit, probing
 
 LORA, FLUX, WHOLE_SDXL = (config_class(s) for s in ("sdxl_train_network", "flux_train_network", "sdxl_train"))
 READY = {"mixed_precision": "bf16", "cache_latents": True, "cache_text_encoder_outputs": True, "network_dim": 16,
@@ -108,11 +110,11 @@ def test_everything_is_looked_at_within_seconds(config, tmp_path):
 
 def test_the_command_says_it_in_lines_or_as_json(demo, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["check", str(demo.configs["flux_train_network"]), "--json"]) == 0
+    assert main.main(["check", str(demo.configs["flux_train_network"]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"topic", "verdict", "text", "fix"} == set(found["findings"][0])
     (tmp_path / "sdxl_train.toml").write_text("learning_rate = -1\n", encoding="utf-8")
-    assert cli.main(["check", "sdxl_train.toml"]) == 1
+    assert main.main(["check", "sdxl_train.toml"]) == 1
     assert "learning_rate must be at least 0" in capsys.readouterr().err
 
 
@@ -190,7 +192,7 @@ def test_rules_about_idle_options_name_options_and_can_wake_them():
 def needs(cls, size=(1024, 1024), **given):
     known = options(cls)
     config = build(cls, {name: value for name, value in {**READY, **given}.items() if name in known}, notes=[])
-    return fit.estimate(config, size, "NVIDIA H200", 139.8)
+    return estimate.estimate(config, size, "NVIDIA H200", 139.8)
 
 
 def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
@@ -211,9 +213,9 @@ def test_the_estimate_follows_what_is_set(monkeypatch, tmp_path):
 
 def test_operations_are_those_that_are_published():
     """A forward pass over an image of 1024 x 1024: 74 TFLOP for FLUX.1, 6 for SDXL."""
-    for cls, model, published in ((FLUX, anatomy.FLUX, 74.3e12), (LORA, anatomy.SDXL, 6.0e12)):
+    for cls, model, published in ((FLUX, model_stats.FLUX, 74.3e12), (LORA, model_stats.SDXL, 6.0e12)):
         config = build(cls, {name: READY[name] for name in READY}, notes=[])
-        assert fit.operations(config, model, (1024, 1024)) / 2 == pytest.approx(published, rel=0.1)
+        assert estimate.operations(config, model, (1024, 1024)) / 2 == pytest.approx(published, rel=0.1)
 
 
 # Peaks in GiB and seconds of a step that benchmarks/full_size.py has measured on an H200: LoRA of rank 16, 1024 x 1024.
@@ -244,10 +246,10 @@ def test_parameters_are_counted_in_headers(demo):
 
     for script in ("flux_train_network", "sdxl_train_network"):
         config = build(config_class(script), read_toml(demo.configs[script]), notes=[])
-        found = anatomy.of(config)
+        found = model_stats.of(config)
         every = header(config.model.pretrained_model_name_or_path)
         own = {n: s for n, s in every.items() if config.family == "flux" or n.startswith("model.diffusion_model.")}
-        assert found.counted and found.denoiser == anatomy._numbers(own)
+        assert found.counted and found.denoiser == model_stats._numbers(own)
     assert {b.kind for b in found.blocks} == {"transformer", "conv"} and max(b.scale for b in found.blocks) > 1
 
 
@@ -265,20 +267,20 @@ class Machine:
         peak = 10 + (0 if memory.gradient_checkpointing else 30) - 0.2 * (memory.blocks_to_swap or 0)
         self.asked.append(config)
         if peak > self.memory:
-            return probing.Try({}, False, error="The GPU ran out of memory.")
+            return probe.Try({}, False, error="The GPU ran out of memory.")
         step = (
             1.0
             + 0.4 * memory.gradient_checkpointing
             + 0.02 * (memory.blocks_to_swap or 0)
             - 0.3 * config.compile.compile
         )
-        return probing.Try({}, True, peak, step)
+        return probe.Try({}, True, peak, step)
 
 
 def probed(memory, **given):
     config = build(FLUX, {**READY, **given}, notes=[])
     machine = Machine(memory)
-    return probing.Probe(config, (1024, 1024), memory, machine.attempt).run()
+    return probe.Probe(config, (1024, 1024), memory, machine.attempt).run()
 
 
 def test_a_probe_makes_it_fit_and_then_fast():
@@ -287,20 +289,20 @@ def test_a_probe_makes_it_fit_and_then_fast():
     assert "compile = True" in small.sentence()
     large = probed(100, gradient_checkpointing=True, blocks_to_swap=10)
     assert large.best.changes["blocks_to_swap"] == 0 and large.best.step < 1.4
-    assert len(large.tries) <= probing.TRIES and "A batch of" in large.sentence()
+    assert len(large.tries) <= probe.TRIES and "A batch of" in large.sentence()
     assert probed(1).best is None and "lower the resolution" in probed(1).sentence()
 
 
 def test_a_probe_that_fails_otherwise_says_why():
     config = build(FLUX, READY, notes=[])
-    broken = probing.Probe(config, (64, 64), 10, lambda made: probing.Try({}, False, error="no such file")).run()
+    broken = probe.Probe(config, (64, 64), 10, lambda made: probe.Try({}, False, error="no such file")).run()
     assert len(broken.tries) == 1 and "no such file" in broken.sentence()
 
 
 def test_a_try_is_a_training_on_made_pictures(config, tmp_path):
-    made = probing.prepared(replace(config, max_train_epochs=3, lr_scheduler="cosine"), (128, 192), tmp_path / "try")
+    made = probe.prepared(replace(config, max_train_epochs=3, lr_scheduler="cosine"), (128, 192), tmp_path / "try")
     assert checking.report(made).problems == []
-    assert made.steps.max_train_steps == probing.WARM + probing.TIMED and not made.steps.max_train_epochs
+    assert made.steps.max_train_steps == probe.WARM + probe.TIMED and not made.steps.max_train_epochs
     assert {Image.open(p).size for p in (tmp_path / "try").rglob("*.png")} == {(128, 192)}
     assert made.memory == config.memory and made.precision == config.precision
 
@@ -311,5 +313,5 @@ def test_the_pace_of_a_gpu_is_that_of_its_own_clock(tmp_path):
         return json.dumps({"kind": "step", "step": step, "s_it": 0.2, **where})
 
     (tmp_path / layout.PROGRESS).write_text("".join(f"{line(n, [9, 1, 2][n])}\n" for n in range(3)), encoding="utf-8")
-    assert probing._pace(tmp_path, {"peak_memory_gb": 3.0}) == pytest.approx(1.52)
-    assert probing._pace(tmp_path, {"peak_ram_gb": 3.0}) == 0.2
+    assert probe._pace(tmp_path, {"peak_memory_gb": 3.0}) == pytest.approx(1.52)
+    assert probe._pace(tmp_path, {"peak_ram_gb": 3.0}) == 0.2

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from library.check import preflight
 from library.config.schema import ConfigError, build, read_toml
 from library.families import config_class
-from library.train import preflight
 from tests.training import pictures
 
 FLUX, SDXL = "flux_train_network", "sdxl_train_network"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from library.compile_ledger import LEDGER
+from library.compiler.log import LEDGER
 from library.config.schema import ConfigError
 from library.train import loss
 from tests.training import config_of, listing, runs_in, train

@@ -15,13 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from library import families, learners
-from library.config import shell
+from library import families, methods
+from library.check import preflight
+from library.cli import train_script
 from library.config.idle import idle
 from library.config.schema import replace, to_toml
 from library.families import config_class
 from library.objectives import loss
-from library.train import preflight
 from tests.training import LORAS, SCRIPTS, config_of, fresh, runs_in, train
 
 EVERY = {
@@ -105,7 +105,7 @@ def test_what_has_adapters_and_of_which_size(demo, script):
         shape = {"network_dim": 6, "network_alpha": 3, "network_dropout": 0.3, "cache_text_encoder_outputs": False}
         config = config_of(demo, script, **shape, **values)
         family = families.of(config)
-        learner = learners.attach(family.load(torch.float32), family, config)
+        learner = methods.attach(family.load(torch.float32), family, config)
         assert {adapter.spec.dropout for adapter in learner.adapters.values()} == {0.3}
         tensors = learner.state_dict()
         found = {name.split("_")[0] + "_" + name.split("_")[1] for name in tensors}
@@ -242,7 +242,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
     text = "mem_eff_attn = true\n" + to_toml(replace(config, max_train_epochs=None, max_train_steps=1))
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     fresh()
-    assert shell.main(config_class(config.script), ["--config_file", str(tmp_path / "run.toml")]) == 0
+    assert train_script.main(config_class(config.script), ["--config_file", str(tmp_path / "run.toml")]) == 0
     said = capsys.readouterr()
     (folder,) = runs_in(tmp_path / "out")
     lines = (folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()

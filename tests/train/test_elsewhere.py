@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from library import families, learners
+from library import families, methods
 from library.demo import lora
 from library.families.flux import keys, tiny
 from tests.training import config_of, train
@@ -33,7 +33,7 @@ def ours(config, file=None):
     family = families.of(config)
     parts = family.load(torch.float32)
     if file:
-        learners.attach(parts, family, config).train(False)
+        methods.attach(parts, family, config).train(False)
     return family, parts
 
 
@@ -154,7 +154,7 @@ def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, sty
     for values in (on, on | {"dim_from_weights": True, "network_dim": 99}):
         asked = replace(config, **values)
         of = families.of(asked)
-        learner = learners.attach(of.load(torch.float32), of, asked)
+        learner = methods.attach(of.load(torch.float32), of, asked)
         found = learner.state_dict()
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
@@ -162,7 +162,7 @@ def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, sty
     merged = replace(config, base_weights=[str(other)])
     of = families.of(merged)
     parts, plain = of.load(torch.float32), of.load(torch.float32)
-    learners.attach(parts, of, merged)
+    methods.attach(parts, of, merged)
     moved = [not torch.equal(a, b) for a, b in zip(weights(parts), weights(plain), strict=True)]
     assert sum(moved) == sum(bool(t.any()) for name, t in expected.items() if name.endswith("lora_up.weight"))
 

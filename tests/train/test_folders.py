@@ -10,8 +10,8 @@ from library import families
 from library.config.schema import ConfigError, build
 from library.families.sdxl import tiny
 from library.families.sdxl.options import SdxlTrain
-from library.learners import whole
-from library.train import save
+from library.methods import full
+from library.outputs import paths
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def learner_of(model, output, learn=0.25, **values):
     given = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
     config = build(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
     family = families.of(config)
-    learner = whole.attach(family.load(torch.float32), family, config)
+    learner = full.attach(family.load(torch.float32), family, config)
     with torch.no_grad():
         learner.parts.denoiser.conv_in.weight += learn
     return learner, config
@@ -34,7 +34,7 @@ def learner_of(model, output, learn=0.25, **values):
 @pytest.fixture(scope="module")
 def saved(single, tmp_path_factory):
     learner, config = learner_of(single, tmp_path_factory.mktemp("output"))
-    path = save.result(save.names(config).last, learner, config, {}, (1, 1))
+    path = paths.result(paths.names(config).last, learner, config, {}, (1, 1))
     return learner, path
 
 
@@ -93,7 +93,7 @@ def test_it_is_read_back_here(saved, single, tmp_path):
 
 def test_the_source_decides_when_nothing_is_said(saved, tmp_path):
     learner, config = learner_of(saved[1], tmp_path, save_model_as=None, v_parameterization=True)
-    path = save.result(save.names(config).epoch(2), learner, config, {}, (2, 1))
+    path = paths.result(paths.names(config).epoch(2), learner, config, {}, (2, 1))
     assert path.is_dir() and path.name == "m-000002"
     scheduler = json.loads((path / "scheduler" / "scheduler_config.json").read_text())
     assert scheduler["prediction_type"] == "v_prediction" and scheduler["timestep_spacing"] == "leading"
@@ -101,7 +101,7 @@ def test_the_source_decides_when_nothing_is_said(saved, tmp_path):
 
 def test_save_precision_holds_for_all_parts(single, tmp_path):
     learner, config = learner_of(single, tmp_path, save_precision="fp16", save_model_as="diffusers_safetensors")
-    path = save.result(save.names(config).last, learner, config, {}, (1, 1))
+    path = paths.result(paths.names(config).last, learner, config, {}, (1, 1))
     files = sorted(path.rglob("*.safetensors"))
     assert [file.parent.name for file in files] == ["text_encoder", "text_encoder_2", "unet", "vae"]
     assert {tensor.dtype for file in files for tensor in load_file(file).values()} == {torch.float16}
@@ -110,15 +110,15 @@ def test_save_precision_holds_for_all_parts(single, tmp_path):
 
 def test_a_folder_is_there_whole_or_not_at_all(single, tmp_path, monkeypatch):
     learner, config = learner_of(single, tmp_path)
-    path = save.names(config).last
+    path = paths.names(config).last
     path.mkdir()
     (path / "good").touch()
     monkeypatch.setattr("library.files.free_space", lambda _: 10)
     with pytest.raises(ConfigError, match="disk space"):
-        save.result(path, learner, config, {}, (1, 1))
+        paths.result(path, learner, config, {}, (1, 1))
     assert [p.name for p in tmp_path.iterdir()] == ["m"] and (path / "good").exists()
     monkeypatch.undo()
-    save.result(path, learner, config, {}, (1, 1))
+    paths.result(path, learner, config, {}, (1, 1))
     assert [p.name for p in tmp_path.iterdir()] == ["m"] and not (path / "good").exists()
-    save.remove(path)
+    paths.remove(path)
     assert not path.exists()

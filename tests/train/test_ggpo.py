@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from library.config.schema import ConfigError
-from library.learners import ggpo
-from library.learners.adapters import LoraLinear, Spec, SplitLoraLinear
+from library.methods import ggpo
+from library.methods.adapters import LoraLinear, Spec, SplitLoraLinear
 from tests import training
 
 FLUX, ARGS = "flux_train_network", ["ggpo_sigma=0.03", "ggpo_beta=0.01"]
@@ -89,7 +89,7 @@ def test_trainings_are_disturbed_from_the_second_step_and_resume_exactly(demo, s
 
 def test_what_it_needs(demo):
     with pytest.raises(ConfigError, match="ggpo_sigma and ggpo_beta need mixed_precision = bf16"):
-        from library.learners import network_args
+        from library.methods import network_args
 
         network_args.read(training.config_of(demo, FLUX, mixed_precision="fp16", network_args=ARGS))
 

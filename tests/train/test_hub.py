@@ -7,9 +7,10 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from library.check import preflight
 from library.config.schema import ConfigError
+from library.outputs import hub
 from library.runs import reader
-from library.train import hub, preflight
 from tests.training import config_of, listing, runs_in, train
 
 TOKEN = "hf_canary_of_the_token"

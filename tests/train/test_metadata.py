@@ -12,8 +12,8 @@ from library.data.buckets import Fit
 from library.data.images import Image, Images
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlLora, SdxlTrain
-from library.train.figures import figures, tag_frequency
-from library.train.metadata import Metadata, long_hash, modelspec, short_hash
+from library.outputs.dataset_stats import figures, tag_frequency
+from library.outputs.metadata import Metadata, long_hash, modelspec, short_hash
 
 KEYS = """session_id training_started_at output_name learning_rate text_encoder_lr unet_lr num_train_images
 num_validation_images num_reg_images num_batches_per_epoch num_epochs gradient_checkpointing gradient_accumulation_steps

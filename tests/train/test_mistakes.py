@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from library.config.shell import main
+from library.cli.train_script import main
 from library.families import config_class
 from tests.training import config_of, fresh, pictures, runs_in, script, train, untouched
 

@@ -157,7 +157,7 @@ def test_weights_that_are_no_numbers_are_not_saved(demo, squares, tmp_path, monk
 
 TWO = """
 import sys
-from library.config.schema import parse
+from library.cli.train_script import parse
 from library.data.loading import Batches
 from library.families import config_class
 make = Batches.make
@@ -168,8 +168,8 @@ def made(self, draw):
         print("spoilt", *batch.paths, flush=True)
     return batch
 Batches.make = made
-from library.config import shell
-sys.exit(shell.main(config_class("flux_train_network"), ["--config_file", sys.argv[1]]))
+from library.cli import train_script
+sys.exit(train_script.main(config_class("flux_train_network"), ["--config_file", sys.argv[1]]))
 """
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from library.config.schema import ConfigError, build
 from library.families.flux.options import FluxLora
-from library.train import choices, optim
+from library.train import optimizer_classes, optimizers
 from tests.packages import hide
 
 
@@ -22,8 +22,8 @@ def learner(*rates):
 
 def curve(total=10, **values):
     chosen = config(**values)
-    made = optim.optimizer(learner(0.5), chosen)
-    schedule = optim.schedule(made, chosen, total)
+    made = optimizers.optimizer(learner(0.5), chosen)
+    schedule = optimizers.schedule(made, chosen, total)
     rates = []
     for _ in range(total):
         rates.append(made.param_groups[0]["lr"])
@@ -33,7 +33,7 @@ def curve(total=10, **values):
 
 
 def test_adamw_is_the_default_with_rates_by_group():
-    made = optim.optimizer(learner(0.1, 0.2), config())
+    made = optimizers.optimizer(learner(0.1, 0.2), config())
     assert type(made) is torch.optim.AdamW and [(g["name"], g["lr"]) for g in made.param_groups] == [
         ("part0", 0.1),
         ("part1", 0.2),
@@ -42,12 +42,14 @@ def test_adamw_is_the_default_with_rates_by_group():
 
 
 def test_arguments_reach_the_optimizer():
-    made = optim.optimizer(learner(0.1), config(optimizer_args=["betas=0.8,0.9", "weight_decay=0.3", "amsgrad=True"]))
+    made = optimizers.optimizer(
+        learner(0.1), config(optimizer_args=["betas=0.8,0.9", "weight_decay=0.3", "amsgrad=True"])
+    )
     assert made.defaults["betas"] == (0.8, 0.9) and made.defaults["weight_decay"] == 0.3 and made.defaults["amsgrad"]
-    made = optim.optimizer(learner(0.1), config(optimizer_type="sgdnesterov"))
+    made = optimizers.optimizer(learner(0.1), config(optimizer_type="sgdnesterov"))
     assert made.defaults["nesterov"] and made.defaults["momentum"] == 0.9
-    assert type(optim.optimizer(learner(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
-    made = optim.optimizer(learner(0.1), config(optimizer_type="torch.optim.NAdam"))
+    assert type(optimizers.optimizer(learner(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
+    made = optimizers.optimizer(learner(0.1), config(optimizer_type="torch.optim.NAdam"))
     assert type(made) is torch.optim.NAdam
 
 
@@ -55,9 +57,9 @@ def test_every_name_has_a_line_in_the_table():
     from typing import get_args
 
     from library.config.sections.learning import OptimizerName, SchedulerName
-    from library.train.schedule import FUNCTIONS
+    from library.train.lr_schedule import FUNCTIONS
 
-    assert {n.lower() for n in get_args(OptimizerName)} == set(choices.MAKERS)
+    assert {n.lower() for n in get_args(OptimizerName)} == set(optimizer_classes.MAKERS)
     assert set(get_args(SchedulerName)) == set(FUNCTIONS)
 
 
@@ -69,12 +71,12 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch):
         lr_scheduler="cosin",
         lr_scheduler_args=["x"],
     )
-    said = list(optim.problems(wrong))
+    said = list(optimizers.problems(wrong))
     assert len(said) == 6
     assert sum("key=value" in s for s in said) == 4
     assert any("pip install prodigyopt" in s for s in said) and any("did you mean cosine" in s for s in said)
     with pytest.raises(ConfigError, match="prodigyopt"):
-        optim.optimizer(learner(0.1), wrong)
+        optimizers.optimizer(learner(0.1), wrong)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch):
 )
 def test_wrong_choices(values, sentence, monkeypatch):
     hide(monkeypatch, "bitsandbytes")
-    said = list(optim.problems(config(**values)))
+    said = list(optimizers.problems(config(**values)))
     assert any(sentence in s for s in said) if sentence else not said
 
 
@@ -138,48 +140,48 @@ def test_more_warmup_than_steps_trains_on_the_way_up_as_in_sd_scripts(name):
     """A hint before the training, and no error in it."""
     given = {"lr_scheduler": name, "lr_warmup_steps": 20, "lr_decay_steps": 5 if "decay" in name else 0}
     assert curve(**given) == pytest.approx([0.5 * step / 20 for step in range(10)])
-    said = list(optim.notes(config(**given, max_train_steps=10)))
+    said = list(optimizers.notes(config(**given, max_train_steps=10)))
     assert any("lr_warmup_steps 20 is not below max_train_steps" in line for line in said)
 
 
 def test_adafactor_finds_its_own_rate_unless_told_not_to():
     chosen = config(optimizer_type="AdaFactor", learning_rate=1e-3, lr_scheduler="cosine")
-    made = optim.optimizer(learner(1e-4), chosen)
-    schedule = optim.schedule(made, chosen, 10)
+    made = optimizers.optimizer(learner(1e-4), chosen)
+    schedule = optimizers.schedule(made, chosen, 10)
     assert type(schedule).__name__ == "AdafactorSchedule" and made.defaults["relative_step"]
     for p in made.param_groups[0]["params"]:
         p.grad = torch.ones_like(p)
     made.step()
     schedule.step()
-    assert any("Adafactor sets its own" in note for note in optim.notes(chosen))
+    assert any("Adafactor sets its own" in note for note in optimizers.notes(chosen))
     args = ["scale_parameter=False", "relative_step=False", "warmup_init=False"]
     chosen = config(optimizer_type="Adafactor", optimizer_args=args, lr_scheduler="constant_with_warmup")
-    made = optim.optimizer(learner(1e-4), chosen)
-    assert made.param_groups[0]["lr"] == 1e-4 and type(optim.schedule(made, chosen, 10)).__name__ == "LambdaLR"
+    made = optimizers.optimizer(learner(1e-4), chosen)
+    assert made.param_groups[0]["lr"] == 1e-4 and type(optimizers.schedule(made, chosen, 10)).__name__ == "LambdaLR"
 
 
 def test_description_is_that_of_the_metadata():
-    assert optim.describe(config()) == "torch.optim.adamw.AdamW"
-    said = optim.describe(config(optimizer_args=["betas=0.9,0.99", "weight_decay=0.1"]))
+    assert optimizers.describe(config()) == "torch.optim.adamw.AdamW"
+    said = optimizers.describe(config(optimizer_args=["betas=0.9,0.99", "weight_decay=0.1"]))
     assert said == "torch.optim.adamw.AdamW(betas=(0.9, 0.99),weight_decay=0.1)"
-    adafactor = optim.describe(config(optimizer_type="adafactor"))
+    adafactor = optimizers.describe(config(optimizer_type="adafactor"))
     assert adafactor == "transformers.optimization.Adafactor(relative_step=True)"
 
 
 def test_notes_on_what_is_seldom_meant():
-    assert any("about 1.0" in n for n in optim.notes(config(optimizer_type="prodigy", learning_rate=1e-4)))
+    assert any("about 1.0" in n for n in optimizers.notes(config(optimizer_type="prodigy", learning_rate=1e-4)))
     assert any(
-        "no schedule" in n for n in optim.notes(config(optimizer_type="AdamWScheduleFree", lr_scheduler="cosine"))
+        "no schedule" in n for n in optimizers.notes(config(optimizer_type="AdamWScheduleFree", lr_scheduler="cosine"))
     )
 
 
 def test_schedule_free_weights_are_averaged_only_inside():
     calls = []
     made = SimpleNamespace(train=lambda: calls.append("train"), eval=lambda: calls.append("eval"))
-    optim.train_mode(made)
-    with pytest.raises(RuntimeError), optim.averaged(made):
+    optimizers.train_mode(made)
+    with pytest.raises(RuntimeError), optimizers.averaged(made):
         calls.append("save")
         raise RuntimeError
     assert calls == ["train", "eval", "save", "train"]
-    with optim.averaged(optim.optimizer(learner(0.1), config())):
+    with optimizers.averaged(optimizers.optimizer(learner(0.1), config())):
         pass

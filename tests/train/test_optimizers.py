@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from library.check import estimate
 from library.config.remedies import remedy
 from library.config.schema import ConfigError, build, draft
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
 from library.optimizers import MAKERS, carried, maker
-from library.train import fit, optim
+from library.train import optimizers
 from tests.packages import hide
 from tests.training import config_of, train
 
@@ -49,8 +50,8 @@ class Toy(nn.Sequential):
             {"params": [p for layer in layers for p in layer.parameters()], "lr": share * rate, "name": name}
             for layers, share, name in ((list(self)[:1], 1, "unet"), (list(self)[1:], other, "text_encoder"))
         ]
-        made = optim.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
-        optim.train_mode(made)
+        made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+        optimizers.train_mode(made)
         return made
 
     def steps(self, made, first, last):
@@ -81,7 +82,7 @@ def equal(one, other):
 @pytest.mark.parametrize("name", NAMES)
 def test_each_steps_learns_and_resumes_exactly(name):
     chosen = config(name)
-    assert list(optim.problems(chosen)) == []
+    assert list(optimizers.problems(chosen)) == []
     toy, began = Toy(), Toy()
     made = toy.made(chosen)
     losses = toy.steps(made, 0, 30)
@@ -101,7 +102,7 @@ def test_the_average_is_shown_for_saving_and_put_back(name):
     made = toy.made(config(name))
     toy.steps(made, 0, 10)
     before = [p.detach().clone() for p in toy.parameters()]
-    with optim.averaged(made):
+    with optimizers.averaged(made):
         assert not all(torch.equal(a, b) for a, b in zip(before, toy.parameters(), strict=True))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(before, toy.parameters(), strict=True))
 
@@ -109,7 +110,7 @@ def test_the_average_is_shown_for_saving_and_put_back(name):
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "CAME", "AdamMini", "Muon", "Lion"])
 def test_half_precision_is_stepped_wide_and_resumes_exactly(name):
     chosen = config(name, FluxTrain, full_bf16=True, mixed_precision="bf16")
-    assert not [note for note in optim.notes(chosen) if "nearest" in note]
+    assert not [note for note in optimizers.notes(chosen) if "nearest" in note]
     toy = Toy(torch.bfloat16)
     made = toy.made(chosen)
     assert type(made).__name__ == "Bundles"
@@ -148,14 +149,16 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     weight = nn.Parameter(torch.randn(256, 512) * 0.02)
     chosen = config(name)
     groups = [{"params": [weight], "lr": chosen.optim.learning_rate, "name": "unet"}]
-    made = optim.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
-    optim.train_mode(made)
+    made = optimizers.optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+    optimizers.train_mode(made)
     weight.grad = torch.randn_like(weight)
     made.step()
     taken = sum(v.numel() * v.element_size() for v in made.state[weight].values() if isinstance(v, torch.Tensor))
     taken += sum(v.numel() * v.element_size() for held in made.state[weight].values() if isinstance(held, dict)
                  for v in held.values() if isinstance(v, torch.Tensor))  # fmt: skip
-    assert fit.STATES.get(name.lower(), fit.USUAL_STATES) == pytest.approx(taken / weight.numel(), rel=0.15, abs=0.1)
+    assert estimate.STATES.get(name.lower(), estimate.USUAL_STATES) == pytest.approx(
+        taken / weight.numel(), rel=0.15, abs=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_a_name_is_read_as_people_write_it(written, name):
                                      "torch.optim.Adafactor", "pytorch_optimizer.ScheduleFreeAdamW"])  # fmt: skip
 def test_others_are_found_in_their_packages(written):
     chosen = build(FluxLora, {"optimizer_type": written, "learning_rate": 1e-3}, notes=[])
-    assert list(optim.problems(chosen)) == []
+    assert list(optimizers.problems(chosen)) == []
     toy = Toy()
     made = toy.made(chosen)
     assert type(made).__name__.lower() == written.rpartition(".")[2].lower()
@@ -202,19 +205,19 @@ def test_what_takes_matrices_only_is_told_so():
     ],
 )
 def test_arguments_are_tried_before_a_model_is_loaded(name, args, words):
-    (said,) = optim.problems(config(name, optimizer_args=args))
+    (said,) = optimizers.problems(config(name, optimizer_args=args))
     assert all(word in said for word in words), said
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if maker(name).finds_rate])
 def test_several_rates_are_refused_by_those_that_have_one(name):
     chosen = config(name, unet_lr=1.0, text_encoder_lr=[0.5])
-    said = [problem for problem in optim.problems(chosen) if "one learning rate" in problem]
+    said = [problem for problem in optimizers.problems(chosen) if "one learning rate" in problem]
     groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "lr": lr, "name": str(lr)} for lr in (1.0, 0.5)]
     learner = SimpleNamespace(groups=lambda _=None: groups)
     if not maker(name).one_rate:
-        made = optim.optimizer(learner, chosen)
-        optim.train_mode(made)
+        made = optimizers.optimizer(learner, chosen)
+        optimizers.train_mode(made)
         for group in groups:
             group["params"][0].grad = torch.ones(2, 2)
         made.step()
@@ -222,7 +225,7 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
     mends = remedy(said[0], chosen)
     assert mends == {"unet_lr": None, "text_encoder_lr": (), "learning_rate": 1.0}
     with pytest.raises(ConfigError, match="has one learning rate for all that learns"):
-        optim.optimizer(learner, chosen)
+        optimizers.optimizer(learner, chosen)
 
 
 @pytest.mark.parametrize("written", ["Automagic", "automagic", "toolkit.optimizers.automagic.Automagic"])
@@ -233,27 +236,27 @@ def test_automagic_is_refused_by_name_and_mended(written):
     mends = remedy(str(refused.value), draft(FluxLora, {**given, "optimizer_args": tuple(given["optimizer_args"])}))
     assert mends == {"optimizer_type": "ProdigyPlusScheduleFree", "learning_rate": 1.0,
                      "optimizer_args": ("weight_decay=0.1",)}  # fmt: skip
-    assert list(optim.problems(build(FluxLora, {**given, **mends}, notes=[]))) == []
+    assert list(optimizers.problems(build(FluxLora, {**given, **mends}, notes=[]))) == []
     rough = draft(FluxLora, {"optimizer_type": written, "learning_rate": 1e-6})
-    assert not [problem for problem in optim.problems(rough) if "Automagic" in problem]  # it is said once
+    assert not [problem for problem in optimizers.problems(rough) if "Automagic" in problem]  # it is said once
 
 
 def test_those_that_find_their_rate_want_one_and_do_without_clipping():
     for name in ("Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "DAdaptLion"):
-        notes = list(optim.notes(config(name, learning_rate=1e-4)))
+        notes = list(optimizers.notes(config(name, learning_rate=1e-4)))
         assert any(f"learning_rate 0.0001 is small for {name}" in note for note in notes)
     chosen = config("ProdigyPlusScheduleFree", lr_scheduler="cosine")
-    notes = list(optim.notes(chosen))
+    notes = list(optimizers.notes(chosen))
     clipping = next(note for note in notes if note.startswith("max_grad_norm hinders"))
     assert remedy(clipping, chosen) == {"max_grad_norm": 0.0}
     assert any(note.startswith("lr_scheduler has no effect") for note in notes)
     scheduled = config("ProdigyPlusScheduleFree", lr_scheduler="cosine", optimizer_args=["use_schedulefree=False"])
-    assert not any("lr_scheduler" in note for note in optim.notes(scheduled))
+    assert not any("lr_scheduler" in note for note in optimizers.notes(scheduled))
 
 
 def test_metadata_names_the_package_s_own_class():
-    assert optim.describe(config("Muon")) == "pytorch_optimizer.optimizer.muon.muon.Muon(use_adjusted_lr=True)"
-    assert optim.describe(config("AdamMini")) == "pytorch_optimizer.optimizer.adam_mini.AdamMini"
+    assert optimizers.describe(config("Muon")) == "pytorch_optimizer.optimizer.muon.muon.Muon(use_adjusted_lr=True)"
+    assert optimizers.describe(config("AdamMini")) == "pytorch_optimizer.optimizer.adam_mini.AdamMini"
 
 
 def test_arguments_that_mean_the_same_are_carried_over():
@@ -274,17 +277,17 @@ def test_arguments_that_mean_the_same_are_carried_over():
 def test_without_its_package_the_nearest_is_offered(name, package, fix, monkeypatch):
     hide(monkeypatch, package)
     chosen = config(name)
-    (said,) = optim.problems(chosen)
+    (said,) = optimizers.problems(chosen)
     assert said.startswith(f"optimizer_type {name} needs a package that is not installed: ")
     assert remedy(said, chosen) == fix
     mended = {"optimizer_args": (), **fix, "learning_rate": chosen.optim.learning_rate}
-    assert list(optim.problems(build(FluxLora, mended, notes=[]))) == []
+    assert list(optimizers.problems(build(FluxLora, mended, notes=[]))) == []
 
 
 def test_a_rate_of_one_does_not_stay_with_adamw(monkeypatch):
     hide(monkeypatch, "prodigyopt", "prodigyplus", "dadaptation")
     chosen = config("Prodigy", unet_lr=1.0, text_encoder_lr=[1.0])
-    (said,) = optim.problems(chosen)
+    (said,) = optimizers.problems(chosen)
     assert remedy(said, chosen) == {"optimizer_type": "AdamW", "optimizer_args": (), "learning_rate": 1e-4,
                                     "unet_lr": None, "text_encoder_lr": ()}  # fmt: skip
 

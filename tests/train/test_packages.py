@@ -14,7 +14,8 @@ from library.bench import doctor, optional
 from library.config.remedies import remedy
 from library.config.schema import build
 from library.families import config_class
-from library.train import optim, trial
+from library.train import optimizer_trial
+from library.train import optimizers as optim
 from tests import source
 from tests.packages import eight_bit, hide, spoil
 from tests.training import script
@@ -57,7 +58,7 @@ def test_each_is_installed_with_a_plain_set_up_and_locked():
 
 
 def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
-    assert trial.package("lion_pytorch") == ""
+    assert optimizer_trial.package("lion_pytorch") == ""
     known = json.loads((home / "home" / "cache" / "packages.json").read_text())
     assert known["lion_pytorch"]["error"] == ""
     monkeypatch.setattr(packages, "examine", lambda _: pytest.fail("tried again"))
@@ -137,10 +138,10 @@ def test_a_user_s_own_config_is_refused_and_not_changed(demo, squares, home, mon
 
 
 def test_lycoris_that_is_not_there_names_the_command(home, monkeypatch):
-    from library import learners
+    from library import methods
 
     hide(monkeypatch, "lycoris")
-    said = list(learners.problems(lora(network_module="lycoris.kohya", network_args=["algo=lokr"])))
+    said = list(methods.problems(lora(network_module="lycoris.kohya", network_args=["algo=lokr"])))
     assert f"needs a package that is not installed: {packages.command('lycoris')}" in said[0]
 
 
@@ -160,7 +161,7 @@ def test_the_doctor_lists_what_is_missing_with_the_command(monkeypatch, capsys):
 
 def test_the_doctor_tries_what_is_there(monkeypatch):
     assert optional.optimizers().verdict == "ok"
-    monkeypatch.setattr(trial, "package", lambda module: "OSError: no library" if module == "lycoris" else "")
+    monkeypatch.setattr(optimizer_trial, "package", lambda module: "OSError: no library" if module == "lycoris" else "")
     finding = optional.optimizers()
     assert finding.verdict == "hint" and finding.data["without"] == ["LyCORIS"]
     assert "lycoris-lora does not load (OSError: no library)" in finding.text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from library.config.schema import ConfigError
-from library.train import prompts
+from library.outputs import prompts
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from library.config.schema import ConfigError
+from library.outputs import paths
 from library.runs import reader
-from library.train import save, state, stopping
+from library.train import resume_state, stop_requests
 from library.train.run import Run
 from tests.training import SCRIPTS, config_of, listing, pictures, train
 
@@ -55,7 +56,7 @@ def run(demo, ten, tmp_path):
 @pytest.fixture
 def stop_after(monkeypatch):
     """Ask for a stop after a step, as the page does; a slow disk does not make the training look less often here."""
-    monkeypatch.setattr(stopping, "SHARE", 1e9)
+    monkeypatch.setattr(stop_requests, "SHARE", 1e9)
     log = Run.log
 
     def ask(step):
@@ -114,7 +115,7 @@ def test_numbers_of_files_go_on_and_old_ones_leave(run, stop_after, tmp_path):
         "m-step00000012.safetensors", "m-step00000004-state", "m-step00000008-state", "m-step00000012-state",
     }  # fmt: skip
     assert [event["step"] for event in second.events("step")] == list(range(8, 15))
-    assert state.read_progress(tmp_path / "out" / "m-000002-state")["current_step"] == 12
+    assert resume_state.read_progress(tmp_path / "out" / "m-000002-state")["current_step"] == 12
 
 
 def test_train_state_has_the_fields_of_sd_scripts(run, tmp_path):
@@ -216,7 +217,7 @@ def test_a_seed_by_chance_stays_the_same(run, stop_after):
 def test_unfinished_things_of_ours_are_removed_and_no_others(run, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    dead = f"999999999-{save.clean_up.__globals__['HERE']}00000000"
+    dead = f"999999999-{paths.clean_up.__globals__['HERE']}00000000"
     ours = [f".m-step00000004.{dead}.tmp.safetensors", f".m-state.{dead}.tmp", f".m.{dead}.tmp.safetensors"]
     others = [f".n-state.{dead}.tmp", f".mm.{dead}.tmp.safetensors", ".m.tmp.safetensors", "notes.txt", ".m-state.tmp",
               ".m-state.1-0000ffffffffff.tmp"]  # fmt: skip

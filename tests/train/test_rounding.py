@@ -9,8 +9,8 @@ from torch import nn
 
 from library.config.schema import ConfigError, build
 from library.families.sdxl.options import SdxlTrain
-from library.train import bundles, optim
-from library.train.rounding import Dice, allow_half, write
+from library.train import fused_step, optimizers
+from library.train.stochastic_rounding import Dice, allow_half, write
 
 HERE = torch.device("cpu")
 
@@ -103,7 +103,7 @@ def gradients(learner, step=0, scale=1.0):
 
 
 def stepped(learner, steps, made=None, first=0, **values):
-    made = made or optim.optimizer(learner, config(**values), 7)
+    made = made or optimizers.optimizer(learner, config(**values), 7)
     for step in range(first, first + steps):
         gradients(learner, step)
         made.step()
@@ -120,7 +120,7 @@ def test_small_updates_add_up(name):
 
     def moved(dtype, **values):
         learner = Learner(dtype)
-        made = optim.optimizer(learner, config(**more, **values), 7)
+        made = optimizers.optimizer(learner, config(**more, **values), 7)
         for group in made.param_groups:
             group["lr"] = rate
         for _ in range(400):
@@ -165,7 +165,7 @@ def test_the_optimizer_remembers_matrices_in_bfloat16_and_the_rest_exactly():
 def test_full_fp16_steps_in_float32():
     """In float16 the squares of small gradients are 0, and AdamW divides by them."""
     learner = Learner(torch.float16)
-    made = optim.optimizer(learner, config(full_fp16=True, mixed_precision="fp16"), 0)
+    made = optimizers.optimizer(learner, config(full_fp16=True, mixed_precision="fp16"), 0)
     gradients(learner, scale=1e-4)
     made.step()
     for p, rate in zip(learner.parameters(), [0.25] * 2 + [0.5] * 4, strict=True):
@@ -176,7 +176,7 @@ def test_full_fp16_steps_in_float32():
 def test_the_scaler_takes_gradients_in_float16():
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     learner = Learner(torch.float16)
-    made = optim.optimizer(learner, config(full_fp16=True, mixed_precision="fp16"), 0)
+    made = optimizers.optimizer(learner, config(full_fp16=True, mixed_precision="fp16"), 0)
     scaler.scale(torch.zeros(1))
     gradients(learner)
     expected = [p.grad / 8 for p in learner.parameters()]
@@ -204,7 +204,7 @@ def test_a_saved_state_goes_on_bit_for_bit(values):
     state = stepped(first, 2, **values).state_dict()
     for p, q in zip(second.parameters(), first.parameters(), strict=True):
         p.data.copy_(q.data)
-    made = optim.optimizer(second, config(**values), 7)
+    made = optimizers.optimizer(second, config(**values), 7)
     made.load_state_dict(state)
     kinds = {
         v.dtype for b in made.bundles for s in b.optimizer.state.values() for v in s.values() if torch.is_tensor(v)
@@ -216,14 +216,14 @@ def test_a_saved_state_goes_on_bit_for_bit(values):
 
 def test_a_state_of_another_optimizer_is_refused_in_a_sentence():
     plain = stepped(Learner(), 1)
-    made = optim.optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    made = optimizers.optimizer(Learner(torch.bfloat16), config(**HALF), 0)
     with pytest.raises(ConfigError, match="resume"):
         made.load_state_dict(plain.state_dict())
 
 
 def test_rates_are_those_of_the_whole():
     learner = Learner()
-    made = optim.optimizer(learner, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
+    made = optimizers.optimizer(learner, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
     made.param_groups[1]["lr"] = 0.125
     for p in learner.parameters():
         p.grad = torch.ones_like(p)
@@ -232,15 +232,15 @@ def test_rates_are_those_of_the_whole():
 
 
 def test_tensors_are_counted_out_to_bundles_and_a_new_rate_begins_one():
-    made = optim.optimizer(Learner(), config(fused_optimizer_groups=3), 0)
+    made = optimizers.optimizer(Learner(), config(fused_optimizer_groups=3), 0)
     assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
-    made = optim.optimizer(Learner(), config(fused_optimizer_groups=2), 0)
+    made = optimizers.optimizer(Learner(), config(fused_optimizer_groups=2), 0)
     assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3, 4], [5]]
 
 
 def test_large_weights_are_widened_one_at_a_time(monkeypatch):
-    monkeypatch.setattr(bundles, "WIDENED", 100)
-    made = optim.optimizer(Learner(torch.bfloat16), config(**HALF), 0)
+    monkeypatch.setattr(fused_step, "WIDENED", 100)
+    made = optimizers.optimizer(Learner(torch.bfloat16), config(**HALF), 0)
     assert [[number for number, _ in b.weights] for b in made.bundles] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -258,7 +258,7 @@ def backward(learner, step):
 def test_early_steps_give_the_same_weights(values):
     plain, early = Learner(scale=0.1), Learner(scale=0.1)
     kept = {name: value for name, value in values.items() if name.startswith("optimizer")}
-    after, within = optim.optimizer(plain, config(**kept)), optim.optimizer(early, config(**values))
+    after, within = optimizers.optimizer(plain, config(**kept)), optimizers.optimizer(early, config(**values))
     within.step_early(0.0)
     for step in range(4):
         for learner, made in ((plain, after), (early, within)):
@@ -273,7 +273,7 @@ def test_early_steps_give_the_same_weights(values):
 def test_each_gradient_is_clipped_alone():
     learner = Learner(scale=0.5)
     before = [p.detach().clone() for p in learner.parameters()]
-    made = optim.optimizer(learner, config(optimizer_type="SGD", fused_optimizer_groups=2))
+    made = optimizers.optimizer(learner, config(optimizer_type="SGD", fused_optimizer_groups=2))
     made.step_early(1e-3)
     backward(learner, 0)
     moves = [(p - q).norm().item() for p, q in zip(learner.parameters(), before, strict=True)]
@@ -293,7 +293,7 @@ def most_alive(learner, made):
 
     for p in learner.parameters():
         p.register_post_accumulate_grad_hook(note)
-    if isinstance(made, bundles.Bundles) and not made.bundles[0].waiting:
+    if isinstance(made, fused_step.Bundles) and not made.bundles[0].waiting:
         made.step_early(1.0)
     backward(learner, 0)
     return most
@@ -302,7 +302,7 @@ def most_alive(learner, made):
 def test_gradients_do_not_pile_up():
     def most(**values):
         learner = Learner()
-        return most_alive(learner, optim.optimizer(learner, config(**values)))
+        return most_alive(learner, optimizers.optimizer(learner, config(**values)))
 
     sizes = [p.numel() * 4 for p in Learner().parameters()]
     assert most() == sum(sizes)
@@ -314,7 +314,7 @@ def test_a_step_that_is_done_again_counts_once():
     """When compiling fails in the backward pass, some bundles have been stepped already."""
     learner, once = Learner(scale=0.1), Learner(scale=0.1)
     for trained, times in ((learner, 2), (once, 1)):
-        made = optim.optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
+        made = optimizers.optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
         made.step_early(0.0)
         for _ in range(times):
             backward(trained, 0)
@@ -338,6 +338,6 @@ def test_what_does_not_go_together_is_said(values, words):
 
 
 def test_optimizers_that_look_at_all_weights_round_to_the_nearest_and_that_is_said():
-    notes = list(optim.notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
+    notes = list(optimizers.notes(config(**HALF, optimizer_type="Prodigy", learning_rate=1)))
     assert any("nearest" in note for note in notes)
-    assert not list(optim.notes(config(**HALF)))
+    assert not list(optimizers.notes(config(**HALF)))

@@ -11,8 +11,8 @@ from safetensors.torch import save as package_bytes
 from library.config.schema import ConfigError, build
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
-from library.train import save
-from library.train.tensorfile import Layout
+from library.outputs import paths
+from library.outputs.writer import Layout
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text())["names"]
 
@@ -27,7 +27,7 @@ def tensors():
 
 
 def test_names_are_those_of_sd_scripts(tmp_path):
-    unnamed, named = save.names(config(tmp_path)), save.names(config(tmp_path, output_name="m"))
+    unnamed, named = paths.names(config(tmp_path)), paths.names(config(tmp_path, output_name="m"))
     got = {
         "default_epoch": unnamed.epoch(3),
         "default_step": unnamed.step(1500),
@@ -40,29 +40,29 @@ def test_names_are_those_of_sd_scripts(tmp_path):
         "state_last": named.state(),
     }
     assert {key: path.name for key, path in got.items()} == {k: v for k, v in VECTORS.items() if isinstance(v, str)}
-    assert save.names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
+    assert paths.names(config(tmp_path, output_name="v1.5")).state(epoch=1).name == "v1.5-000001-state"
 
 
 def test_what_is_removed_is_what_sd_scripts_removes(tmp_path):
     kept = config(tmp_path, output_name="m", save_every_n_epochs=1, save_last_n_epochs=2)
     for epoch, old in VECTORS["remove_epoch_when_saving"].items():
-        path = save.outdated_epoch(kept, int(epoch))
+        path = paths.outdated_epoch(kept, int(epoch))
         assert (path and path.name) == (None if old is None else f"m-{old:06d}.safetensors")
     kept = config(tmp_path, output_name="m", save_every_n_steps=10, save_last_n_steps=30)
     for step, old in VECTORS["remove_step_when_saving"].items():
-        path = save.outdated_step(kept, int(step))
+        path = paths.outdated_step(kept, int(step))
         assert (path and path.name) == (None if old is None else f"m-step{old:08d}.safetensors")
-    assert save.outdated_step(kept, 40, state=True) is None
-    assert save.outdated_step(kept, 50, state=True).name == "m-step00000010-state"
+    assert paths.outdated_step(kept, 40, state=True) is None
+    assert paths.outdated_step(kept, 50, state=True).name == "m-step00000010-state"
     own = config(tmp_path, output_name="m", save_every_n_epochs=2, save_last_n_epochs=1, save_last_n_epochs_state=3)
-    assert save.outdated_epoch(own, 8, state=True).name == "m-000002-state"
-    assert save.outdated_epoch(config(tmp_path), 5) is None and save.outdated_step(config(tmp_path), 5) is None
+    assert paths.outdated_epoch(own, 8, state=True).name == "m-000002-state"
+    assert paths.outdated_epoch(config(tmp_path), 5) is None and paths.outdated_step(config(tmp_path), 5) is None
 
 
 def test_a_ratio_decides_how_often(tmp_path):
-    assert save.every_n_epochs(config(tmp_path, save_n_epoch_ratio=3), 10) == 3
-    assert save.every_n_epochs(config(tmp_path, save_n_epoch_ratio=30), 10) == 1
-    assert save.every_n_epochs(config(tmp_path, save_every_n_epochs=4), 10) == 4
+    assert paths.every_n_epochs(config(tmp_path, save_n_epoch_ratio=3), 10) == 3
+    assert paths.every_n_epochs(config(tmp_path, save_n_epoch_ratio=30), 10) == 1
+    assert paths.every_n_epochs(config(tmp_path, save_every_n_epochs=4), 10) == 4
 
 
 def test_removing(tmp_path):
@@ -70,7 +70,7 @@ def test_removing(tmp_path):
     (tmp_path / "a-state" / "x").write_text("x")
     (tmp_path / "a.pt").write_text("x")
     for path in (tmp_path / "a-state", tmp_path / "a.pt", tmp_path / "a.pt", None):
-        save.remove(path)
+        paths.remove(path)
     assert not list(tmp_path.iterdir())
 
 
@@ -84,7 +84,7 @@ def test_bytes_are_those_of_the_safetensors_package():
 
 
 def test_a_file_holds_what_was_given_with_its_hashes(tmp_path):
-    path = save.model(
+    path = paths.model(
         tmp_path / "new" / "m.safetensors", tensors(), config(tmp_path), {"ss_a": "1", "modelspec.b": "c"}
     )
     loaded = load_file(path)
@@ -110,23 +110,23 @@ def test_the_legacy_hash_is_of_the_second_mebibyte():
     "precision, dtype", [("fp16", torch.float16), ("bf16", torch.bfloat16), ("float", torch.float32)]
 )
 def test_precision(tmp_path, precision, dtype):
-    path = save.model(tmp_path / "m.safetensors", tensors(), config(tmp_path, save_precision=precision), {})
+    path = paths.model(tmp_path / "m.safetensors", tensors(), config(tmp_path, save_precision=precision), {})
     assert {t.dtype for t in load_file(path).values()} == {dtype}
     model = {"w": torch.randn(2), "ids": torch.arange(3)}
     whole = config(tmp_path, SdxlTrain, save_precision=precision)
-    path = save.model(tmp_path / "w.safetensors", model, whole, {})
+    path = paths.model(tmp_path / "w.safetensors", model, whole, {})
     assert load_file(path)["ids"].dtype == torch.int64 and load_file(path)["w"].dtype == dtype
 
 
 @pytest.mark.parametrize("kind", ["pt", "ckpt"])
 def test_pickled_formats(tmp_path, kind):
     chosen = config(tmp_path, save_model_as=kind, output_name="m")
-    path = save.model(save.names(chosen).last, tensors(), chosen, {"ss_a": "1"})
+    path = paths.model(paths.names(chosen).last, tensors(), chosen, {"ss_a": "1"})
     assert path.suffix == f".{kind}"
     loaded = torch.load(path, weights_only=True)
     assert all(torch.equal(loaded[k], v) for k, v in tensors().items())
     whole = config(tmp_path, SdxlTrain, save_model_as="ckpt")
-    loaded = torch.load(save.model(tmp_path / "w.ckpt", {"w": torch.ones(1)}, whole, {}, (2, 30)), weights_only=True)
+    loaded = torch.load(paths.model(tmp_path / "w.ckpt", {"w": torch.ones(1)}, whole, {}, (2, 30)), weights_only=True)
     assert (loaded["epoch"], loaded["global_step"]) == (2, 30) and loaded["state_dict"]["w"] == 1
 
 
@@ -145,7 +145,7 @@ def test_pickled_formats(tmp_path, kind):
     ],
 )
 def test_the_kind_of_file(tmp_path, cls, values, expected):
-    assert save.extension(config(tmp_path, cls, **values)) == expected
+    assert paths.extension(config(tmp_path, cls, **values)) == expected
 
 
 def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
@@ -154,7 +154,7 @@ def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
         "x.alpha": torch.tensor(100_000), "y.alpha": torch.tensor(1e5), "y.lokr_w1": torch.ones(2, 2),
         "y.lokr_w2_a": torch.ones(2, 2), "y.lokr_w2_b": torch.ones(2, 2),
     }  # fmt: skip
-    path = save.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
+    path = paths.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
     stored = load_file(path)
     wide = {name for name, tensor in stored.items() if tensor.dtype == torch.float32}
     assert wide == {"x.lora_up.weight", "x.alpha", "y.alpha"}
@@ -166,13 +166,13 @@ def test_numbers_that_are_too_large_for_float16_are_not_lost(tmp_path, caplog):
 @pytest.mark.parametrize("alpha", [1e5, float("inf")])
 def test_the_alpha_of_whole_matrices_may_be_infinite(tmp_path, alpha):
     given = {"y.alpha": torch.tensor(alpha), "y.lokr_w1": torch.ones(2, 2), "y.lokr_w2": torch.ones(2, 2)}
-    path = save.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
+    path = paths.model(tmp_path / "m.safetensors", given, config(tmp_path, save_precision="fp16"), {})
     assert load_file(path)["y.alpha"].dtype == torch.float16 and load_file(path)["y.alpha"] == float("inf")
     with pytest.raises(ConfigError, match="y.lokr_w2"):
         broken = {**given, "y.lokr_w2": torch.full((2, 2), float("inf"))}
-        save.model(path, broken, config(tmp_path, save_precision="fp16"), {})
+        paths.model(path, broken, config(tmp_path, save_precision="fp16"), {})
     with pytest.raises(ConfigError, match="y.alpha"):
-        save.model(path, {"y.alpha": torch.tensor(float("inf"))}, config(tmp_path), {})
+        paths.model(path, {"y.alpha": torch.tensor(float("inf"))}, config(tmp_path), {})
 
 
 def test_nothing_broken_replaces_something_good(tmp_path, monkeypatch):
@@ -180,20 +180,20 @@ def test_nothing_broken_replaces_something_good(tmp_path, monkeypatch):
     path.write_bytes(b"good")
     bad = {**tensors(), "x.lora_up.weight": torch.tensor([1.0, float("nan")])}
     with pytest.raises(ConfigError, match="x.lora_up.weight"):
-        save.model(path, bad, config(tmp_path), {})
+        paths.model(path, bad, config(tmp_path), {})
     with pytest.raises(ConfigError, match="disk space"):
         monkeypatch.setattr("library.files.free_space", lambda _: 10)
-        save.model(path, tensors(), config(tmp_path), {})
+        paths.model(path, tensors(), config(tmp_path), {})
     monkeypatch.undo()
     with pytest.raises(OSError):
         monkeypatch.setattr(Layout, "data", lambda self: iter([memoryview(b"short")]))
-        save.model(path, tensors(), config(tmp_path, save_model_as="safetensors"), {})
+        paths.model(path, tensors(), config(tmp_path, save_model_as="safetensors"), {})
     assert path.read_bytes() == b"good" and [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 
 
 def test_a_whole_model_that_came_with_nan_can_be_saved(tmp_path, caplog):
     odd = {"w": torch.tensor([float("nan")])}
-    assert load_file(save.model(tmp_path / "w.safetensors", odd, config(tmp_path, SdxlTrain), {}))["w"].isnan()
+    assert load_file(paths.model(tmp_path / "w.safetensors", odd, config(tmp_path, SdxlTrain), {}))["w"].isnan()
     assert "NaN" in caplog.text
 
 
@@ -201,18 +201,18 @@ def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
     chosen = config(tmp_path, output_name="m")
     for name in ("m2.safetensors", "m-old.safetensors", "m.txt", "sample"):
         (tmp_path / name).touch()
-    assert not list(save.problems(chosen))
+    assert not list(paths.problems(chosen))
     for name in ("m.safetensors", "m-000002.safetensors", "m-step00000010-state"):
         (tmp_path / name).touch()
-    said = list(save.problems(chosen))
+    said = list(paths.problems(chosen))
     assert len(said) == 1 and "m-000002.safetensors and 2 more" in said[0] and "another output_name" in said[0]
-    assert not list(save.problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
-    assert not list(save.problems(config(tmp_path / "elsewhere", output_name="m")))
+    assert not list(paths.problems(config(tmp_path, output_name="m", resume=str(tmp_path))))
+    assert not list(paths.problems(config(tmp_path / "elsewhere", output_name="m")))
 
 
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    assert "is a file" in next(save.problems(config(tmp_path / "file" / "below")))
-    assert "plain name" in next(save.problems(config(tmp_path, output_name="a/b")))
-    assert "not set" in next(save.problems(build(FluxLora, {}, notes=[])))
+    assert "is a file" in next(paths.problems(config(tmp_path / "file" / "below")))
+    assert "plain name" in next(paths.problems(config(tmp_path, output_name="a/b")))
+    assert "not set" in next(paths.problems(build(FluxLora, {}, notes=[])))
     assert not (tmp_path / "elsewhere").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from library.config import shell
+from library.cli import train_script
 from library.config.schema import to_toml
 from library.families import config_class
 from library.runs import reader
@@ -30,7 +30,7 @@ def shown(demo, tmp_path, capsys):
         config = config_of(demo, SCRIPT, **base | values)
         (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
         with untouched(folder, demo.folder):
-            code = shell.main(config_class(SCRIPT), ["--config_file", str(tmp_path / "run.toml")])
+            code = train_script.main(config_class(SCRIPT), ["--config_file", str(tmp_path / "run.toml")])
         assert code == 0
         return capsys.readouterr().out.splitlines()
 

@@ -12,8 +12,8 @@ import pytest
 from library.config.command import command
 from library.config.schema import to_toml
 from library.runs import reader
-from library.train import state
-from library.train.stopping import Stopped, Wishes
+from library.train import resume_state
+from library.train.stop_requests import Stopped, Wishes
 from tests.source import ROOT
 from tests.training import config_of, runs_in, wait_for
 
@@ -71,8 +71,8 @@ def training(demo, squares, tmp_path):
 def is_saved(training):
     """There is a file, and a state that fits it."""
     folder = training.output / "flux-lora-state"
-    assert (training.output / "flux-lora.safetensors").is_file() and state.problems(folder) == []
-    step = state.read_progress(folder)["current_step"]
+    assert (training.output / "flux-lora.safetensors").is_file() and resume_state.problems(folder) == []
+    step = resume_state.read_progress(folder)["current_step"]
     assert 0 < step == training.run.facts["step"]
     return True
 
@@ -133,7 +133,7 @@ def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
 
 LOOP = """
 import sys, time
-from library.train.stopping import Wishes
+from library.train.stop_requests import Wishes
 class Record:
     def say(self, text): print(text + "\\n", end="", flush=True)
     def finish(self, state): print(state, flush=True)

@@ -12,9 +12,9 @@ from library.config.schema import to_toml
 from library.runs import reader, resume, stop
 from library.runs.lineage import step_of
 from library.runs.record import Record
-from library.train import preview, state, stopping, validation
+from library.train import resume_state, samples, stop_requests, validation
 from library.train.run import Run
-from library.train.stopping import Stopped
+from library.train.stop_requests import Stopped
 from tests.source import ROOT
 from tests.training import config_of, runs_in, train, wait_for
 
@@ -26,7 +26,7 @@ RANDOM = {"flux_train_network": {"network_dropout": 0.3}, "sdxl_train": {"train_
 @pytest.fixture
 def when(monkeypatch):
     """Write the stop file of the run, as the page does, just before a method runs for which a condition holds."""
-    monkeypatch.setattr(stopping, "SHARE", 1e9)  # look at the disk every time
+    monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk every time
 
     def ask(place, name, condition=lambda *given: True, how="now"):
         """Once, and of the training that works then."""
@@ -53,7 +53,7 @@ def when(monkeypatch):
 def goes_on(demo, script, stopped, straight, tmp_path, values):
     """A stopped training has a whole state, and what comes of it is what would have come."""
     folder = tmp_path / "out" / "m-state"
-    assert stopped.facts["state"] == "stopped" and state.problems(folder) == []
+    assert stopped.facts["state"] == "stopped" and resume_state.problems(folder) == []
     assert step_of(resume.newest_state(reader.at(stopped.folder))) == step_of(folder) and stopped.file.is_file()
     again = train(config_of(demo, script, output_dir=tmp_path / "out", **values, resume=folder))
     assert stopped.numbers() | again.numbers() == straight.numbers()
@@ -92,7 +92,7 @@ def test_samples_and_validation_are_left_as_they_are(demo, shapes, tmp_path, whe
               "sample_every_n_steps": 2}  # fmt: skip
     straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
     assert len(straight.events("sample")) == 4 and len(straight.events("validation")) > 1
-    for place, name in ((validation.Validation, "_loss"), (preview.Previews, "_draw_one")):
+    for place, name in ((validation.Validation, "_loss"), (samples.Previews, "_draw_one")):
         when(place, name)
         stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
         assert stopped.events("sample") == [] and max(stopped.numbers()) == 2
@@ -107,9 +107,9 @@ def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path,
     values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6, "save_state": True,
               "save_every_n_steps": 2}  # fmt: skip
     straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
-    when(state.State, "_fill", lambda self, place: "m-step00000002" in place.name, how)
+    when(resume_state.State, "_fill", lambda self, place: "m-step00000002" in place.name, how)
     stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
-    assert state.problems(tmp_path / "out" / "m-step00000002-state") == []
+    assert resume_state.problems(tmp_path / "out" / "m-step00000002-state") == []
     goes_on(demo, LORA, stopped, straight, tmp_path, values)
 
 
@@ -152,15 +152,15 @@ def at_work(output):
 
 SLOW = """
 import sys, time
-from library.train import state
-from library.config.shell import main
+from library.train import resume_state
+from library.cli.train_script import main
 from library.families import config_class
-fill = state.State._fill
+fill = resume_state.State._fill
 def slowly(self, place):
     time.sleep(2)
     fill(self, place)
     print("the state is written", flush=True)
-state.State._fill = slowly
+resume_state.State._fill = slowly
 sys.exit(main(config_class("flux_train_network"), sys.argv[1:]))
 """
 
@@ -187,8 +187,8 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
         started.kill()
     run = reader.at(run.folder)
     assert started.returncode == 0 and run.state == "stopped", words
-    assert state.problems(tmp_path / "out" / "m-state") == []
-    assert state.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
+    assert resume_state.problems(tmp_path / "out" / "m-state") == []
+    assert resume_state.read_progress(tmp_path / "out" / "m-state")["current_step"] == run.facts["step"]
 
 
 def test_two_processes_stop_now(demo, squares, tmp_path):
@@ -211,4 +211,4 @@ def test_two_processes_stop_now(demo, squares, tmp_path):
         for process in psutil.Process().children(recursive=True):
             process.kill()
     assert started.returncode == 0 and reader.at(run.folder).state == "stopped", words
-    assert state.problems(tmp_path / "out" / "m-state") == []
+    assert resume_state.problems(tmp_path / "out" / "m-state") == []

@@ -12,11 +12,11 @@ from diffusers.models.autoencoders import vae
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from library import data, families, learners, memory
+from library import data, families, memory, methods
 from library.train import loss
 from library.train.meter import Meter
-from library.train.rounding import Dice
 from library.train.run import Run
+from library.train.stochastic_rounding import Dice
 from library.train.updates import Updates
 from tests.training import SCRIPTS, config_of, fresh
 
@@ -98,7 +98,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
             live = [parts.vae] * (not config.cache.latents) + list(parts.encoders.values()) * (not config.cache.text)
             for network in (parts.denoiser, *live):
                 network.to(META)
-            learner = learners.attach(parts, family, config)
+            learner = methods.attach(parts, family, config)
             run.place(parts, learner, keep_vae=False)
             memory.prepare(parts.denoiser, family, config, META, batches.shapes)
             updates = Updates(learner, config, run)

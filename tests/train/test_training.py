@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from library.families.flux.family import Flux
 from library.families.sdxl.family import Sdxl
-from library.train import stopping
+from library.train import stop_requests
 from library.train.run import Run
 from tests.training import LORAS, SCRIPTS, config_of, pictures, train
 
@@ -344,7 +344,7 @@ def test_a_stopped_run_saves_and_can_be_gone_on_with(run, tmp_path, monkeypatch,
         if self.clock.step == 3:
             (self.record.folder / "stop").write_text("after_step")
 
-    monkeypatch.setattr(stopping, "SHARE", 1e9)  # look at the disk after every step, however slow it is
+    monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk after every step, however slow it is
     monkeypatch.setattr(Run, "log", stop_at_3)
     stopped = run(script, output_dir=folder, output_name="m", max_train_steps=6)
     monkeypatch.setattr(Run, "log", log)

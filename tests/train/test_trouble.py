@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from library.config import shell
+from library.cli import train_script
 from library.config.schema import ConfigError, to_toml
 from library.families import config_class
+from library.outputs.writer import Layout
 from library.runs import layout, reader
 from library.runs.record import Record
-from library.train import loss, state, trouble
-from library.train.tensorfile import Layout
+from library.train import errors, loss, resume_state
 from tests.training import config_of, fresh, listing, runs_in, train
 
 SCRIPT = "flux_train_network"
@@ -49,7 +49,7 @@ def run_shell(config, tmp_path, capsys):
         (tmp_path / "run.toml").write_text(to_toml(config(**values), secrets=True), encoding="utf-8")
         fresh()
         try:
-            code = shell.main(config_class(SCRIPT), ["--config_file", str(tmp_path / "run.toml")])
+            code = train_script.main(config_class(SCRIPT), ["--config_file", str(tmp_path / "run.toml")])
         except SystemExit as e:
             code = e.code
         return code, capsys.readouterr()
@@ -93,7 +93,7 @@ def test_what_the_user_can_mend_is_one_sentence(run_shell, monkeypatch, tmp_path
 
 
 def test_before_there_is_a_log_the_traceback_is_shown(monkeypatch, run_shell):
-    monkeypatch.setattr("library.train.preflight.check", lambda config: 1 / 0)
+    monkeypatch.setattr("library.check.preflight.check", lambda config: 1 / 0)
     code, said = run_shell()
     assert code == 1 and "Traceback" in said.err and "error: ZeroDivisionError" in said.err
 
@@ -154,24 +154,24 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
 )  # fmt: skip
 def test_levers_are_those_that_are_left(config, script, values, doing, words):
     run = SimpleNamespace(config=config(script, **values), doing=doing, newest={}, clock=SimpleNamespace(step=7))
-    assert words in str(trouble.told(torch.OutOfMemoryError("..."), run))
+    assert words in str(errors.told(torch.OutOfMemoryError("..."), run))
 
 
 def test_the_computers_own_memory(config):
     run = SimpleNamespace(config=config(), doing="caching latents", newest={}, clock=None)
     for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")):
-        assert str(trouble.told(error, run)).startswith(
+        assert str(errors.told(error, run)).startswith(
             "the computer ran out of memory, RAM (caching latents): use fewer"
         )
     other = ValueError("x")
-    assert trouble.told(other, run) is other
+    assert errors.told(other, run) is other
 
 
 def test_a_scaler_that_never_finds_its_scale_ends_it():
-    numbers = trouble.Numbers(scaled=True)
-    lines = [{"loss": 1.0, "grad_norm": float("inf")}] * trouble.MOST_SKIPPED
-    assert [numbers.odd(line) for line in lines] == [""] * (trouble.MOST_SKIPPED - 1) + ["gradients"]
-    assert trouble.Numbers(scaled=True).odd({"loss": float("nan"), "grad_norm": 1.0}) == "loss"
+    numbers = errors.Numbers(scaled=True)
+    lines = [{"loss": 1.0, "grad_norm": float("inf")}] * errors.MOST_SKIPPED
+    assert [numbers.odd(line) for line in lines] == [""] * (errors.MOST_SKIPPED - 1) + ["gradients"]
+    assert errors.Numbers(scaled=True).odd({"loss": float("nan"), "grad_norm": 1.0}) == "loss"
 
 
 # ---- disk
@@ -199,7 +199,7 @@ def test_a_disk_that_fills_up_in_a_file_harms_nothing(run_shell, monkeypatch, tm
 
 def test_a_disk_that_fills_up_in_a_state_harms_nothing(run_shell, monkeypatch, tmp_path):
     save, count = torch.save, iter(range(1, 100))
-    monkeypatch.setattr(state.torch, "save", lambda *args: full() if next(count) == 8 else save(*args))
+    monkeypatch.setattr(resume_state.torch, "save", lambda *args: full() if next(count) == 8 else save(*args))
     code, said = run_shell(max_train_steps=8)
     check_full(tmp_path / "out", code, said)
 
@@ -211,7 +211,7 @@ def check_full(output, code, said):
     names = {path.name for path in output.iterdir()} - {"runs"}
     assert not [name for name in names if name.startswith(".")]
     states = [output / name for name in names if name.endswith("-state")]
-    assert states and all(state.problems(folder) == [] for folder in states)
+    assert states and all(resume_state.problems(folder) == [] for folder in states)
     files = [name for name in names if name.endswith(".safetensors")]
     assert files and all(load_file(output / name) for name in files)
 
@@ -230,7 +230,7 @@ def test_too_little_room_is_seen_before_writing(run_shell, monkeypatch, tmp_path
 def test_a_disk_that_is_really_full(tmp_path, config, monkeypatch):
     small = tmp_path / "small"
     small.mkdir()
-    monkeypatch.setattr("library.train.preflight.LEAST_SPACE", 0)
+    monkeypatch.setattr("library.check.preflight.LEAST_SPACE", 0)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(small)], capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     try:
@@ -240,7 +240,7 @@ def test_a_disk_that_is_really_full(tmp_path, config, monkeypatch):
         assert run.state == "failed" and "disk" in run.error
         assert [path for path in small.iterdir() if path.name.endswith("-state")]
         for folder in small.glob("*-state"):
-            assert state.problems(folder) == []
+            assert resume_state.problems(folder) == []
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from library.outputs import verify
 from library.runs import layout, reader
 from library.runs.record import Record
-from library.train import readback, split, state, stopping
+from library.train import resume_state, step_timer, stop_requests
 from tests.training import LORAS, config_of, train
 
 
 @pytest.fixture
 def wish(monkeypatch):
     """Ask the run for something as soon as it has written down a step."""
-    monkeypatch.setattr(stopping, "SHARE", 1e9)  # look at the disk after every step
+    monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk after every step
 
     def at(step, *wishes):
         write = Record.step
@@ -44,7 +45,10 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, w
     file, folder, last = asked.events("saved")
     assert plain.events("sample") == [] and len(plain.events("saved")) == 1
     assert drawn["step"] == file["step"] == folder["step"] < 6 and last["step"] == 6
-    assert file["file"].endswith(f"-step{file['step']:08d}.safetensors") and state.problems(Path(folder["file"])) == []
+    assert (
+        file["file"].endswith(f"-step{file['step']:08d}.safetensors")
+        and resume_state.problems(Path(folder["file"])) == []
+    )
     assert file["ok"] and last["ok"] and "it loads" in file["text"]
     assert not any(layout.wish_file(asked.folder, wish).exists() for wish in layout.WISHES)
     for name in ("data_s", "transfer_s", "compute_s"):
@@ -55,13 +59,13 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, w
 
 def test_a_step_is_split_where_its_time_went(monkeypatch):
     now = iter([0.0, 3.0, 3.0, 4.0, 5.0, 5.5, 10.0])  # asked, there; two batches moved; the end
-    monkeypatch.setattr(split.time, "perf_counter", lambda: next(now))
-    watch = split.Split(device=type("Device", (), {"type": "cpu"}))
+    monkeypatch.setattr(step_timer.time, "perf_counter", lambda: next(now))
+    watch = step_timer.Split(device=type("Device", (), {"type": "cpu"}))
     batch = type("Batch", (), {"to": lambda self, device: self})()
     next(watch.waited([[batch, batch]]))
     watch.moved(batch), watch.moved(batch)
-    assert split.seconds(watch.ended()) == {"data_s": 3.0, "transfer_s": 1.5, "compute_s": 5.5}
-    assert split.seconds(watch.ended()) == {}
+    assert step_timer.seconds(watch.ended()) == {"data_s": 3.0, "transfer_s": 1.5, "compute_s": 5.5}
+    assert step_timer.seconds(watch.ended()) == {}
 
 
 def rewritten(path, change):
@@ -78,7 +82,7 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
     config = config_of(demo, "sdxl_train_network", train_data_dir=squares, output_dir=tmp_path, max_train_steps=1)
     outcome = train(config)
     file, shapes = outcome.file, {name: tuple(tensor.shape) for name, tensor in outcome.tensors().items()}
-    assert readback.check(file, lambda: shapes, config)["ok"]
+    assert verify.check(file, lambda: shapes, config)["ok"]
     first = next(iter(shapes))
     for change, words in (
         (lambda h: h.update(foreign=h.pop(first)), "unknown to the model"),
@@ -86,8 +90,8 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
     ):
         before = file.read_bytes()
         rewritten(file, change)
-        found = readback.check(file, lambda: shapes, config)
+        found = verify.check(file, lambda: shapes, config)
         assert not found["ok"] and words in found["text"]
         file.write_bytes(before)
     file.write_bytes(before[:500])
-    assert "cannot be read back" in readback.check(file, lambda: shapes, config)["text"]
+    assert "cannot be read back" in verify.check(file, lambda: shapes, config)["text"]

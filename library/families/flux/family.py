@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from library.config.schema import ConfigError
 from library.families import clip, t5, tokenizers
 from library.families.base import BlockInputs, LatentCache, Noised, Parts, TextCache
-from library.families.flux import packing, source
+from library.families.flux import checkpoint, packing
 from library.objectives import flow
 
 # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
 TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, "tokenizer_2")}
 PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
-BASE = source.PARTS["denoiser"].option
+BASE = checkpoint.PARTS["denoiser"].option
 T5_LENGTH = {True: 512, False: 256}  # tokens that dev (with guidance) and schnell were trained with
 
 
@@ -62,8 +62,10 @@ class Flux:
     @cached_property
     def guided(self) -> bool:
         """Whether the model was distilled with guidance (dev) or not (schnell), from its header."""
-        path = source.located(self.config, "denoiser")
-        return "guidance_in.in_layer.weight" in source.bfl_shapes(source.plain_shapes(source.read_entries(path)))
+        path = checkpoint.located(self.config, "denoiser")
+        return "guidance_in.in_layer.weight" in checkpoint.bfl_shapes(
+            checkpoint.plain_shapes(checkpoint.read_entries(path))
+        )
 
     @property
     def architecture(self) -> str:
@@ -84,10 +86,10 @@ class Flux:
         """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
         if self.config.model.model_type == "chroma":
             yield "model_type: Chroma is not trained here: use FLUX.1 dev or schnell with model_type = flux"
-        wrong = list(source.problems(self.config))
+        wrong = list(checkpoint.problems(self.config))
         yield from wrong
         for encoder in TOKENIZERS:  # one is looked for beside the networks, so it is said once these are found
-            if not source.named(self.config, encoder) or any(line.startswith((encoder, BASE)) for line in wrong):
+            if not checkpoint.named(self.config, encoder) or any(line.startswith((encoder, BASE)) for line in wrong):
                 continue
             try:
                 self._tokenizer_folder(encoder)
@@ -96,7 +98,7 @@ class Flux:
 
     def notes(self) -> Iterator[str]:
         """What is set and has no meaning for this very model, unless that has to be fetched to be known."""
-        if not source.located(self.config, "denoiser", fetch=False):
+        if not checkpoint.located(self.config, "denoiser", fetch=False):
             return
         if not self.guided and self.config.model.guidance_scale != 3.5:
             yield "guidance_scale has no effect here: FLUX.1 schnell takes no guidance"
@@ -104,7 +106,7 @@ class Flux:
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, TOKENIZERS[encoder]
         base = options.pretrained_model_name_or_path
-        whole = source.whole_model(Path(base)) if base and Path(base).exists() else None
+        whole = checkpoint.whole_model(Path(base)) if base and Path(base).exists() else None
         for place in (getattr(options, encoder), whole or base, options.clip_l, options.t5xxl, options.ae):
             for folder in tokenizers.places(name, place, subfolder, None):
                 if tokenizers.holds(folder, tokenizers.kind(name)):
@@ -121,14 +123,14 @@ class Flux:
         with no_half_vae, and in place of float16, whose range it exceeds.
         """
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
-        paths = {part: source.located(config, part) for part in source.PARTS}
+        paths = {part: checkpoint.located(config, part) for part in checkpoint.PARTS}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
-        denoiser = source.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
+        denoiser = checkpoint.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         exact = getattr(config.model, "no_half_vae", False) or frozen == torch.float16
-        vae = source.load_ae(paths["ae"], torch.float32 if exact else frozen, self.scale, self.shift, mmap)
+        vae = checkpoint.load_ae(paths["ae"], torch.float32 if exact else frozen, self.scale, self.shift, mmap)
         encoders = {
-            "clip_l": source.load_clip_l(paths["clip_l"], frozen, mmap),
+            "clip_l": checkpoint.load_clip_l(paths["clip_l"], frozen, mmap),
             "t5xxl": t5.load(paths["t5xxl"], frozen, mmap),
         }
         found = {part: tokenizers.load(self._tokenizer_folder(part), name) for part, (name, _) in TOKENIZERS.items()}
@@ -218,6 +220,6 @@ class Flux:
 
     def sampler(self, parts: Parts) -> Callable:
         """A function that draws preview images with these parts; see preview.Preview."""
-        from library.families.flux.preview import Preview
+        from library.families.flux.sampler import Preview
 
         return Preview(self, parts)

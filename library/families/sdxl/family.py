@@ -205,7 +205,7 @@ class Sdxl:
 
     def sampler(self, parts: Parts) -> Callable:
         """A function that draws preview images with these parts; see preview.Preview."""
-        from library.families.sdxl.preview import Preview
+        from library.families.sdxl.sampler import Preview
 
         return Preview(self, parts)
 

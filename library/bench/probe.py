@@ -1,0 +1,297 @@
+"""`kohya probe`: a few real steps of a training at its largest bucket, sample and save included, and what would fit.
+
+Each try is a training in a process of its own, on pictures of one colour in a temporary folder, so that nothing of the
+user's is touched and a try that runs out of memory takes nothing with it. What is measured is what is proposed.
+"""
+
+import argparse
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from library.check import estimate as fitting
+from library.check.report import graphics, largest, smaller
+from library.config.command import command
+from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
+from library.files import write_atomic
+from library.runs import explain, layout, reader
+from library.runs.job_work import Work, joined
+
+WARM, TIMED = 3, 2  # steps: the first ones load kernels and compile, and the speed leaves them out
+TRIES = 6
+ROOM = 0.92  # of the GPU's memory may be used by what is proposed
+CAPTION = "a picture of one colour, and as many words about it as fit into a long caption, " * 8
+OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")
+
+# What a try does without, as it is not about memory or speed.
+PLAIN = {"dataset_config": None, "in_json": None, "reg_data_dir": None, "enable_bucket": False, "resume": None,
+         "validation_split": 0, "validate_every_n_steps": None, "validate_every_n_epochs": None, "logging_dir": None,
+         "log_with": None, "log_tracker_config": None, "huggingface_repo_id": None, "save_state_to_huggingface": False,
+         "save_state": False, "save_state_on_train_end": False, "save_state_every_n_minutes": None,
+         "save_every_n_steps": None, "save_every_n_epochs": None, "save_n_epoch_ratio": None, "max_train_epochs": None,
+         "lr_warmup_steps": 0, "lr_decay_steps": 0,
+         "compile_compare_steps": 0, "compile_autotune": False, "face_crop_aug_range": None, "sample_at_first": False,
+         "sample_every_n_epochs": None, "console_log_file": None, "caption_extension": ".txt"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """What came of one try. Sizes in GiB, `step` in seconds."""
+
+    changes: dict[str, Any]
+    fits: bool
+    peak: float | None = None
+    step: float | None = None
+    compiling: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    def sentence(self) -> str:
+        """In words."""
+        what = ", ".join(f"{name} = {value}" for name, value in self.changes.items()) or "as it is"
+        if not self.fits:
+            return f"{what}: {self.error or 'it did not work'}"
+        graphs = self.compiling.get("num_graphs")
+        compiled = f", {graphs} graphs in {self.compiling.get('seconds', 0):.0f} s" if graphs else ""
+        pace = f", {self.step:.3g} s a step" if self.step else ""
+        return f"{what}: {self.peak or 0:.1f} GB at its peak{pace}{compiled}"
+
+
+Attempt = Callable[[Any], Try]
+
+
+class Probe:
+    """Tries of one config, and the best of them so far. `told` is called whenever there is something new."""
+
+    def __init__(self, config: Any, size: tuple[int, int], memory: float | None, attempt: Attempt,
+                 told: Callable[["Probe"], None] = lambda probe: None) -> None:  # fmt: skip
+        self.config, self.size, self.memory, self._attempt, self._told = config, size, memory, attempt, told
+        self.tries: list[Try] = []
+        self.state, self.doing = "running", ""
+
+    def run(self) -> "Probe":
+        """Make it fit first, then make it fast; at most `TRIES` tries."""
+        changes: dict[str, Any] = {}
+        while (found := self._try(changes)) and not found.fits and self._is_memory(found) and self._left:
+            changes = {**changes, **smaller(self._changed(changes))}
+        for more in self._faster() if self.tries[-1].fits else ():
+            if self._left:
+                self._try(more)
+        self.state, self.doing = "done", ""
+        self._told(self)
+        return self
+
+    @property
+    def best(self) -> Try | None:
+        """The fastest that fits: by images a second, since batches may differ."""
+        good = [one for one in self.tries if one.fits]
+        return min(good, key=lambda one: (one.step or 0) / self._batch(one.changes), default=None)
+
+    @property
+    def _left(self) -> bool:
+        return len(self.tries) < TRIES
+
+    def _batch(self, changes: Mapping[str, Any]) -> int:
+        return int(changes.get("train_batch_size", self.config.data.train_batch_size))
+
+    def _changed(self, changes: Mapping[str, Any]) -> Any:
+        return replace(self.config, **changes)
+
+    def _try(self, changes: dict[str, Any]) -> Try:
+        what = ", ".join(f"{name} = {value}" for name, value in changes.items())
+        self.doing = f"Try {len(self.tries) + 1}: {what or 'the settings as they are'}"
+        self._told(self)
+        found = self._attempt(self._changed(changes))
+        self.tries.append(Try(changes, found.fits, found.peak, found.step, found.compiling, found.error))
+        return self.tries[-1]
+
+    @staticmethod
+    def _is_memory(found: Try) -> bool:
+        return any(word in found.error for word in OUT_OF_MEMORY)
+
+    def _faster(self) -> Iterator[dict[str, Any]]:
+        """Changes that should save time and, by what was measured, still fit; each on top of the best until now."""
+        if self.memory is None:
+            return
+        for changes in self._ideas():
+            best = self.best
+            wanted = {**(best.changes if best else {}), **changes}
+            with contextlib.suppress(ConfigError):
+                if self._would_fit(wanted) and wanted not in [one.changes for one in self.tries]:
+                    yield wanted
+
+    def _ideas(self) -> Iterator[dict[str, Any]]:
+        memory, compiling = self.config.memory, self.config.compile
+        if memory.blocks_to_swap:
+            yield {"blocks_to_swap": 0}
+            yield {"blocks_to_swap": memory.blocks_to_swap // 2}
+        if not compiling.compile:
+            yield {"compile": True, "compile_fallback": True}
+        if memory.checkpointing and not memory.blocks_to_swap:
+            yield {"gradient_checkpointing": False, "cpu_offload_checkpointing": False,
+                   "checkpoint_keep_attention": False}  # fmt: skip
+            yield {"gradient_checkpointing": True, "cpu_offload_checkpointing": False,
+                   "checkpoint_keep_attention": True}  # fmt: skip
+
+    def _would_fit(self, changes: Mapping[str, Any]) -> bool:
+        """By the estimate, put right by what the best try has really taken."""
+        best = self.best
+        if best is None or not best.peak or self.memory is None:
+            return False
+        now = fitting.estimate(self._changed(best.changes), self.size).peak
+        then = fitting.estimate(self._changed(changes), self.size).peak
+        return best.peak * then / now <= self.memory * ROOM
+
+    def largest_batch(self) -> int:
+        """The largest batch that should fit beside what was found best; not tried, since it changes what is learned."""
+        best, batch = self.best, self._batch(self.best.changes if self.best else {})
+        while best and batch < 64 and self._would_fit({**best.changes, "train_batch_size": batch * 2}):
+            batch *= 2
+        return batch
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page."""
+        best = self.best
+        return {
+            "state": self.state,
+            "doing": self.doing,
+            "tries": [{**asdict(one), "text": one.sentence()} for one in self.tries],
+            "best": best.changes if best else None,
+            "text": self.sentence(),
+        }
+
+    def sentence(self) -> str:
+        """What is proposed."""
+        best = self.best
+        if best is None and self.tries and not self._is_memory(self.tries[-1]):
+            return f"It did not work, for another reason than memory: {self.tries[-1].error}"
+        if best is None:
+            return "Nothing that was tried fits: lower the resolution, or train on a larger GPU." if self.tries else ""
+        fast = "The settings fit as they are" if not best.changes else "Proposed: " + ", ".join(
+            f"{name} = {value}" for name, value in best.changes.items())  # fmt: skip
+        room = (
+            f" A batch of {more} should fit, too." if (more := self.largest_batch()) > self._batch(best.changes) else ""
+        )
+        pace = f", {best.step:.3g} s a step" if best.step else ""
+        return f"{fast} ({best.peak or 0:.1f} GB at the peak{pace}).{room}"
+
+
+# ---- one try
+
+
+def tried(config: Any, size: tuple[int, int], place: Path, how: Mapping[str, Any]) -> Try:
+    """Train some steps on made pictures below `place`, and read what came of it."""
+    folder = place / secrets.token_hex(4)
+    made = prepared(config, size, folder)
+    write_atomic(folder / "run.toml", to_toml(made))
+    environment = {**os.environ, "KOHYA_HOME": str(folder / "home")}
+    arguments = command(folder / "run.toml", config.script, **how)
+    with (folder / "log.txt").open("wb") as log:
+        code = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                              env=environment, check=False).returncode  # fmt: skip
+    return _read(folder, code)
+
+
+def prepared(config: Any, size: tuple[int, int], folder: Path) -> Any:
+    """The config of a try: the same, but some steps on pictures of `size` that are made in `folder`."""
+    steps = WARM + TIMED
+    _pictures(folder, config, size, steps)
+    wanted: dict[str, Any] = {
+        **{name: value for name, value in PLAIN.items() if name in options(type(config))},
+        "train_data_dir": str(folder / "images"), "resolution": f"{size[0]},{size[1]}", "max_train_steps": steps,
+        "output_dir": str(folder / "out"), "output_name": "probe", "max_data_loader_n_workers": 0,
+    }  # fmt: skip
+    if config.optim.lr_scheduler.split(":")[0] != "adafactor":
+        wanted |= {"lr_scheduler": "constant", "lr_scheduler_type": "", "lr_scheduler_args": ()}
+    asks = config.sample.sample_prompts and Path(config.sample.sample_prompts).is_file()
+    wanted |= {"sample_every_n_steps": steps if asks else None}
+    return replace(config, **wanted)
+
+
+def _pictures(folder: Path, config: Any, size: tuple[int, int], steps: int) -> None:
+    from PIL import Image
+
+    batch = config.data.train_batch_size
+    place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
+    place.mkdir(parents=True)
+    for number in range(batch):
+        Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(place / f"{number}.png")
+        (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
+
+
+def _read(folder: Path, code: int) -> Try:
+    log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    found = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
+    facts = layout.load(found[-1] / layout.RUN) if found else {}
+    peak = facts.get("peak_memory_gb") or facts.get("peak_ram_gb")
+    if code or facts.get("state") != "finished":
+        return Try({}, False, peak, error=facts.get("error") or explain.cause(log) or f"it ended with code {code}")
+    return Try({}, True, peak, _pace(found[-1], facts), facts.get("compile") or {})
+
+
+def _pace(folder: Path, facts: Mapping[str, Any]) -> float | None:
+    """Seconds of a step once it runs steadily. Few steps may be asked of a GPU before it has done the first: there its
+    own clock counts, not that of the host."""
+    if facts.get("peak_memory_gb"):
+        steps = [event for event in reader.events(folder)[0] if event.get("kind") == "step"]
+        parts = ("data_s", "transfer_s", "compute_s")
+        each = [sum(step[part] for part in parts) for step in steps[-TIMED:] if parts[-1] in step]
+        if each:
+            return sum(each) / len(each)
+    return reader.progress(folder).update().last.get("s_it")
+
+
+# ---- the command
+
+
+def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
+    """`kohya probe RUN.toml`. 0 when something fits, else 1. `script_of` guesses what a file is for."""
+    from library.families import RUNS, config_class
+
+    parser = argparse.ArgumentParser(
+        "kohya probe", description="Run some steps of a training, and propose settings that fit into memory."
+    )
+    parser.add_argument("file", type=Path, help="the TOML of a training")
+    parser.add_argument(
+        "--script", choices=list(RUNS), help="the training script; detected from the file when not given"
+    )
+    parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
+    asked = parser.parse_args(argv)
+    with joined("probe") as work:
+        config = build(config_class(asked.script or script_of(asked.file)), read_toml(asked.file), asked.file.name)
+        found = probe(config, {"cpu": asked.cpu, "mixed_precision": config.precision.mixed_precision}, work)
+    print(found.sentence())
+    return 0 if found.best else 1
+
+
+def probe(config: Any, how: Mapping[str, Any], work: Work) -> Probe:
+    """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
+    from library import data
+    from library.check import preflight
+
+    images = data.check(config, config.grid)
+    if problems := preflight.judged(config, images)[0]:
+        raise ConfigError("\n".join(problems))
+    if busy := reader.active():
+        raise ConfigError(f"{busy.id} is still {busy.state}: what is free now is not what there will be; wait for it")
+    size = largest(images.images, config)
+    memory = None if how.get("cpu") else graphics()[1]
+    parent = Path(config.save.output_dir)
+    parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
+
+    def told(now: Probe) -> None:
+        work.store(now.as_json())
+        if now.tries and now.doing and not work.folder:
+            print(now.tries[-1].sentence(), flush=True)
+
+    try:
+        return Probe(config, size, memory, lambda made: tried(made, size, place, how), told).run()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""What is checked and estimated before a training starts."""

@@ -1,0 +1,76 @@
+"""The preflight check from the page: in a process of its own, since it needs torch, and the page never loads that."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.config.command import ROOT
+from library.config.remedies import remedy
+from library.config.schema import Reading, changed, flat
+from library.runs import keys
+
+NO_CAPTIONS = "no image has a caption"  # as library.data.preflight begins its sentence
+PATIENCE = 120.0  # seconds; 10,000 images take less than 10
+Report = dict[str, Any]  # as library.check.report.Report.as_json
+
+
+def check(reading: Reading[Any], launch: Mapping[str, Any]) -> Report:
+    """The report on what came of reading a form, whatever is wrong with it already.
+
+    A check that breaks says so, and keeps nobody from training.
+    """
+    config = reading.config
+    given = {"script": config.script, "values": sent(config), "problems": reading.problems,
+             "wrong": sorted(reading.wrong)}  # fmt: skip
+    asked = [sys.executable, "-m", "library.check.report"]
+    try:
+        done = subprocess.run(asked, input=json.dumps(given), capture_output=True, encoding="utf-8", errors="replace",
+                              check=False, timeout=PATIENCE, env=environment(launch))  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return failed(f"the check took more than {PATIENCE:.0f} s and was given up", reading)
+    try:
+        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    except (ValueError, IndexError):
+        said = done.stderr.strip().splitlines()
+        why = said[-1] if said else f"it ended with code {done.returncode}"
+        return failed(f"the check itself failed: {why}", reading)
+
+
+def sent(config: Any) -> dict[str, Any]:
+    """What differs from the defaults, for another process; tokens reach it by the environment."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in flat(changed(config)).items()}
+
+
+def environment(launch: Mapping[str, Any]) -> dict[str, str]:
+    """What a process has to know of how the training will be started."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    known = {**os.environ, **keys.environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    known |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
+    number = str(launch.get("num_processes") or "1")
+    return known | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
+
+
+def known(reading: Reading[Any]) -> list[dict[str, Any]]:
+    """The findings that a form tells by itself."""
+    return [{"topic": "settings", "verdict": "bad", "text": line, "fix": remedy(line, reading.config)}
+            for line in reading.problems]  # fmt: skip
+
+
+def failed(why: str, reading: Reading[Any]) -> Report:
+    """The report of a check that did not come to an end, with what was known before."""
+    hint = {"topic": "other", "verdict": "hint", "text": why, "fix": {}}
+    return {"findings": [*known(reading), hint], "fit": None, "failed": True}
+
+
+def problems(report: Report) -> list[dict[str, Any]]:
+    """The findings that have to be mended before a start."""
+    return [finding for finding in report["findings"] if finding["verdict"] == "bad"]
+
+
+def uncaptioned(report: Report) -> str:
+    """The sentence that no image has a caption, if it is so: legal, and rarely meant, so that it is asked about."""
+    return next((one["text"] for one in report["findings"] if one["text"].startswith(NO_CAPTIONS)), "")

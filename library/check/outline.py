@@ -1,0 +1,85 @@
+"""A training's networks as the headers of their files describe them, without the numbers: what would only be found when
+adapters are put into the loaded model, or a state is put back, is found in seconds."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from library import families, methods
+from library.config.schema import ConfigError
+from library.families import weights
+from library.methods import network_args, snapshot
+from library.train import resume_state
+
+FILES = ("pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae")
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model that is named.
+
+    Asked when nothing is wrong with these in themselves.
+    """
+    if not _in_question(config) or not _here(config):
+        return
+    try:
+        learner = _learner(config)
+    except ConfigError as e:
+        yield from str(e).splitlines()
+        return
+    except (RuntimeError, NotImplementedError) as e:  # LyCORIS, of a kind that looks at the weights
+        if not config.adapters or config.network.module.startswith("networks."):
+            raise
+        logging.getLogger(__name__).debug("%s could not be tried beforehand: %s", config.network.module, e)
+        return
+    if _resumes(config):
+        yield from _misfits(Path(config.steps.resume), learner, config)
+
+
+def _in_question(config: Any) -> bool:
+    network = config.network if config.adapters else None
+    if network and network.module not in network_args.KINDS:
+        return False  # what another module does is only known when it does it
+    given = network and (network.network_weights or network.base_weights or network.network_args)
+    return bool(given or _resumes(config))
+
+
+def _resumes(config: Any) -> bool:
+    return bool(config.steps.resume and not config.steps.resume_from_huggingface)
+
+
+def _here(config: Any) -> bool:
+    """Whether the model lies on this machine."""
+    given = [getattr(config.model, name, None) for name in FILES]
+    return all(Path(name).exists() for name in given if name)
+
+
+def _learner(config: Any) -> Any:
+    import torch
+
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # all that is told here will be told when it is done
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that numbers are not kept
+            family = families.of(config)
+            with weights.shapes_only():
+                parts = family.load(torch.float32)
+            return methods.attach(parts, family, config)
+    finally:
+        logging.disable(level)
+
+
+def _misfits(folder: Path, learner: Any, config: Any) -> Iterator[str]:
+    """A state of other networks, or of another optimizer over the same."""
+    here = {name: tuple(tensor.shape) for name, tensor in learner.snapshot().items()}
+    if problem := snapshot.differing(here, weights.header(folder / resume_state.WEIGHTS)):
+        yield problem
+        return
+    with contextlib.suppress(ConfigError):  # a damaged file is not looked into here
+        saved = resume_state.counts(folder)
+        now = [len(group["params"]) for group in learner.groups(config.optim) if group["params"]]
+        if saved and saved != now:
+            yield resume_state.OTHER_OPTIMIZER

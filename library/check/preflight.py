@@ -1,0 +1,320 @@
+"""Everything that can be known to go wrong before a model is loaded, all of it at once."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from library import data, families, methods
+from library.check import outline
+from library.cli.train_script import first_process
+from library.config import idle, schema
+from library.config.schema import ConfigError
+from library.config.sections.learning import LONGEST
+from library.data import showing
+from library.data.length import Length, length
+from library.data.threads import Report
+from library.families.weights import entries
+from library.files import free_space
+from library.outputs import hub, prompts
+from library.outputs import paths as save
+from library.runs import reader
+from library.runs.record import Record
+from library.tools import names
+from library.train import optimizers, resume_state, trackers
+from library.train.clock import Clock
+from library.train.progress import Progress
+
+# What rules of the options have spoken of already, where a look at the files says the same in other words.
+RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type"}
+RATES = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}  # with which all learns
+PATIENCE = 2.0  # seconds after which a look at the images says how far it is
+AROUND = "(),:.=\"'"  # what may stand around an option's name in a sentence
+FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
+SHAPING = {"network_dim", "network_args", "network_module", "dim_from_weights", "network_train_unet_only",
+           "network_train_text_encoder_only", "train_text_encoder"}  # fmt: skip
+LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
+
+
+def check(config: Any) -> list[str]:
+    """Raise ConfigError with one line for every problem of this run; return what its user should know besides."""
+    found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
+    if found:
+        raise ConfigError("\n".join(found))
+    return [*remarks, *_lonely(config), *_unable(config)]
+
+
+def show(config: Any) -> None:
+    """Print what a training would see, and train nothing (`debug_dataset`). Raises ConfigError as `check` does.
+
+    Only a run that the page has prepared leaves anything behind: its folder, which says that it is over.
+    """
+    if not first_process():
+        return
+    page = contextlib.nullcontext()
+    if os.environ.get("KOHYA_RUN_DIR"):
+        page = Record.start(schema.changed(config), config.script, config.save.output_dir or ".", "", config.title)
+    with page, contextlib.suppress(BrokenPipeError):  # whoever reads along has seen enough
+        for line in showing.lines(config, config.steps.seed or 0):
+            print(line)
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What has to be fixed before this run can start, one sentence each. Loads no model."""
+    yield from findings(config)[0]
+
+
+def beyond(reading: schema.Reading[Any]) -> list[str]:
+    """What has to be fixed besides the problems that reading a config has found."""
+    return judged(reading.config, look(reading), reading)[0]
+
+
+def findings(config: Any, report: Report | None = None) -> tuple[list[str], list[str]]:
+    """Problems that stop a run, and remarks that do not. `report` is told how far the look at the images is."""
+    return judged(config, data.check(config, config.grid, report))
+
+
+def look(reading: schema.Reading[Any]) -> data.Check:
+    """The look at the images of a config that may be wrong in itself."""
+    nothing = data.Check([], [])
+    with _tolerant(bool(reading.problems), nothing.problems):
+        return data.check(reading.config, reading.config.grid)
+    return nothing
+
+
+def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None) -> tuple[list[str], list[str]]:
+    """Problems and remarks, from what `data.check` has found.
+
+    Where reading the config has found problems already, these are not repeated, and what would only follow from them
+    is left out.
+    """
+    told, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
+    spoken = {word for line in told for word in named(line)} | wrong
+    missing = [line for line in schema.missing(config) if _subject(line) not in spoken]
+    silent = {*map(_subject, schema.missing(config))}  # what is not given at all is said once
+    found = list(missing)
+    failed: dict[str, bool] = {}
+    for stage, ask in _stages(config, images, failed).items():
+        said: list[str] = []
+        with _tolerant(bool(told), said):
+            said += ask() if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
+        failed[stage] = bool(said)
+        for line in said:
+            again = stage in ("images", "model") and _subject(line) in RULED & spoken
+            if line not in found and not again and _subject(line) not in silent and wrong.isdisjoint(named(line)):
+                found.append(line)
+    remarks = [*images.warnings, *_late(config, images)]
+    with _tolerant(bool(told), []):  # notes about what cannot be read would only be errors
+        family = families.of(config)
+        remarks += [] if failed["model"] else family.notes()
+        remarks += [] if failed["network"] else methods.notes(config)
+        remarks += [] if failed["optimizer"] else optimizers.notes(config)
+        path = config.sample.sample_prompts
+        remarks += [] if failed["samples"] or not path else prompts.notes(path)
+        remarks += idle.remarks(config, [*remarks, *schema.notes(config)])
+    return found, [line for line in remarks if wrong.isdisjoint(named(line))]
+
+
+def _stages(config: Any, images: Any, failed: Mapping[str, bool]) -> dict[str, Callable[[], Iterable[str]]]:
+    """Everything that is looked at, by name; `failed` says of the stages before whether they found something."""
+    return {
+        "model": lambda: families.of(config).problems(),
+        "images": lambda: images.problems,
+        "length": lambda: _length(config, images),
+        "network": lambda: methods.problems(config),
+        "optimizer": lambda: optimizers.problems(config),
+        "save": lambda: save.problems(config),
+        "space": lambda: _space(config),
+        "alone": lambda: _alone(config),
+        "samples": lambda: _samples(config),
+        "machine": lambda: _machine(config),
+        "hub": lambda: hub.problems(config),
+        "trackers": lambda: trackers.problems(config),
+        "resume": lambda: _resumed(config),
+        "other adapters": lambda: _other_adapters(config),
+        "rates": lambda: optimizers.still(config),
+        "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
+    }
+
+
+def named(line: str) -> set[str]:
+    """The words of what a sentence states, without its advice behind a semicolon and without paths."""
+    stated = line.rpartition("; ")[0] or line
+    return {word.removeprefix("--").strip(AROUND) for word in stated.split()}
+
+
+def _subject(line: str) -> str:
+    """What a sentence is about, when it begins with an option."""
+    return line.split(":")[0].lstrip("-").split(" ")[0]
+
+
+@contextlib.contextmanager
+def _tolerant(unsound: bool, said: list[str]) -> Iterator[None]:
+    """What is to be fixed goes into `said`. Where a config is known to be wrong in itself, a check may fail in any way
+    over values that do not go together; it is made again when these are mended."""
+    try:
+        yield
+    except ConfigError as e:
+        said += str(e).splitlines()
+    except Exception:
+        if not unsound:
+            raise
+
+
+def _other_adapters(config: Any) -> Iterator[str]:
+    """Files of adapters that were made for the other family, seen by their names."""
+    if not config.adapters:
+        return
+    given = {"network_weights": [config.network.network_weights or ""], "base_weights": config.network.base_weights}
+    for option, path in ((option, Path(path)) for option, paths in given.items() for path in paths):
+        if path.suffix != ".safetensors" or not path.is_file():
+            continue
+        try:
+            stored = entries(path)
+        except ConfigError as e:
+            yield f"{option}: {e}"
+            continue
+        with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
+            if (family := names.family_of(map(_layer, stored), {})) != config.family:
+                other = "SDXL" if family == "sdxl" else "FLUX.1"
+                yield f"{option}: {path} was made for {other}, and this is {config.title}; choose a file made for it"
+            elif option == "network_weights":
+                yield from _other_ranks(path, stored, config)
+
+
+def _other_ranks(path: Path, stored: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """A LoRA file of another rank, where one rank is that of all layers."""
+    network = config.network
+    own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
+    if own or network.dim_from_weights or not network.module.startswith("networks."):
+        return
+    rank, down = network.network_dim or resume_state.RANK, "lora_down.weight"
+    ranks = {name: about["shape"][0] for name, about in stored.items() if name.endswith(down)}
+    if odd := sorted(name for name in ranks if ranks[name] != rank):
+        yield (
+            f"network_weights: {_layer(odd[0])} has rank {ranks[odd[0]]} in the file and {rank} here (network_dim); "
+            "set network_dim to the file's rank, or use dim_from_weights"
+        )
+
+
+def _fitted(config: Any, failed: Mapping[str, bool]) -> Iterator[str]:
+    """What does not go together, of what is in order by itself."""
+    if failed["resume"]:
+        config = replace(config, steps=replace(config.steps, resume=None))
+    if failed["rates"]:  # as if something learned
+        rates = {name: rate for name, rate in RATES.items() if hasattr(config.optim, name)}
+        config = replace(config, optim=replace(config.optim, **rates))
+    yield from outline.problems(config)
+
+
+def _layer(key: str) -> str:
+    return key.partition(".")[0] if key.startswith("lora_") else key
+
+
+def _lonely(config: Any) -> Iterator[str]:
+    """What is for several processes, where there is one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        for name in schema.changed(config).get("distributed", {}):
+            yield f"{name} has no effect here: it is for several processes, and this is one"
+
+
+def _unable(config: Any) -> Iterator[str]:
+    """What only some GPUs can do, where there is none of them."""
+    from library.memory.quantization import fp8_matmul
+
+    if config.adapters and config.precision.fp8_compute and not fp8_matmul.able(_device()):
+        yield "fp8_compute has no effect here: this machine cannot multiply in 8 bits, only keep them"
+
+
+def _steps(config: Any, images: Any) -> Length | None:
+    """How long the training will be, where there are images to count."""
+    found = images.images
+    if not found or not found.items:
+        return None
+    return length(config.steps, data.summary(found)["batches_per_epoch"])
+
+
+def _length(config: Any, images: Any) -> Iterator[str]:
+    """A training that never ends, or that begins behind its end."""
+    steps = _steps(config, images)
+    if not steps:
+        return
+    if steps.total > LONGEST:
+        yield f"max_train_epochs: {config.steps.max_train_epochs:,} epochs are {steps.total:,} steps; lower it"
+    Clock.of(config, data.summary(images.images)["batches_per_epoch"])
+    if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
+        yield from resume_state.problems(Path(config.steps.resume), config, steps.total)
+
+
+def _late(config: Any, images: Any) -> Iterator[str]:
+    """A warm-up that is longer than a training whose length is told in epochs."""
+    warm, steps = config.optim.lr_warmup_steps, _steps(config, images) if config.steps.max_train_epochs else None
+    if steps and warm > 1 and warm >= steps.total:
+        yield f"lr_warmup_steps {warm} is not below all {steps.total} steps: the learning rate never reaches its value"
+
+
+def _resumed(config: Any) -> Iterator[str]:
+    """A state on the hub is looked at when it has been downloaded."""
+    if config.steps.resume and not config.steps.resume_from_huggingface:
+        yield from resume_state.problems(Path(config.steps.resume), config)
+
+
+def _space(config: Any) -> Iterator[str]:
+    if not config.save.output_dir:
+        return
+    folder = Path(config.save.output_dir).absolute()
+    nearest = next(p for p in (folder, *folder.parents) if p.exists())
+    if nearest.is_dir() and not os.access(nearest, os.W_OK):
+        yield f"output_dir: {nearest} cannot be written to; choose another folder"
+    elif (left := free_space(nearest)) < LEAST_SPACE:
+        yield f"output_dir: the disk of {nearest} is full ({left >> 20} MB left); make room, or choose another folder"
+
+
+def _alone(config: Any) -> Iterator[str]:
+    """Two trainings would write over each other's files."""
+    if not config.save.output_dir or not first_process():  # the others' run is that of the first
+        return
+    for folder in (Path(config.save.output_dir) / "runs").glob("*"):
+        run = reader.at(folder)
+        mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
+        if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
+            yield f"output_name: a training that writes these files is {run.state}; stop it, or choose another name"
+
+
+def _samples(config: Any) -> Iterator[str]:
+    sample = config.sample
+    asked = sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first
+    if asked and not sample.sample_prompts:
+        yield "sample_prompts: sample images are asked for, but there is no prompt file; give one, or switch them off"
+    if sample.sample_prompts:
+        try:
+            prompts.read(sample.sample_prompts)
+        except ConfigError as e:
+            yield from str(e).splitlines()
+
+
+def _device() -> Any:
+    """What the training will compute on."""
+    import torch
+
+    on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    return torch.device("cpu" if on_cpu else "cuda")
+
+
+def _machine(config: Any) -> Iterator[str]:
+    """What this machine cannot do."""
+    from library.compiler import blocks
+
+    device = _device()
+    if device.type == "cpu" and config.precision.mixed_precision == "fp16":
+        yield "mixed_precision: fp16 needs a GPU, and none was found; use bf16 or no"
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
+        yield (
+            "blocks_to_swap: on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "
+            "add these, or leave blocks_to_swap out"
+        )
+    if config.compile.compile and not config.compile.compile_fallback:
+        yield from blocks.problems(config.compile, device)

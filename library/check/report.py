@@ -1,0 +1,287 @@
+"""The preflight check as a report: topic by topic what was found, what has to be mended, and how.
+
+`kohya check`, the page's Check button and every start from the page read the same report. No model is loaded.
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from library import data, families
+from library.check import estimate as fitting
+from library.check import preflight
+from library.check.model_stats import of as anatomy_of
+from library.config.command import Launch
+from library.config.remedies import remedy
+from library.config.schema import Reading, draft, options, replace, section_options
+from library.families import config_class
+from library.files import free_space
+
+# Sections of the config -> the topic that a sentence about one of their options belongs to.
+TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "caches", "network": "training",
+          "optim": "training", "steps": "training", "noise": "training", "loss": "training", "validation": "training",
+          "precision": "GPU", "memory": "GPU", "distributed": "GPU", "compile": "compiling", "save": "disk",
+          "sample": "samples"}  # fmt: skip
+ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
+LAUNCH = section_options(Launch)
+GIB = 2**30
+ABSURD = 8  # times the memory that there is: by so much no estimate is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence. `verdict` is "ok", "hint" or "bad"; `fix` are values that would mend it, by option name."""
+
+    topic: str
+    verdict: str
+    text: str
+    fix: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def advice(self) -> str:
+        """The fix in words, to be put after the text."""
+        return "".join(f"; fix: {name} = {value}" for name, value in self.fix.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings in the order that is worth reading, and what the training will need."""
+
+    findings: tuple[Finding, ...]
+    fit: fitting.Fit | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """What has to be fixed first."""
+        return [finding.text for finding in self.findings if finding.verdict == "bad"]
+
+    def as_json(self) -> dict[str, Any]:
+        """For another process."""
+        told = [asdict(finding) for finding in self.findings]
+        return {"findings": told, "fit": self.fit.as_json() if self.fit else None}
+
+
+def report(config: Any, reading: Reading[Any] | None = None) -> Report:
+    """Look at everything that can be known before a model is loaded.
+
+    `reading` is what came of reading this config, where that found problems or notes.
+    """
+    reading = reading or Reading(config, [], [])
+    found = preflight.look(reading)
+    problems, remarks = preflight.judged(config, found, reading)
+    problems = [*reading.problems, *problems] if reading.known else reading.problems
+    gpu, memory = graphics()
+    told = [Finding(topic(text, config), "bad", text, remedy(plain(text), config)) for text in problems]
+    told += [Finding(topic(text, config), "hint", text, remedy(text, config)) for text in [*reading.notes, *remarks]]
+    needs: fitting.Fit | None = None
+    # What is well is counted and estimated, which values that do not go together may keep from being possible.
+    with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
+        if not problems:
+            needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
+            told += _about_the_fit(needs, config)
+        settled = {f.topic for f in told if f.verdict == "bad" or f.topic == "captions"}
+        told += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
+    return Report(tuple(sorted(told, key=_place)), needs)
+
+
+def asked() -> None:
+    """Print the report on what is asked for on stdin, as JSON both; see `library.check.isolated`."""
+    given = json.load(sys.stdin)
+    cls = config_class(given["script"])
+    read = {name: options(cls)[name].read(value) for name, value in given["values"].items()}
+    config = draft(cls, read)
+    made = Reading(config, given["problems"], [], frozenset(given["wrong"]))
+    print(json.dumps(report(config, made).as_json()))
+
+
+def _place(finding: Finding) -> tuple[int, int]:
+    return ("bad", "hint", "ok").index(finding.verdict), ORDER.index(finding.topic)
+
+
+def plain(text: str) -> str:
+    """A sentence without the file or the dashes that stand before an option of the run."""
+    return re.sub(r"^(in [^\s:]+: |--)", "", text)
+
+
+def topic(text: str, config: Any) -> str:
+    """What a sentence is about, by the option that it begins with."""
+    name = plain(text).removeprefix("in ").split(" ")[0].rstrip(":")
+    option = options(type(config)).get(name)
+    if option is None and name in LAUNCH:
+        return "GPU"
+    if option is None and "tokenizer" in text:
+        return "model"
+    if option is None:
+        return "captions" if "caption" in text else "images" if "image" in text or "bucket" in text else "other"
+    return TOPICS.get(option.section, "other")
+
+
+def graphics() -> tuple[str, float | None]:
+    """The first GPU's name and memory in GiB; nothing where there is none."""
+    import torch
+
+    if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
+        return "", None
+    properties = torch.cuda.get_device_properties(0)
+    return properties.name, properties.total_memory / GIB
+
+
+def largest(images: Any, config: Any) -> tuple[int, int]:
+    """The bucket with most pixels, (width, height); the resolution where there are no images."""
+    sizes = {image.fit.bucket for image in images.items} if images else set()
+    return max(sizes, key=lambda size: size[0] * size[1], default=config.data.size or (1024, 1024))
+
+
+def _batched(config: Any, images: Any) -> Any:
+    """The config with the largest batch that there are images for."""
+    counts = [len(members) for members in images.buckets().values()] if images else []
+    most = max(counts, default=config.data.train_batch_size)
+    return replace(config, train_batch_size=most) if most < config.data.train_batch_size else config
+
+
+# ---- what is well
+
+
+def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator[Finding]:
+    model = anatomy_of(config)
+    if model.counted:
+        many = f"{model.denoiser / 1e9:.2f} billion" if model.denoiser > 1e8 else f"{model.denoiser:,}"
+        yield Finding("model", "ok", f"{config.title}: {many} parameters in the image model")
+    if images and images.items:
+        yield Finding("images", "ok", _images(config, images))
+        yield from _captions(images)
+        yield from _caches(config, images)
+    optim = config.optim
+    yield Finding(
+        "training", "ok", f"{optim.optimizer or 'AdamW'} with the schedule {optim.lr_scheduler.split(':')[0]}"
+    )
+    yield Finding("GPU", "ok" if gpu else "hint", f"{gpu}, {memory:.0f} GB" if memory else
+                  "no GPU was found: trainings run on the processor, too slow for full-size models")  # fmt: skip
+    yield _compiling(config, bool(gpu))
+    if config.save.output_dir:
+        yield _disk(config)
+
+
+def _images(config: Any, images: Any) -> str:
+    from library.train.clock import Clock
+
+    told = data.summary(images)
+    clock = Clock.of(config, told["batches_per_epoch"])
+    buckets = len(told["buckets"])
+    return (
+        f"{told['images']} image{'s' * (told['images'] != 1)} in {buckets} bucket{'s' * (buckets != 1)}, "
+        f"{told['batches_per_epoch']} batches per epoch:  {clock.total:,} steps are "
+        f"{clock.total / clock.per_epoch:,.1f} epochs"
+    )
+
+
+def _captions(images: Any) -> Iterator[Finding]:
+    empty = sum(not image.caption.strip() for image in images.items)
+    if not empty:
+        yield Finding("captions", "ok", "every image has a caption or the words of its folder")
+
+
+def _caches(config: Any, images: Any) -> Iterator[Finding]:
+    if not config.cache.cache_latents_to_disk:
+        if config.cache.latents:
+            yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
+        return
+    from library.data.encoding import existing, wanted_latents
+
+    wanted = wanted_latents(images.items, families.of(config).latent_cache).values()
+    there = sum(os.path.exists(existing(one).file) for one in wanted)
+    yield Finding("caches", "ok", f"{there} of {len(wanted)} images have their latents on the disk already")
+
+
+def _compiling(config: Any, on_gpu: bool) -> Finding:
+    import torch
+
+    from library.compiler import blocks
+
+    if not config.compile.compile:
+        return Finding("compiling", "ok", "torch.compile is off")
+    device = torch.device("cuda" if on_gpu else "cpu")
+    if found := list(blocks.problems(config.compile, device)):  # with compile_fallback they stop nothing
+        return Finding("compiling", "hint", f"{found[0]}; compile_fallback trains without it")
+    return Finding("compiling", "ok", f"{config.compile.compile_backend} can compile here")
+
+
+def _disk(config: Any) -> Finding:
+    free = free_space(Path(config.save.output_dir))
+    one, every = saved_size(config), config.save.save_state_every_n_minutes
+    state = fitting.state_size(config, anatomy_of(config)) if every else 0.0
+    more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
+    text = f"{_size(free)} free, one saved file takes about {_size(one)}"
+    text += f", a state to resume from {_size(state)}" if every else ""
+    if free < one * 1.2:
+        return Finding("disk", "bad", f"output_dir: {text}; make room, or choose another folder")
+    if free < one + 3 * state:  # another one is saved when the training is stopped
+        return Finding("disk", "hint", f"output_dir: {text}; without room for three states, save_state_every_n_minutes "
+                       "leaves some out: make room, or choose another folder")  # fmt: skip
+    if free < more:
+        return Finding("disk", "hint", f"output_dir: {text}, and all of this training's about {_size(more)}; "
+                       "keep fewer with save_last_n_steps or save_last_n_epochs")  # fmt: skip
+    return Finding("disk", "ok", text)
+
+
+def saved_size(config: Any) -> float:
+    """About how many bytes a saved file has."""
+    each = {"fp16": 2, "bf16": 2, "float": 4, None: 2 if config.precision.mixed_precision != "no" else 4}
+    model = anatomy_of(config)
+    numbers = fitting.numbers_that_learn(config, model)
+    if not config.adapters and config.family == "sdxl":
+        numbers = model.denoiser + model.encoders + model.vae
+    return numbers * each[config.save.save_precision]
+
+
+def _saves(config: Any) -> float:
+    every, saves = config.save.save_every_n_steps, 1.0
+    if every and not config.save.save_last_n_steps:
+        saves += config.steps.max_train_steps // every
+    return saves * (4 if config.save.save_state and not config.adapters else 1.5)
+
+
+def _about_the_fit(needs: fitting.Fit, config: Any) -> Iterator[Finding]:
+    most = needs.memory or psutil.virtual_memory().total / GIB
+    if needs.peak > ABSURD * most:
+        yield Finding("GPU", "bad", f"{needs.sentence()}: that is far more than this machine has, and will not fit; "
+                      "lower resolution, train_batch_size or network_dim", smaller(config))  # fmt: skip
+    elif needs.fits is False:
+        yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", smaller(config))
+    else:
+        yield Finding("GPU", "ok", needs.sentence())
+
+
+def smaller(config: Any) -> dict[str, Any]:
+    """The next thing to do against too little memory, the cheapest first."""
+    if not config.memory.checkpointing:
+        return {"gradient_checkpointing": True}
+    if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
+        return {"fp8_base": True}
+    if config.data.train_batch_size > 1:
+        return {"train_batch_size": max(1, config.data.train_batch_size // 2)}
+    swapped = (config.memory.blocks_to_swap or 0) + 8
+    return {"blocks_to_swap": min(swapped, 34 if config.family == "flux" else 60)}
+
+
+def _size(number: float) -> str:
+    return f"{number / GIB:.1f} GB" if number >= GIB / 10 else f"{number / 2**20:.0f} MB"
+
+
+def lines(found: Sequence[Finding]) -> Iterator[str]:
+    """For a terminal."""
+    mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
+    for finding in found:
+        yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{finding.advice}"
+
+
+if __name__ == "__main__":
+    asked()

@@ -1,0 +1,1 @@
+"""The command line: `kohya`, the four training scripts, and pages written from the options."""

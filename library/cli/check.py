@@ -1,0 +1,101 @@
+"""`kohya check`: everything that is wrong with a training, told at once, without starting it."""
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from library.check.isolated import environment
+from library.cli.main import DONE, FAILED, complain, script_of, split_launch
+from library.cli.train_script import read
+from library.config import environment as surroundings
+from library.config.schema import Reading
+from library.config.values import ConfigError
+from library.families import config_class
+from library.runs import gpu_slots
+
+
+def look(argv: list[str]) -> int:
+    """Check what a command line describes; the exit code."""
+    as_json = "--json" in argv
+    try:
+        what, reading, how = described([token for token in argv if token != "--json"])
+        os.environ.update(environment(how))
+        report = reported(reading)
+    except ConfigError as wrong:
+        if not as_json:
+            raise
+        print(json.dumps(_only(str(wrong).splitlines())))
+        return FAILED
+    except Exception as error:
+        traceback.print_exc()
+        said = f"the check itself failed ({type(error).__name__}: {error}); this is a mistake in this program"
+        if as_json:
+            print(json.dumps({**_only([said]), "failed": True}))
+        return complain(said, FAILED)
+    if as_json:
+        print(json.dumps(report.as_json()))
+        return FAILED if report.problems else DONE
+    from library.check import report as checking
+
+    for line in checking.lines([finding for finding in report.findings if finding.verdict != "bad"]):
+        print(line)
+    if report.problems:
+        to_fix = [f"{finding.text}{finding.advice}" for finding in report.findings if finding.verdict == "bad"]
+        return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {what}"]), FAILED)
+    print(f"{what}: nothing wrong was found")
+    return DONE
+
+
+def described(argv: list[str]) -> tuple[str, Reading[Any], dict[str, Any]]:
+    """What a command line is about in words, what came of reading it, and its launch options."""
+    how, rest, wrong = split_launch(argv)
+    script, rest = _script(rest)
+    what = rest.pop(0) if rest and not rest[0].startswith("--") else ""
+    is_file = bool(what) and (what.lower().endswith(".toml") or Path(what).is_file() or bool(script))
+    if is_file:
+        rest = ["--config_file", what, *rest]
+    script = script or (script_of(Path(what)) if is_file else what)
+    if not script:
+        raise ConfigError("kohya check needs the TOML of a training, or the name of a script and its options")
+    reading = read(config_class(script), rest)
+    problems = [*reading.problems, *wrong, *gpu_slots.problems(how)]
+    about = f"{what} ({script.removesuffix('.py')})" if is_file else script.removesuffix(".py")
+    return about, dataclasses.replace(reading, problems=problems), how
+
+
+def reported(reading: Reading[Any]) -> Any:
+    """The report. Torch is loaded here, and not before the environment is as the training's will be."""
+    try:
+        surroundings.check()
+    except ConfigError as wrong:
+        reading = dataclasses.replace(reading, problems=[*reading.problems, *str(wrong).splitlines()])
+        surroundings.forget()
+    from library.check import report as checking
+
+    return checking.report(reading.config, reading)
+
+
+def _script(argv: list[str]) -> tuple[str, list[str]]:
+    """The value of --script, and the other arguments."""
+    for at, token in enumerate(argv):
+        name, equals, value = token.partition("=")
+        if name == "--script":
+            rest = argv[at + 1 :]
+            if not equals:
+                value, rest = (rest[0], rest[1:]) if rest else ("", [])
+            config_class(value)  # says which there are
+            return value, argv[:at] + rest
+    return "", argv
+
+
+def _only(lines: list[str]) -> dict[str, Any]:
+    """The report of a check that ends with what could not be read."""
+    return {"findings": [{"topic": "other", "verdict": "bad", "text": line, "fix": {}} for line in lines], "fit": None}
+
+
+if __name__ == "__main__":
+    sys.exit(look(sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""`kohya import` and `kohya diff`: settings of other trainers as ours, and what differs between two files."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from library import importers
+from library.config.schema import ConfigError, missing, read_text, to_toml
+from library.families import RUNS, config_class
+from library.files import clear_errors, write_atomic
+
+DONE, FAILED, MISUSED = 0, 1, 2
+SUFFIX = {"sample_prompts": ".prompts.txt", "dataset_config": ".dataset.toml"}
+
+
+def configs() -> dict[str, type]:
+    """What can be trained, by script."""
+    return {script: config_class(script) for script in RUNS}
+
+
+def main(argv: list[str]) -> int:
+    """Read a file of settings of another trainer. 0 done, 1 it did not work or something in it has to be fixed."""
+    parser = argparse.ArgumentParser(
+        "kohya import",
+        description="Turn the settings of kohya_ss or OneTrainer (JSON), of sd-scripts or musubi-tuner (TOML), or of "
+        "ai-toolkit (YAML) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
+        "printed, and the report goes to stderr.",
+    )
+    parser.add_argument("file", type=Path, help="the file with the settings")
+    parser.add_argument("-o", "--output", type=Path, help="where to write; a file that exists is never written over")
+    parser.add_argument("--script", choices=list(RUNS), default="", help="what it is for; else the file tells")
+    parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
+    parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with the account, and nothing else")
+    asked = parser.parse_args(argv)
+    if asked.base and not asked.to:
+        parser.error("--base goes with --to kohya_ss")
+    if asked.json and asked.to:
+        parser.error("--json does not go with --to kohya_ss, which prints JSON in any case")
+    if asked.json:
+        return _in_json(asked.file, asked.script, asked.output)
+    if importers.is_dataset(found := importers.parse(asked.file)):
+        return _dataset(found, asked.output)
+    made = importers.load(asked.file, configs(), asked.script)
+    if asked.to:
+        return _export(made, asked.base, asked.output)
+    if asked.output:
+        made = _write(made, asked.output, asked.file)
+    else:
+        print(_toml(made, asked.file), end="")
+    _say(made, asked.output)
+    return FAILED if made.problems else DONE
+
+
+def _say(made: importers.Imported, path: Path | None) -> None:
+    """The account as text: beside the file that was written, or on stderr where the config itself is printed."""
+    shown = sys.stdout if path else sys.stderr
+    print(made.report(), file=shown)
+    if blanks := missing(made.config):
+        print("\n".join([f"still to fill in ({len(blanks)}):", *(f"  {line}" for line in blanks)]), file=shown)
+    for name in () if path else made.texts:
+        print(f"{name} has to be a file of its own: with -o it is written beside the config", file=shown)
+    if path:
+        print(f"wrote {path}; look at it with: kohya check {path}", file=shown)
+
+
+def _in_json(file: Path, script: str, path: Path | None) -> int:
+    """Import, and print the account as one JSON object, also when the file is refused."""
+    try:
+        if importers.is_dataset(found := importers.parse(file)):
+            text, notes = importers.dataset(found)
+            if path:
+                _write_new(path, text)
+            account: dict[str, Any] = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
+        else:
+            made = importers.load(file, configs(), script)
+            made = _write(made, path, file) if path else made
+            account = {**made.account(), "missing": missing(made.config)}
+    except ConfigError as wrong:
+        print(json.dumps({"errors": str(wrong).splitlines()}, ensure_ascii=False))
+        return FAILED
+    print(json.dumps({**account, "wrote": str(path) if path else None}, ensure_ascii=False))
+    return FAILED if account["problems"] else DONE
+
+
+def diff(argv: list[str]) -> int:
+    """Say what differs between two files of settings, of any trainer. 0 nothing, 1 something, 2 it did not work."""
+    parser = argparse.ArgumentParser("kohya diff", description="Options that differ between two files of settings.")
+    parser.add_argument("first", type=Path, help="a file, or the folder of a run")
+    parser.add_argument("second", type=Path, help="the other one")
+    parser.add_argument(
+        "--script",
+        choices=list(RUNS),
+        default="",
+        help="the training script of both; detected from the files when not given",
+    )
+    asked = parser.parse_args(argv)
+    try:
+        files = [path / "run.toml" if path.is_dir() else path for path in (asked.first, asked.second)]
+        first, second = (importers.load(path, configs(), asked.script) for path in files)
+    except ConfigError as wrong:
+        for line in str(wrong).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return MISUSED
+    found = importers.differences(first.config, second.config)
+    for path, made in ((asked.first, first), (asked.second, second)):
+        ignored = f", {len(made.of('ignored'))} keys ignored" if made.of("ignored") else ""
+        print(f"{path}: {made.trainer}, {made.config.script}{ignored}")
+    for name, one, two in found:
+        print(f"  {name}: {one} -> {two}")
+    print(f"{len(found)} option{'s differ' if len(found) > 1 else ' differs'}" if found else "no option differs")
+    return FAILED if found else DONE
+
+
+def _toml(made: importers.Imported, source: Path) -> str:
+    config = made.config
+    comment = f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
+    return to_toml(config, f"{comment}\nimported from {source.name} ({made.trainer})")
+
+
+def _dataset(found: dict[str, Any], path: Path | None) -> int:
+    """Write or print a dataset file of musubi-tuner as ours."""
+    text, notes = importers.dataset(found)
+    if path is None:
+        print(text, end="")
+    else:
+        _write_new(path, text)
+    for line in [*(f"note: {note}" for note in notes), *([f"wrote {path}: name it as dataset_config"] if path else [])]:
+        print(line, file=sys.stdout if path else sys.stderr)
+    return DONE
+
+
+def _write_new(path: Path, text: str) -> None:
+    if path.exists():
+        raise ConfigError(f"{path} exists already; choose another name")
+    with clear_errors(path):
+        write_atomic(path, text)
+
+
+def _export(made: importers.Imported, base: Path | None, path: Path | None) -> int:
+    """Write or print the JSON of kohya_ss's page, and say what has no place there."""
+    prompts = made.config.sample.sample_prompts
+    text = made.texts.get("sample_prompts") or (read_text(prompts) if prompts and Path(prompts).is_file() else "")
+    fields, lost = importers.export(made.config, configs(), importers.parse(base) if base else None, text)
+    written = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+    if path is None:
+        print(written, end="")
+    else:
+        _write_new(path, written)
+    shown = sys.stdout if path else sys.stderr
+    for line in [*lost, *(f"to fix: {problem}" for problem in made.problems)]:
+        print(f"note: {line}", file=shown)
+    if path:
+        print(
+            f"wrote {path} ({len(fields)} keys): load it in the {importers.tab_title(fields)} tab of kohya_ss",
+            file=shown,
+        )
+    return DONE
+
+
+def _write(made: importers.Imported, path: Path, source: Path) -> importers.Imported:
+    """Write the config, and the files that it names; none when one of them exists."""
+    if path.suffix.lower() != ".toml":
+        raise ConfigError(f"{path} must end in .toml")
+    beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in made.texts}
+    for each in (path, *beside.values()):
+        if each.exists():
+            raise ConfigError(f"{each} exists already; choose another name")
+    made = made.with_files({name: str(file) for name, file in beside.items()})
+    with clear_errors(path):
+        for name, file in beside.items():
+            write_atomic(file, made.texts[name])
+        write_atomic(path, _toml(made, source))
+    return made

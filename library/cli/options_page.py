@@ -1,0 +1,68 @@
+"""docs/options.md, written from the options: `python -m library.cli.options_page` writes it anew."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from library.config.schema import Option, options
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+INTRO = """# Options
+
+Written by `python -m library.cli.options_page` from the options themselves; do not edit. Each is a flag
+(`--name value`, `--name` and `--no-name` for yes or no), a line of a TOML file (`name = value`, in any table) and a
+field of the page. Flags win over the file, the file wins over the defaults.
+"""
+
+
+def page(configs: Iterable[type]) -> str:
+    """The whole page: what all trainings share once, then a chapter for what each has besides."""
+    configs = list(configs)
+    tables_of = [dict(options(config)) for config in configs]
+    shared = [o for o in tables_of[0].values() if all(t.get(o.name) == o for t in tables_of)]
+    names = {o.name for o in shared}
+    parts = [INTRO, "## All trainings\n", tables(shared, depth=3)]
+    for config, table in zip(configs, tables_of, strict=True):
+        parts += [f"\n## {config.title} (`{config.script}.py`)\n", f"{config.__doc__} Besides the options above:\n"]
+        parts.append(tables((o for o in table.values() if o.name not in names), depth=3))
+    return "\n".join(parts)
+
+
+def tables(known: Iterable[Option], depth: int = 2) -> str:
+    """Options as Markdown, a table per section."""
+    lines, last = [], ""
+    for o in known:
+        if o.section != last:
+            lines += [f"{'#' * depth} {o.section}", ""] if not lines else ["", f"{'#' * depth} {o.section}", ""]
+            lines += ["| option | value | default | meaning |", "|---|---|---|---|"]
+            last = o.section
+        default = f"`{o.text(o.default)}`" if o.text(o.default) else ""
+        lines.append(f"| `{o.name}` | {_cell(_value(o))} | {_cell(default)} | {_cell(o.help)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _value(option: Option) -> str:
+    if option.choices:
+        return ", ".join(map(str, option.choices)) + (", ..." if option.open else "")
+    word = {bool: "yes or no", int: "whole number", float: "number", Path: "file"}.get(
+        option.type, option.kind or "text"
+    )
+    return f"{word}, several" if option.many else word
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the page."""
+    import importlib
+
+    # Named and not imported: config is below families, and only this command needs them.
+    families = importlib.import_module("library.families")
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(map(families.config_class, families.RUNS)), encoding="utf-8", newline="\n")
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""The command line of a config: flags over a TOML file over defaults, every mistake at once, and --help.
+
+Flags are cut by hand and not by argparse, which stops at the first mistake and prints its usage over it. The help text
+is argparse's.
+"""
+
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from library.config import environment
+from library.config.schema import (
+    ConfigError,
+    Layer,
+    Option,
+    Reading,
+    draft,
+    flat,
+    load_toml,
+    options,
+    read_layers,
+    read_section,
+    to_toml,
+)
+from library.config.values import closest, meant
+
+C = TypeVar("C")
+TRAIN = "library.train:train"
+BEYOND = "library.check.preflight:beyond"
+OWN = ("config_file", "output_config", "help")
+INTERRUPTED = 130  # what shells say of Ctrl+C
+PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
+
+
+def parse(config: type[C], argv: list[str] | None = None) -> C:
+    """defaults < --config_file < flags. On mistakes: one line each on stderr, exit code 2."""
+    reading = read(config, argv)
+    if reading.problems:
+        fail("\n".join(reading.problems))
+    _tell(reading.notes)
+    return reading.config
+
+
+def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
+    """All of a training script: read the command line, then train. The answer is the exit code.
+
+    Mistakes are told all at once, with those that the training would find afterwards. What only the training can find
+    out (a missing file, a full disk) is told in a sentence too and ends with 1, and so does a mistake in this program:
+    where its traceback is kept, the sentence says so. A training that is stopped before its first step ends with 130;
+    one that is stopped later has saved its work and ends with 0. `work` is named and not imported, so that reading a
+    command line needs no torch.
+    """
+    reading = read(config, argv)
+    if reading.problems:
+        fail("\n".join([*reading.problems, *beyond(reading)]))
+    _tell(reading.notes)
+    module, name = work.split(":")
+    try:
+        environment.check()
+        getattr(importlib.import_module(module), name)(reading.config, reading.notes)
+    except ConfigError as e:
+        fail(e, code=1)
+    except KeyboardInterrupt:
+        if first_process():
+            print("Stopped before the first step: nothing was trained, so nothing was saved.", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as e:
+        notes = getattr(e, "__notes__", [])
+        if not notes:
+            traceback.print_exc()
+        fail(f"{type(e).__name__}: {e}\n" + "\n".join(notes), code=1)
+    return 0
+
+
+def beyond(reading: Reading[Any], judge: str = BEYOND) -> list[str]:
+    """What would be wrong with a training besides the problems of this reading: its files, packages and this machine.
+
+    Torch is loaded for it. Nothing where a config file could not be read, as that may have said anything.
+    """
+    if not reading.known:
+        return []
+    found: list[str] = []
+    try:
+        environment.check()
+    except ConfigError as e:
+        found = str(e).splitlines()
+        environment.forget()
+    module, name = judge.split(":")
+    return [*found, *getattr(importlib.import_module(module), name)(reading)]
+
+
+def read(config: type[C], argv: list[str] | None = None) -> Reading[C]:
+    """A command line and the file it names -> a config, and everything that is wrong with them, in one answer.
+
+    --help and --output_config do what they say and end the process.
+    """
+    flags, problems = read_flags(config, sys.argv[1:] if argv is None else argv)
+    if flags.pop("help", False):
+        print(help_text(config))
+        raise SystemExit(0)
+    path, writing = config_path(flags.pop("config_file", None)), flags.pop("output_config", False)
+    reading = _read(config, flags, problems, None if writing else path)
+    if writing:
+        if reading.problems:
+            fail("\n".join(reading.problems))
+        _tell(reading.notes)
+        write_config(reading.config, path)
+        raise SystemExit(0)
+    return reading
+
+
+def _read(config: type[C], flags: dict[str, Any], problems: list[str], path: Path | None) -> Reading[C]:
+    layers, unheard = [Layer(flags, "--")], _spoken_of(config, problems)
+    if path:
+        try:
+            layers.insert(0, Layer(flat(load_toml(path)), path.name))
+        except ConfigError as e:
+            # Rules across options cannot be judged without the file, but the flags' own values can.
+            found = [*problems, str(e)]
+            known = {name: value for name, value in flags.items() if name in options(config)}
+            read_section(options(config), Layer(known, "--"), found)
+            return Reading(draft(config, {}), found, [], known=False)
+    reading = read_layers(config, layers, unheard)
+    return replace(reading, problems=[*problems, *reading.problems], known="config_file" not in unheard)
+
+
+def _spoken_of(config: type, problems: list[str]) -> set[str]:
+    """The options that flags which could not be understood are, or were meant for."""
+    known = options(config)
+    names = {line.split()[0].removeprefix("--").removeprefix("no-") for line in problems if line.startswith("--")}
+    return {name if name in known else closest(name, [*known, *OWN]) for name in names} - {""}
+
+
+def _tell(notes: list[str]) -> None:
+    for note in notes if first_process() else ():
+        print(f"note: {note}", file=sys.stderr)
+
+
+def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Command line -> values by option name as text, and what could not be understood. Repeated flags: the last wins.
+
+    Everything up to the next `--flag` belongs to a flag, so negative numbers need no care; a value that itself begins
+    with two dashes is written --flag=value.
+    """
+    known, found, problems = options(config), {}, []
+    for flag, given in _groups(argv):
+        if flag in ("-h", "--help"):
+            return {"help": True}, []
+        if not flag.startswith("--"):
+            problems.append(f"{flag}: unexpected value. Every value follows a flag, as in --output_dir {flag}")
+            continue
+        name = flag[2:]
+        if name.startswith("no-") and (off := known.get(name[3:])) and off.type is bool:
+            found[off.name] = "false"
+            problems += [f"{flag} takes no value"] * bool(given)
+        elif name in OWN:
+            found[name] = True if name == "output_config" else given[0] if len(given) == 1 else None
+            problems += [f"{flag} takes one value"] * (name == "config_file" and len(given) != 1)
+        elif name not in known:
+            # It may still be an old name with a better answer than "no such option", which the config knows.
+            is_old = any(name in getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
+            if is_old or getattr(config, "elsewhere", lambda _: "")(name):
+                found[name] = given[0] if given else True
+            else:
+                problems.append(f"{flag} is not an option{meant(name, [*known, *OWN])}")
+        elif problem := _take(known[name], given, found):
+            problems.append(f"{flag} {problem}")
+    return found, problems
+
+
+def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The flags of some options taken out of a command line: their values as text, all else, and what is wrong."""
+    found: dict[str, Any] = {}
+    rest: list[str] = []
+    problems: list[str] = []
+    ours: list[str] | None = None  # where the values of the flag at hand go
+    groups: list[tuple[str, list[str]]] = []
+    for token in argv:
+        flag, equals, value = token.partition("=")
+        if token.startswith("--"):
+            ours = None
+            if flag[2:] in known:
+                ours = [value] if equals else []
+                groups.append((flag, ours))
+                continue
+        (rest if ours is None else ours).append(token)
+    for flag, given in groups:
+        if problem := _take(known[flag[2:]], given, found):
+            problems.append(f"{flag} {problem}")
+    return found, rest, problems
+
+
+def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
+    """The command line as flags with the values that follow each; a stray value at the start stands for itself."""
+    groups: list[tuple[str, list[str]]] = []
+    for token in argv:
+        if token.startswith("--") and len(token) > 2 or token == "-h":
+            flag, equals, value = token.partition("=")
+            groups.append((flag, [value] if equals else []))
+        elif groups and groups[-1][0].startswith("--"):
+            groups[-1][1].append(token)
+        else:
+            groups.append((token, []))
+    return groups
+
+
+def _take(option: Option, given: list[str], found: dict[str, Any]) -> str:
+    """Put what a flag was given into `found`; the answer is what is wrong with it, or ""."""
+    if option.many:
+        found[option.name] = given
+    elif option.type is bool and not given:
+        found[option.name] = "true"
+    elif not given:
+        return f"needs a value: {option.expects}"
+    elif len(given) > 1:
+        return f'takes one value, got {len(given)}; put quotes around a value with blanks: "{" ".join(given)}"'
+    else:
+        found[option.name] = given[0]
+    return ""
+
+
+def config_path(given: str | None) -> Path | None:
+    """The file --config_file means: ".toml" may be left off."""
+    if given is None:
+        return None
+    path = Path(given).expanduser()
+    return path if path.suffix.lower() == ".toml" else path.with_name(path.name + ".toml")
+
+
+def write_config(config: Any, path: Path | None) -> None:
+    """--output_config: what differs from the defaults, without secrets, into a file that must not exist yet."""
+    if path is None:
+        fail("--output_config needs --config_file, which names the file to write")
+    try:
+        with open(path, "x", encoding="utf-8", newline="\n") as f:
+            f.write(to_toml(config))
+    except FileExistsError:
+        fail(f"{path} already exists; name another file or delete it first")
+    except OSError as e:
+        fail(f"{path} cannot be written: {e.strerror or e}")
+    print(f"wrote {path}")
+
+
+def help_text(config: type) -> str:
+    """--help: every option with its meaning, by section."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog=f"{getattr(config, 'script', config.__name__)}.py",
+        usage="%(prog)s [--config_file FILE.toml] [--option value ...]",
+        description=config.__doc__,
+        epilog="Options of a file are overridden by flags; --no-NAME switches a yes/no option off.",
+        add_help=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="show this text")
+    parser.add_argument("--config_file", metavar="FILE", help="TOML with options, flat or in tables")
+    parser.add_argument("--output_config", action="store_true", help="write the options to --config_file, and exit")
+    add_arguments(parser, options(config))
+    return parser.format_help()
+
+
+def add_arguments(parser: Any, known: Mapping[str, Option]) -> None:
+    """Declare options on an argparse parser, a group per section; an absent flag stays absent."""
+    import argparse
+
+    groups: dict[str, Any] = {}
+    for o in known.values():
+        group = groups.get(o.section) or groups.setdefault(o.section, parser.add_argument_group(o.section))
+        default = "" if o.default in (None, (), "", False) else f" (default: {o.text(o.default)})"
+        about = (o.help + default).replace("%", "%%")
+        if o.type is bool:
+            group.add_argument(f"--{o.name}", action="store_true", default=argparse.SUPPRESS, help=about)
+            continue
+        word = "{" + ",".join(map(str, o.choices)) + "}" if o.choices and not o.open else o.type.__name__.upper()
+        shape = {"nargs": "*"} if o.many else {}
+        group.add_argument(f"--{o.name}", metavar=word, default=argparse.SUPPRESS, help=about, **shape)
+
+
+def first_process() -> bool:
+    """Whether this is the process of a multi-process launch that talks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def fail(error: Exception | str, code: int = 2) -> NoReturn:
+    """End with what the user must fix, a line each, and no traceback."""
+    if first_process():
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+    else:  # a launcher ends all processes as soon as one has failed, and the one that talks may not have come so far
+        time.sleep(PATIENCE)
+    raise SystemExit(code)

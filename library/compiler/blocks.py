@@ -1,0 +1,202 @@
+"""torch.compile for the repeated blocks of a denoiser: what the options mean, and proof that it ran.
+
+Blocks are compiled in place (`module.compile()`), one by one. PyTorch keeps compiled code with the `forward` function,
+so blocks of one class share their graphs, and parameter names never change. Compile last: after adapters, dtype,
+device and `requires_grad` are final.
+"""
+
+import argparse
+import functools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from library.compiler import cache, cudagraph
+from library.compiler.checks import hooked, problems
+from library.compiler.entry import Inputs, shape_of, with_door
+from library.compiler.log import LEDGER
+from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
+from library.config.schema import ConfigError
+
+__all__ = ["problems"]  # with what is defined below
+
+logger = logging.getLogger(__name__)
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+WRAPPER = "_orig_mod."
+
+M = TypeVar("M", bound=nn.Module)
+V = TypeVar("V")
+
+
+def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the six flags to a parser of your own. The trainers get theirs from `library.config`."""
+    group = parser.add_argument_group("Torch Compile Settings")
+    group.add_argument("--compile", action="store_true", help="compile the model's blocks with torch.compile")
+    group.add_argument("--compile_backend", default="inductor", help="torch.compile backend (default: inductor)")
+    group.add_argument("--compile_mode", default="default", choices=MODES, help="what inductor optimises for")
+    group.add_argument(
+        "--compile_dynamic",
+        default=None,
+        type=str.lower,
+        choices=("auto", "true", "false"),
+        help="compile for varying sizes: true, false, or auto (PyTorch's own choice)",
+    )
+    group.add_argument("--compile_fullgraph", action="store_true", help="fail where a block does not fit in one graph")
+    group.add_argument(
+        "--compile_cache_size_limit",
+        type=int,
+        default=0,
+        help="graphs kept per block before torch gives up; 0 is PyTorch's own limit",
+    )
+
+
+def torch_compile_options(args: Any, sizes: int = 1) -> dict[str, Any]:
+    """The options -> keyword arguments of torch.compile. `auto` and 0 leave the choice to PyTorch.
+
+    Its limit of graphs is raised where it is known that more `sizes` are compiled one by one.
+    """
+    dynamic = str(args.compile_dynamic or "auto").lower()
+    chosen: dict[str, Any] = {
+        "backend": args.compile_backend,
+        "dynamic": {"true": True, "false": False, "auto": None}[dynamic],
+        "fullgraph": bool(args.compile_fullgraph),
+    }
+    if args.compile_mode not in (None, "default"):
+        chosen["mode"] = args.compile_mode
+    if (limit := limit_of(args, sizes)) and version() >= (2, 13):
+        # The keyword holds in every thread; the config value is invisible to autograd's threads (pytorch#186537).
+        chosen["recompile_limit"] = limit
+    return chosen
+
+
+def compile_model(  # noqa: PLR0913 - the signature is a published one
+    args: Any,
+    model: M,
+    target_blocks: Iterable[Sequence[nn.Module]],
+    disable_linear: bool = False,
+    log_prefix: str = "Model",
+    inputs: Mapping[Any, Inputs] | None = None,
+    backends: Mapping[nn.Module, str] | None = None,
+) -> M:
+    """Compile every block of `target_blocks` (a list of lists) in place and return `model`.
+
+    `args` is anything with the six option names. `inputs` (by class name or block) lets blocks of a class share graphs;
+    `backends` has those of blocks that shall not have that of `args`. Raises ConfigError when this machine cannot
+    compile.
+    """
+    device = _device_of(model)
+    blocks = [block for group in target_blocks for block in group]
+    if wrong := [*problems(args, device, disable_linear), *hooked(model, blocks)]:
+        raise ConfigError("\n".join(wrong))
+    cache.use(getattr(args, "compile_cache_dir", None), device)
+    sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
+    SETTINGS.want(wanted_settings(args, device, sizes))
+    LEDGER.listen()
+    backends = backends or {}
+    options = torch_compile_options(args, sizes)
+    known = bool(blocks)
+    learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
+    for block in blocks:
+        if disable_linear:
+            disable_linear_from_compile(block)
+        kind = type(block).__name__
+        given = (inputs or {}).get(block, (inputs or {}).get(kind))
+        place = (given.level, given.in_front) if given else ()
+        shape = (*shape_of(block), backends.get(block, args.compile_backend), *place)
+        streams = given.streams if given else ()
+        dynamic = given.dynamic if given and options["dynamic"] is None else ()
+        learns = not given.in_front if given else kind in learning
+        block.__class__ = with_door(type(block), shape, streams, dynamic, learns)
+        LEDGER.expect(kind, shape, given.sizes if given else 1)
+        known &= given is not None
+    if known and options["dynamic"] is None:
+        # What may vary is marked. PyTorch's own memory of what did goes by lines of code, which blocks of all widths
+        # share: it would make one size that all images have a variable one.
+        options["dynamic"] = False
+    if device.type == "cuda" and args.compile_mode in RECORDED:
+        options["mode"] = RECORDED[args.compile_mode]
+        _record(model, args.compile_mode)
+    if waiting := getattr(args, "compile_compare_steps", 0):
+        LEDGER.savings.held, LEDGER.savings.begin = waiting, functools.partial(_begin, blocks, options, backends)
+    else:
+        _begin(blocks, options, backends)
+    shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
+    logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(LEDGER.predicted().values()), shown)
+    return model
+
+
+def _record(model: nn.Module, mode: str) -> None:
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if several and torch.distributed.get_world_size() > 1:
+        # Nobody has seen several processes play back what they recorded while they average gradients.
+        logger.warning("compile_mode: %s replays no CUDA graphs with several GPUs, it only compiles", mode)
+        return
+    cudagraph.attach(model)
+
+
+def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any], backends: Mapping[nn.Module, str]) -> None:
+    for block in blocks:
+        backend = backends.get(block, options["backend"])
+        own = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
+        block.compile(**own | {"backend": backend})
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
+
+
+def uncompile_model(model: nn.Module) -> None:
+    """Go back to eager blocks. Call it between steps only: forward and backward must not differ."""
+    for module in model.modules():
+        module._compiled_call_impl = None
+
+
+def disable_linear_from_compile(module: nn.Module) -> None:
+    """Keep every Linear layer of `module` out of compiled graphs. That costs most of the gain."""
+    for child in module.modules():
+        if isinstance(child, nn.Linear):
+            child.forward = torch.compiler.disable(child.forward)
+
+
+def maybe_uncompile_state_dict(state_dict: dict[str, V]) -> dict[str, V]:
+    """Keys without the `_orig_mod.` that wrapped (not in-place) compilation leaves in them; values are not copied."""
+    if not any(WRAPPER in key for key in state_dict):
+        return state_dict
+    cleaned = {key.replace(WRAPPER, ""): value for key, value in state_dict.items()}
+    if len(cleaned) != len(state_dict):
+        raise ConfigError("this file holds compiled and plain copies of the same weights; keep one of them")
+    return cleaned
+
+
+def is_compile_error(error: BaseException) -> bool:
+    """Whether compiling failed, as opposed to the model: out of memory and the like are the model's own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, torch.OutOfMemoryError):
+            return False
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
+            return True
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return False
+
+
+def why(error: BaseException, torch_file: str = torch.__file__) -> str:
+    """The line of a compiler's long answer that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if " " in torch_file and any("cannot find" in line for line in lines):
+        return "PyTorch cannot compile below a folder with a blank in its name; move the project to another"
+    telling = (line for line in lines if "error:" in line.lower())
+    return next(telling, lines[0])[:200]
+
+
+def start_over() -> None:
+    """Forget what an earlier training of this process has compiled, or given up to compile."""
+    if LEDGER.used:  # also by what never expected a block: compile ids begin anew, and would be taken for its own
+        torch._dynamo.reset()
+        torch.compiler.set_stance("default")
+        LEDGER.clear()

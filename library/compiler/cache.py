@@ -1,0 +1,173 @@
+"""Where compiled code is kept between runs, so that the second start of a training compiles nothing anew.
+
+PyTorch's own caches know by content what fits; the folder only has to be one that lasts, since the default lies in the
+system's temporary folder. Each combination of PyTorch, Python and device has a folder of its own.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import platformdirs
+import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+from library.compiler.pruning import mend, trim
+from library.config.schema import ConfigError
+from library.files import write_atomic
+
+LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
+SETTINGS = "limit.json"
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+_told: dict[str, str] = {}  # what `use` has written into the environment
+
+
+def use(given: str | None, device: torch.device) -> Path:
+    """Tell PyTorch where to keep compiled code; returns the folder. What the environment says wins.
+
+    ConfigError where that cannot be used. The user's own cache is done without then, as nobody asked for it.
+    """
+    wish = os.environ.get(INDUCTOR)
+    if wish in (default_cache_dir(), _told.get(INDUCTOR)):  # PyTorch says that by itself when it is imported
+        wish = None
+    folder = Path(wish or given or default_root() / key(device))
+    if why := _cannot_be_used(folder, device):
+        if wish or given:
+            what = INDUCTOR if wish else "compile_cache_dir"
+            raise ConfigError(f"{what}: {folder} cannot be used ({why}); choose another")
+        return Path(default_cache_dir())
+    for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
+        if os.environ.get(name) in (None, default_cache_dir(), _told.get(name)):
+            os.environ[name] = _told[name] = str(inner)
+    mend(folder)
+    if not wish:
+        prune(folder if given else default_root(), keep=folder)
+    return folder
+
+
+def _cannot_be_used(folder: Path, device: torch.device) -> str:
+    if " " in str(folder) and device.type == "cpu":
+        return "PyTorch cannot compile for the processor in a folder with a blank in its name"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return "" if os.access(folder, os.W_OK) else "no permission"
+
+
+def default_root() -> Path:
+    """The user's own cache folder for compiled code of all kinds."""
+    return platformdirs.user_cache_path("kohya", appauthor=False) / "compile"
+
+
+def key(device: torch.device) -> str:
+    """What compiled code depends on besides the code itself."""
+    name = platform.machine() or "cpu"
+    if device.type == "cuda":
+        name = f"{torch.cuda.get_device_name(device)}-triton{_triton()}-driver{_driver()}"
+    python = "".join(map(str, platform.python_version_tuple()[:2]))
+    full = re.sub(r"[^\w.]+", "-", f"{torch.__version__}-py{python}-{name}").lower()
+    if sys.platform != "win32":
+        return full
+    # Below it Triton needs up to 190 characters, and Windows ends paths at 260.
+    return f"{torch.__version__.partition('+')[0]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+
+
+def _triton() -> str:
+    """The version of the package that makes kernels for GPUs, asked without loading it; "" where there is none."""
+    for package in ("triton", "triton-windows"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(package).partition("+")[0]
+    return ""
+
+
+def _driver() -> int:
+    """The newest CUDA that the driver knows, asked without touching a GPU; 0 where it is not NVIDIA's."""
+    number = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver.cuDriverGetVersion(ctypes.byref(number))
+    return number.value
+
+
+def folders(root: Path | None = None) -> dict[str, int]:
+    """The folders below the user's cache, one for each PyTorch, Python and device, with their bytes."""
+    root = root or default_root()
+    found = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
+    return {path.name: size(path) for path in sorted(found, key=_used, reverse=True)}
+
+
+def size(folder: Path | None = None) -> int:
+    """Bytes in a folder, without one in the whole cache. Files that vanish meanwhile count nothing."""
+    total = 0
+    for path in (folder or default_root()).rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return total
+
+
+def clean(root: Path | None = None, name: str | None = None) -> int:
+    """Remove everything that was compiled, or one of `folders`; returns the bytes that are free now.
+
+    What a running training needs it has in memory already, so nothing breaks; its next start compiles anew.
+    """
+    root = root or default_root()
+    known = folders(root)
+    if name is not None and name not in known:
+        raise ConfigError(f"there is no compiled code called {name!r}; there is {', '.join(known) or 'none'}")
+    chosen = known if name is None else {name: known[name]}
+    for folder in chosen:
+        shutil.rmtree(root / folder, ignore_errors=True)  # on Windows a file in use stays
+    return sum(chosen.values()) - sum(size(root / folder) for folder in chosen)
+
+
+def limit(number: int | None = None, root: Path | None = None) -> int:
+    """How many bytes the cache may have; with a `number`, from now on so many, and what is too much goes at once."""
+    root = root or default_root()
+    if number is None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return max(int(json.loads((root / SETTINGS).read_text(encoding="utf-8"))["bytes"]), 0)
+        return LIMIT
+    if number < 0:
+        raise ConfigError("a cache has no less than 0 bytes; give 0 to keep nothing but what is in use")
+    root.mkdir(parents=True, exist_ok=True)
+    write_atomic(root / SETTINGS, json.dumps({"bytes": number}))
+    prune(root)
+    return number
+
+
+def prune(root: Path, keep: Path | None = None, most: int | None = None) -> None:
+    """Remove what was used longest ago until the rest fits into the limit: whole folders, and of the last one, which is
+    the one in use (`keep`), single graphs. With `root` as that folder nothing else in it is looked at."""
+    most = limit(root=default_root() if keep == root else root) if most is None else most
+    others = [] if keep == root else [root / name for name in folders(root)]
+    if keep:
+        os.utime(keep)
+    last = keep or next(iter(others), None)
+    left = {folder: size(folder) for folder in others if folder != last}
+    kept = size(last) if last else 0
+    for folder in reversed(left):
+        if kept + sum(left.values()) <= most:
+            return
+        left[folder] = 0
+        shutil.rmtree(folder, ignore_errors=True)
+    if last and kept > most:
+        trim(last, most)
+
+
+def _used(folder: Path) -> float:
+    """When a folder was used last; 0 where it is gone."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0

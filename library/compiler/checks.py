@@ -1,0 +1,84 @@
+"""Why blocks cannot be compiled on this machine or in this model, each in a sentence."""
+
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from library.compiler.torch_settings import version
+
+MINIMUM_TORCH = (2, 11)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[str]:
+    """Why blocks cannot be compiled here, one sentence each, found before a model is loaded."""
+    if version() < MINIMUM_TORCH:
+        need = ".".join(map(str, MINIMUM_TORCH))
+        yield f"compile: needs PyTorch {need} or newer, this is {torch.__version__}; update it, or switch compile off"
+        return
+    if unknown := [*_unknown_backends(args)]:
+        yield from unknown
+        return
+    if args.compile_backend != "inductor" and args.compile_mode not in (None, "default"):
+        yield f"compile_mode: {args.compile_mode} only exists for the inductor backend; use default"
+    if disable_linear and args.compile_fullgraph:
+        yield "compile_fullgraph: cannot hold while Linear layers are kept out of the graph; switch it off"
+    if args.compile_backend == "inductor" and (why := _no_inductor(device)):
+        yield f"compile: {why}"
+
+
+def _unknown_backends(args: Any) -> Iterator[str]:
+    # Names with an underscore need not be listed; every other one is.
+    every, known = torch._dynamo.list_backends(exclude_tags=()), ", ".join(sorted(torch._dynamo.list_backends()))
+    of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
+    for option, names in (("compile_backend", [args.compile_backend]), ("compile_blocks", of_some)):
+        for name in dict.fromkeys(names):
+            if name not in every:
+                yield f"{option}: PyTorch has no backend called {name!r}; choose one of {known}"
+
+
+def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[str]:
+    """Hooks inside of blocks: compiled code ignores those that come and go later, without a word, so none is allowed.
+
+    Hooks of a block itself run around its compiled code, and are welcome.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    for block in blocks:
+        for inner in block.modules():
+            if inner is not block and any(getattr(inner, kind) for kind in HOOKS):
+                name = names.get(id(inner)) or type(inner).__name__
+                yield f"compile: {name} has a hook, which compiled code would not run; remove it, or switch compile off"
+
+
+def _no_inductor(device: torch.device) -> str:
+    """Why inductor has no tool chain for this device, or ''."""
+    if device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except Exception:
+            return (
+                "no C++ compiler was found, and inductor needs one on the CPU; "
+                "install one (Debian: apt install g++, Windows: Visual Studio Build Tools), or switch compile off"
+            )
+        if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+            return (
+                "Python's header files were not found (Debian: apt install python3-dev); install them, or switch it off"
+            )
+        if " " in torch.__file__:
+            return "PyTorch cannot compile below a folder with a blank in its name; move the project, or switch it off"
+        return ""
+    from torch.utils._triton import has_triton
+
+    if has_triton():
+        return ""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
+        return (
+            f"{torch.cuda.get_device_name(device)} is too old for it (needs compute capability 7.0); switch compile off"
+        )
+    return "Triton was not found; install it (Windows: pip install triton-windows), or switch compile off"

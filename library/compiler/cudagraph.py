@@ -1,0 +1,246 @@
+"""CUDA graphs of a whole denoiser: its forward and backward passes are recorded once per size and played back.
+
+A small batch leaves a fast GPU waiting for the processor, which has some 10,000 kernels to start in a step of SDXL.
+PyTorch's own recordings (`reduce-overhead` of inductor) belong to each compiled block and are made anew where the same
+graph meets the weights of another block, so that blocks which share their graphs never stop recording. Here what the
+blocks compile to is recorded as one piece, with all that stands between them.
+
+A recording reads and writes memory that stays: inputs are copied to where they were when it was made, weights are
+expected where they were, and gradients come out in one place for all sizes. What a recording cannot hold runs as ever:
+passes without gradients, steps that are compared with, and a second forward pass before the backward pass of the first.
+"""
+
+import contextlib
+import logging
+import time
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from library.compiler.log import LEDGER
+from library.compiler.subclass import under_its_name
+from library.config.schema import ConfigError
+
+logger = logging.getLogger(__name__)
+
+REHEARSALS = 2  # eager passes before a recording: the first compiles and allocates, the second is like all others
+MOST = 64  # sizes that are recorded; others run without
+
+
+def leave_default_stream() -> None:
+    """From now on this thread works on another stream, as the default one cannot be recorded.
+
+    Once gradients of weights have been asked for there (by DDP before the first step, or by steps without recording),
+    they tie recordings to it. So this comes before all of that.
+    """
+    if torch.cuda.is_available() and torch.cuda.current_stream() == torch.cuda.default_stream():
+        torch.cuda.synchronize()
+        torch.cuda.set_stream(torch.cuda.Stream())
+
+
+def attach(denoiser: nn.Module) -> None:
+    """From now on every call with gradients is recorded, and played back where it has been."""
+    leave_default_stream()
+    denoiser.__dict__["_recorder"] = Recorder(denoiser)
+    denoiser.__class__ = _recorded(type(denoiser))
+
+
+def peak(device: torch.device) -> int:
+    """The most bytes that tensors held on a GPU, or hold now with what recordings keep to themselves between two steps.
+
+    Not both added up: what was held at most is that of the passes before a recording, whose memory it then takes over.
+    """
+    whole = (s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0))
+    kept = sum(s["total_size"] - s["allocated_size"] for s in whole if s["device"] == (device.index or 0))
+    return max(torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device) + kept)
+
+
+def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
+    class Recorded(cls):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = self.__dict__.get("_recorder")
+            if recorder is None or not torch.is_grad_enabled() or LEDGER.held or LEDGER.fallback:
+                return super().__call__(*args, **kwargs)
+            return recorder(super().__call__, args, kwargs)
+
+    return under_its_name(Recorded, cls)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One way of calling: all tensors that go in, and how arguments are put together from them."""
+
+    tensors: tuple[Tensor, ...]
+    others: tuple[Hashable, ...]
+    places: tuple[bool, ...]  # which of the leaves are tensors
+    tree: Any
+
+    @classmethod
+    def of(cls, args: Any, kwargs: Any) -> "Call":
+        """Take arguments apart."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        places = tuple(isinstance(leaf, Tensor) for leaf in leaves)
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        return cls(tensors, tuple(leaf for leaf in leaves if not isinstance(leaf, Tensor)), places, tree)
+
+    @property
+    def key(self) -> Hashable:
+        """Calls with the same key can be played back by one recording."""
+        kinds = tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in self.tensors)
+        autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        return kinds, self.others, self.tree, autocast
+
+    def arguments(self, tensors: Sequence[Tensor]) -> Any:
+        """The same call with other tensors: (args, kwargs)."""
+        given, others = iter(tensors), iter(self.others)
+        return pytree.tree_unflatten([next(given if place else others) for place in self.places], self.tree)
+
+
+class Recorder:
+    """The recordings of one denoiser. They share their memory, as only one of them is at work at a time."""
+
+    def __init__(self, denoiser: nn.Module) -> None:
+        self.denoiser = weakref.ref(denoiser)
+        self.made: dict[Hashable, Recording] = {}
+        self.learn: list[nn.Parameter] = []
+        self.gradients: list[Tensor] = []  # of what learns, where recordings put them
+        self.pool: Any = None
+        self._busy: Callable[[], Any] = lambda: None  # tells whether a forward pass waits for its backward pass
+
+    def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The denoiser's answer."""
+        asked = Call.of(args, kwargs)
+        if self._busy() is not None or any(t.device.type != "cuda" for t in asked.tensors):
+            return call(*args, **kwargs)
+        recording = self.made.get(asked.key)
+        if recording is None:
+            if len(self.made) >= MOST:
+                return call(*args, **kwargs)
+            recording = self._record(call, asked)
+        ticket = _Ticket(recording, self)
+        self._busy = weakref.ref(ticket)
+        learned = [t for t in (*asked.tensors, *self.learn) if t.requires_grad]
+        answers = _Played.apply(ticket, asked.tensors, *learned)
+        return pytree.tree_unflatten(list(answers), recording.tree)
+
+    def free(self) -> None:
+        """The backward pass is over, or will never be."""
+        self._busy = lambda: None
+
+    def keep_gradients(self) -> None:
+        """Gradients of an earlier batch of this step may lie where the next ones come to: give them a place."""
+        for p, here in zip(self.learn, self.gradients, strict=True):
+            if p.grad is not None and p.grad.data_ptr() == here.data_ptr():
+                p.grad = p.grad.clone()
+
+    def _record(self, call: Callable[..., Any], asked: Call) -> "Recording":
+        began = time.perf_counter()
+        if not self.made:
+            self.learn = [p for p in self.denoiser().parameters() if p.requires_grad]
+            self.gradients = [torch.empty_like(p) for p in self.learn]
+            self.pool = torch.cuda.graph_pool_handle()
+        recording = Recording(call, asked, self)
+        try:
+            recording.capture(self)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+            raise ConfigError(f"compile_mode: a CUDA graph could not be recorded ({why}); use default") from error
+        self.made[asked.key] = recording
+        shape = " x ".join(map(str, asked.tensors[0].shape))
+        logger.info("Recorded CUDA graphs for inputs of %s in %.1f s", shape, time.perf_counter() - began)
+        return recording
+
+
+class Recording:
+    """The CUDA graphs of one size, forward and backward, and the memory that they read and write."""
+
+    def __init__(self, call: Callable[..., Any], asked: Call, recorder: Recorder) -> None:
+        """Run as usual, until everything is compiled and chosen that a recording must not meet."""
+        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in asked.tensors]
+        self.addresses = [p.data_ptr() for p in recorder.learn]
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        args, kwargs = asked.arguments(self.inputs)
+        self._call: Callable[[], Any] | None = lambda: call(*args, **kwargs)
+        self._targets = [*(t for t in self.inputs if t.requires_grad), *recorder.learn]
+        with _casts_included():
+            for _ in range(REHEARSALS):
+                ends = [answer for answer in pytree.tree_leaves(self._call()) if answer.requires_grad]
+                self._gradients(ends, [torch.zeros_like(end) for end in ends])
+
+    def capture(self, recorder: Recorder) -> None:
+        """Record both passes. Raises RuntimeError where something in them cannot be."""
+        # Other threads may load data meanwhile.
+        how = {"pool": recorder.pool, "stream": torch.cuda.current_stream(), "capture_error_mode": "thread_local"}
+        with _casts_included():
+            with torch.cuda.graph(self.forward, **how):
+                answers, self.tree = pytree.tree_flatten(self._call())
+            ends = [answer for answer in answers if answer.requires_grad]
+            self.incoming = [torch.zeros_like(end) for end in ends]
+            with torch.cuda.graph(self.backward, **how):
+                found = self._gradients(ends, self.incoming)
+                of_weights = found[len(found) - len(recorder.learn) :]
+                there = [(to, new) for to, new in zip(recorder.gradients, of_weights, strict=True) if new is not None]
+                if there:  # where only text encoders learn, nothing of the denoiser does
+                    torch._foreach_copy_([to for to, _ in there], [new for _, new in there])
+        self.learns = [new is not None for new in of_weights]
+        self.of_inputs = found[: len(found) - len(recorder.learn)]
+        self.with_gradient = [answer.requires_grad for answer in answers]
+        self.answers = [answer.detach() for answer in answers]  # what led to them is let go, for the next recording
+        self._call = None
+
+    def _gradients(self, ends: list[Tensor], incoming: list[Tensor]) -> Sequence[Tensor | None]:
+        return torch.autograd.grad(ends, self._targets, incoming, allow_unused=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ticket:
+    """Held by the graph of gradients for as long as a forward pass may still get its backward pass."""
+
+    recording: Recording
+    recorder: Recorder
+
+
+class _Played(torch.autograd.Function):
+    """Play a recording: inputs and what learns -> answers."""
+
+    @staticmethod
+    def forward(ctx: Any, ticket: _Ticket, given: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
+        ctx.ticket, recording = ticket, ticket.recording
+        if [p.data_ptr() for p in ticket.recorder.learn] != recording.addresses:
+            raise ConfigError("compile_mode: weights have moved since the CUDA graph was recorded; use default")
+        torch._foreach_copy_(recording.inputs, [t.detach() for t in given])
+        recording.forward.replay()
+        answers = tuple(answer.clone() for answer in recording.answers)
+        ctx.mark_non_differentiable(*(a for a, grad in zip(answers, recording.with_gradient, strict=True) if not grad))
+        return answers
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        ticket, ctx.ticket = ctx.ticket, None
+        recording, recorder = ticket.recording, ticket.recorder
+        recorder.keep_gradients()
+        arrived = [g for g, grad in zip(gradients, recording.with_gradient, strict=True) if grad]
+        torch._foreach_copy_(recording.incoming, arrived)
+        recording.backward.replay()
+        recorder.free()
+        weights = [g.detach() if does else None for g, does in zip(recorder.gradients, recording.learns, strict=True)]
+        return None, None, *(None if g is None else g.clone() for g in recording.of_inputs), *weights
+
+
+@contextlib.contextmanager
+def _casts_included() -> Iterator[None]:
+    """Autocast as it is, but every weight cast where it is used: a cast of before would not be in the recording."""
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -1,0 +1,113 @@
+"""The door of a compiled block: eager code around it that makes all blocks of a class look alike to the compiler."""
+
+import functools
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from library.compiler.log import LEDGER
+from library.compiler.subclass import copied, under_its_name
+from library.compiler.torch_settings import SETTINGS
+
+Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
+
+
+class Inputs(Protocol):
+    """What blocks of one class are called with, by position, so that one graph can serve all of them.
+
+    `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
+    size depends on the bucket: ((position, dimension), ...). `sizes` says how many graphs each block needs: one, unless
+    sizes are compiled one by one. Then `level` tells blocks apart that never see the same sizes. Blocks that are
+    `in_front` of all that learns have a graph of their own, as no gradient goes through them.
+    """
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """What flows from block to block."""
+        ...
+
+    @property
+    def dynamic(self) -> tuple[tuple[int, int], ...]:
+        """Which sizes vary."""
+        ...
+
+    @property
+    def sizes(self) -> int:
+        """How many of them are compiled one by one."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """Which blocks see the same ones then."""
+        ...
+
+    @property
+    def in_front(self) -> bool:
+        """Whether nothing learns in them, nor before them."""
+        ...
+
+
+def shape_of(block: nn.Module) -> Shape:
+    """What makes blocks of a class need graphs of their own: sizes and types of their weights, and which learn."""
+    return tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters())
+
+
+@functools.cache
+def with_door(
+    cls: type[nn.Module],
+    shape: tuple[Any, ...],
+    streams: tuple[int, ...],
+    dynamic: tuple[tuple[int, int], ...],
+    learns: bool,
+) -> type[nn.Module]:
+    """A subclass whose call runs eager code before the compiled one: it tells the ledger where compiling happens, and
+    hands every block the same kind of tensors.
+
+    There is one for each shape of a block and backend, with code of its own, so that its graphs are its own as well:
+    SDXL's twelve kinds of ResNet block would otherwise count as recompilations of one and exceed PyTorch's limit of 8.
+    """
+    kind = cls.__name__
+
+    class Door(cls):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            given = list(args)
+            # Text encoders that learn reach blocks that do not, through what these are told besides their streams.
+            told = (*args, *kwargs.values())
+            in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in told)
+            for position in streams:
+                given[position] = _as_inner(given[position], in_graph)
+            for position, dimension in dynamic:
+                if position < len(given) and isinstance(given[position], Tensor):
+                    torch._dynamo.maybe_mark_dynamic(given[position], dimension)
+            SETTINGS.hold()
+            # Where no gradient goes through a block there is nothing to recompute either, which PyTorch would refuse.
+            with LEDGER.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
+                return super().__call__(*given, **kwargs)
+
+    Door.forward = copied(cls.forward)
+    return under_its_name(Door, cls)
+
+
+def _as_inner(stream: Tensor, in_graph: bool) -> Tensor:
+    """The first block's input looks like every other block's: in one order, and part of the graph of gradients.
+
+    Without this, what stands in front of the first block costs a second graph: strides and requires_grad differ, and
+    what comes out of a Linear layer is a view, whose base the graph would be bound to as well.
+    Where nothing learns that comes in or is in blocks of the class, asking for a gradient would be work for nothing.
+    """
+    stream = _in_order(stream)
+    if in_graph and torch.is_grad_enabled() and not stream.requires_grad:
+        stream = stream.detach().requires_grad_(True)
+    if stream.dim() == 3 and stream._is_view():
+        stream = torch.ops.aten._unsafe_view(stream, stream.shape)
+    return stream
+
+
+def _in_order(stream: Tensor) -> Tensor:
+    """Channels last, with the usual strides also where a size is 1, for which PyTorch takes any."""
+    order, strides, step = (0, 2, 3, 1) if stream.dim() == 4 else range(stream.dim()), [0] * stream.dim(), 1
+    for dimension in reversed(order):
+        strides[dimension], step = step, step * stream.shape[dimension]
+    kept = torch.channels_last if stream.dim() == 4 else torch.contiguous_format
+    return stream if list(stream.stride()) == strides else stream.clone(memory_format=kept)

@@ -1,0 +1,77 @@
+"""Getting the compiler up while a model is loaded, so that the first block does not wait for it."""
+
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from library.compiler import cache
+from library.compiler.checks import problems
+from library.config.schema import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def getting_ready(args: Any, device: torch.device) -> Iterator[None]:
+    """While the body runs, another thread lets inductor load itself, see what the machine can do and start helpers.
+
+    That takes 3 to 10 s, which loading a large model hides. The body must not run models: PyTorch's tracing is not made
+    for several threads. Does nothing where inductor will compile nothing.
+    """
+    thread = None
+    if _wanted(args, device):
+        thread = threading.Thread(target=_small_things_first, args=(device.type,), name="compiler")
+        thread.start()
+    try:
+        yield
+    finally:
+        if thread:
+            thread.join()
+
+
+def _wanted(args: Any, device: torch.device) -> bool:
+    if not args.compile or args.compile_backend != "inductor" or any(problems(args, device)):
+        return False
+    try:
+        cache.use(getattr(args, "compile_cache_dir", None), device)
+    except ConfigError:
+        if not getattr(args, "compile_fallback", False):
+            raise
+        return False  # what compiles will see that too, and the training goes on without
+    return True
+
+
+@functools.cache
+def _small_things_first(kind: str) -> None:
+    """Compile something small, forward and backward, once in a process. What fails here is told where it matters."""
+    try:
+        from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.compile_fx import compile_fx
+
+        if kind == "cuda":
+            AsyncCompile.warm_pool()
+            AsyncCompile.use_process_pool()  # its first task lets it make its processes
+        given = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
+        (answer,) = compile_fx(_small_graph(), given)(*given)
+        torch.autograd.grad(answer.sum(), given[1])
+    except Exception as error:
+        logger.debug("the compiler could not be prepared: %s", error)
+
+
+def _small_graph() -> torch.fx.GraphModule:
+    """A graph of what blocks consist of: a product, a norm, attention, pointwise functions."""
+    graph = torch.fx.Graph()
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    normed = graph.call_function(F.layer_norm, (graph.call_function(F.linear, (x, weight)), (64,)))
+    heads = graph.call_method("unflatten", (normed, -1, (4, 16)))
+    heads = graph.call_method("transpose", (heads, 1, 2))
+    seen = graph.call_function(F.scaled_dot_product_attention, (heads, heads, heads))
+    graph.output((graph.call_function(F.gelu, (seen,)),))
+    return torch.fx.GraphModule(nn.Module(), graph)

@@ -1,0 +1,218 @@
+"""ai-toolkit: adapters, length, optimizer, schedule, number formats and noise."""
+
+from typing import Any
+
+from library.importers.kohya_ss import is_on
+from library.importers.ledger import Ledger, is_empty, to_number
+from library.importers.optimizers import ours, plain
+from library.importers.trees import precision
+
+TRAINER = "ai-toolkit"
+# In the order in which they win.
+RANKS = (
+    ("network.rank", "network_dim"),
+    ("network.linear", "network_dim"),
+    ("network.linear_alpha", "network_alpha"),
+    ("network.alpha", "network_alpha"),
+)
+SAMPLINGS = {
+    "sigmoid": "sigmoid", "linear": "uniform", "weighted": "uniform", "shift": "flux_shift", "flux_shift": "flux_shift",
+    "lumina2_shift": "flux_shift", "lognorm_blend": "sigmoid",
+}  # fmt: skip
+SAME_SAMPLING = ("sigmoid", "linear")
+LOSSES = {"mse": {}, "mae": {"loss_type": "l1"}, "pseudo_huber": {"loss_type": "huber", "huber_schedule": "constant"}}
+
+
+def _network(ledger: Ledger) -> None:
+    if not ledger.adapters:
+        return
+    kind = str(ledger.get("network.type") or "lora").casefold()
+    whole = kind == "lokr" and ledger.source.get("network.lokr_full_rank", True) is not False
+    for key, option in RANKS:
+        if ledger.get(key) is not None and option not in ledger.values:
+            ledger.rename(key, option)
+        elif key in ledger.source:
+            ledger.change(key, f"another key says {option}")
+    arguments = _convolutions(ledger)
+    if kind in ("lokr", "locon", "loha", "dora"):
+        algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
+        if kind == "lokr":
+            algo += [f"factor={ledger.get('network.lokr_factor') or -1}", *(["full_matrix=True"] if whole else [])]
+        quantized = {"fp8_base", "fp8_base_unet", "int8_base"} & ledger.values.keys()
+        algo += ["bypass_mode=True"] if quantized else []
+        values = {"network_module": "lycoris.kohya", "network_args": [*algo, *arguments]}
+        ledger.change("network.type", f"{kind} is LyCORIS here: {' '.join(values['network_args'])}", values)
+        for key in ("network.lokr_full_rank", "network.lokr_factor"):
+            if key in ledger.source:
+                ledger.change(key, "becomes one of network_args")
+    else:
+        said = "LoRA" if kind == "lora" else f"{kind} is not offered here; LoRA is used"
+        ledger.change("network.type", said, {"network_args": arguments} if arguments else {})
+    _layers(ledger)
+
+
+def _convolutions(ledger: Ledger) -> list[str]:
+    """conv_dim and conv_alpha, which is the former where nothing is said."""
+    arguments = []
+    for key, argument in (("network.conv", "conv_dim"), ("network.conv_alpha", "conv_alpha")):
+        value = ledger.get(key) if ledger.get(key) is not None else ledger.get("network.conv")
+        if ledger.number("network.conv") and to_number(value) is not None:
+            arguments.append(f"{argument}={value}")
+            if key in ledger.source:
+                ledger.change(key, f"is network_args {argument}")
+    return arguments
+
+
+def _layers(ledger: Ledger) -> None:
+    for key in ledger.left():
+        if key.startswith("network.network_kwargs."):
+            said = "chosen layers are said by network_args (train_double_block_indices, img_attn_dim, ...)"
+            ledger.ignore(key, said)
+    if "network.transformer_only" in ledger.source:
+        ledger.change("network.transformer_only", "adapters are in the blocks of the model")
+
+
+def _length(ledger: Ledger) -> None:
+    """Steps, where ai-toolkit's older way of accumulating counts each batch as a step."""
+    steps, batches = int(ledger.number("train.steps") or 1000), int(ledger.number("train.gradient_accumulation") or 1)
+    old = int(ledger.number("train.gradient_accumulation_steps") or 1)
+    said, key = f"max_train_steps = {steps}", "train.gradient_accumulation"
+    if old > 1 and batches <= 1:
+        steps, batches, key = max(1, steps // old), old, "train.gradient_accumulation_steps"
+        said = f"max_train_steps = {steps}: {TRAINER} counts each of the {old} batches of a step"
+    elif old < 0:
+        ledger.ignore("train.gradient_accumulation_steps", "gradients are not added up over a whole epoch here")
+    ledger.change("train.steps", said, {"max_train_steps": steps})
+    if key in ledger.source:
+        count = max(1, batches)
+        ledger.change(key, f"gradient_accumulation_steps = {count}", {"gradient_accumulation_steps": count})
+    for other in ("train.gradient_accumulation", "train.gradient_accumulation_steps"):
+        ledger.empty(other)
+
+
+def _optimizer(ledger: Ledger) -> None:
+    wanted = ledger.get("train.optimizer")
+    name, near = ours(wanted)
+    ledger.change("train.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
+    found = {key: value for key, value in ledger.source.items() if key.startswith("train.optimizer_params.")}
+    given = {key.rpartition(".")[2]: value for key, value in found.items()}
+    if near:
+        for key in found:
+            ledger.ignore(key, f"it is for {wanted}, which is not offered here")
+        given = {}
+    word = plain(name)
+    if word == "adafactor":
+        given = {"relative_step": False, "scale_parameter": False, "warmup_init": False} | given
+    elif word in ("adam", "adamw", "adamw8bit", "prodigy", "dadaptadam", "dadaptlion") or "Adam8bit" in name:
+        given = {"eps": 1e-6} | given
+    arguments = [f"{key}={_argument(value)}" for key, value in given.items() if not is_empty(value)]
+    if arguments:
+        ledger.values["optimizer_args"], ledger.keys["optimizer_args"] = arguments, "train.optimizer"
+    for key in found.keys() - ledger.fates.keys():
+        ledger.change(key, "becomes one of optimizer_args")
+    rate = ledger.number("train.lr")
+    if (word.startswith("dadapt") or word == "prodigy") and rate is not None and rate < 0.1:
+        ledger.change("train.lr", f"{rate:g} is 1.0 with {name}, as {TRAINER} does it", {"learning_rate": 1.0})
+
+
+def _argument(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
+
+
+def _schedule(ledger: Ledger) -> None:
+    name = str(ledger.get("train.lr_scheduler"))
+    steps = ledger.number("train.steps") or 1000
+    period = ledger.number("train.lr_scheduler_params.total_iters") or steps
+    values: dict[str, Any] = {"lr_scheduler": name}
+    said = f"lr_scheduler = {name}"
+    if name == "constant_with_warmup":
+        values["lr_warmup_steps"] = int(ledger.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
+    elif name == "cosine_with_restarts":
+        values["lr_scheduler_num_cycles"] = max(1, round(steps / period))
+    elif name == "linear":  # PyTorch's LinearLR rises from a third to the whole rate
+        values = {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": int(period)}
+        said = f"{TRAINER}'s linear rises over {int(period)} steps: constant_with_warmup is the nearest"
+    elif name == "step":
+        values, said = {"lr_scheduler": "constant"}, "a rate that falls in steps is not offered here; constant"
+    elif warmup := ledger.number("train.lr_scheduler_params.num_warmup_steps"):
+        values["lr_warmup_steps"] = int(warmup)
+    ledger.change("train.lr_scheduler", said, values)
+    for key in ledger.left():
+        if key.startswith("train.lr_scheduler_params"):
+            ledger.change(key, "is part of lr_scheduler")
+
+
+def _training(ledger: Ledger) -> None:
+    dtype = precision(ledger.get("train.dtype"))
+    half = {} if ledger.adapters or dtype == "no" else {f"full_{dtype}": True}
+    said = ", ".join([f"mixed_precision = {dtype}", *half])
+    ledger.change("train.dtype", said, {"mixed_precision": dtype, **half})
+    encoders = is_on(ledger.get("train.train_text_encoder"))
+    key = "train.train_text_encoder"
+    if ledger.adapters and not encoders:
+        ledger.change(key, "false is network_train_unet_only", {"network_train_unet_only": True})
+    elif ledger.script == "sdxl_train":
+        ledger.rename(key, "train_text_encoder", encoders)
+    elif encoders and not ledger.adapters:
+        ledger.ignore(key, "a FLUX.1 fine-tune trains no text encoder")
+    else:
+        ledger.change(key, "text encoders get adapters, too")
+    _rates(ledger, encoders)
+    if is_on(ledger.get("train.ema_config.use_ema")):
+        decay = ledger.number("train.ema_config.ema_decay") or 0.999
+        ledger.change("train.ema_config.use_ema", f"ema_decay = {decay:g}", {"ema_decay": decay})
+        ledger.empty("train.ema_config.ema_decay")
+
+
+def _rates(ledger: Ledger, encoders: bool) -> None:
+    """The rates of the parts, and which of them learn."""
+    rate = ledger.number("train.text_encoder_lr")
+    if rate is not None and encoders and ledger.adapters:
+        ledger.rename("train.text_encoder_lr", "text_encoder_lr", [rate])
+    elif rate is not None and encoders and ledger.script == "sdxl_train":
+        values = {"learning_rate_te1": rate, "learning_rate_te2": rate}
+        ledger.change("train.text_encoder_lr", f"learning_rate_te1 and learning_rate_te2 = {rate:g}", values)
+    own = ledger.number("train.unet_lr")
+    if own is not None:
+        ledger.rename("train.unet_lr", "unet_lr" if ledger.adapters else "learning_rate", own)
+    if not is_on(ledger.get("train.train_unet")):
+        only = {"network_train_text_encoder_only": True} if ledger.adapters and encoders else {}
+        ledger.change("train.train_unet", "only text encoders learn" if only else "the image model always learns", only)
+    elif "train.train_unet" in ledger.source:
+        ledger.change("train.train_unet", "the image model learns")
+
+
+def _noise(ledger: Ledger) -> None:
+    if (last := ledger.number("train.max_denoising_steps")) is not None and last < 999:
+        ledger.rename("train.max_denoising_steps", "max_timestep", int(last) + 1)
+    kind = str(ledger.get("train.loss_type"))
+    known = LOSSES.get(kind)
+    said = "loss_type = l2" if kind == "mse" else f"{kind} is not offered here; loss_type = l2"
+    said = f"{kind} is loss_type = {known['loss_type']}" if known else said
+    ledger.change("train.loss_type", said, known or {})
+    if (gamma := ledger.number("train.snr_gamma")) and "min_snr_gamma" not in ledger.values:
+        ledger.ignore("train.snr_gamma", f"min_snr_gamma = {gamma:g} is the nearest")
+    if str(ledger.get("train.content_or_style") or "balanced") != "balanced":
+        ledger.ignore("train.content_or_style", "all timesteps count alike; min_timestep and max_timestep choose some")
+    elif "train.content_or_style" in ledger.source:
+        ledger.change("train.content_or_style", "balanced: all timesteps count alike")
+    key = "train.timestep_type"
+    if ledger.family != "flux":
+        if ledger.given(key):
+            ledger.ignore(key, "SDXL is trained with all timesteps alike here")
+        else:
+            ledger.empty(key)
+        return
+    kind = "linear" if is_on(ledger.get("train.linear_timesteps")) else str(ledger.get(key))
+    values: dict[str, Any] = {"timestep_sampling": SAMPLINGS.get(kind, "sigmoid")}
+    near = ""
+    if kind not in SAME_SAMPLING:
+        near = f"{kind} is not quite the same here; the nearest is "
+    values |= {"model_prediction_type": "raw", "guidance_scale": 1.0}
+    said = f"{near}timestep_sampling = {values['timestep_sampling']}, raw predictions, guidance_scale = 1"
+    ledger.change(key, said, values)
+    if "train.linear_timesteps" in ledger.source:
+        ledger.change("train.linear_timesteps", "is part of timestep_sampling")
+
+
+PARTS = (_network, _length, _optimizer, _schedule, _training, _noise)

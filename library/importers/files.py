@@ -1,0 +1,151 @@
+"""A file of any trainer -> a config of ours: which trainer wrote it, and who reads it."""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError, load_json, load_toml, once, read_text
+from library.config.values import meant
+from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
+from library.importers.ledger import Configs, Imported, Ledger, settle
+from library.importers.trees import tables
+
+READERS = (aitoolkit, onetrainer, musubi, kohya_ss)
+SUFFIXES = (".json", ".toml", ".yaml", ".yml")
+
+
+def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
+    """A file of settings of any trainer -> a config of ours and the account of its keys.
+
+    `configs` is what can be trained, by script; `script` wins over what the file says. Raises ConfigError when it is no
+    such file, or for a model that is not trained here.
+    """
+    path = Path(path)
+    found = parse(path)
+    refuse_data(found, path)
+    return read(_with_data(found, path), configs, script or named(path, configs))
+
+
+def refuse_data(found: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError for a file that describes images only: a data set is no training."""
+    sets = tables(found.get("datasets"))
+    if not sets or found.keys() - {"general", "datasets"}:
+        return
+    if musubi.is_dataset(found) or any("folder_path" in table for table in sets):
+        told = f"kohya import {path.name} -o data.toml writes it as one of ours; name that in dataset_config"
+        raise ConfigError(f"{path} is a data set file of {_writer(found)}, not a training: {told}")
+    raise ConfigError(f"{path} is a data set file, not a training: name it in dataset_config")
+
+
+def is_dataset(found: Mapping[str, Any]) -> bool:
+    """Whether these are the data sets of another trainer, which `dataset` writes as ours."""
+    return musubi.is_dataset(found) or aitoolkit_data.is_dataset(found)
+
+
+def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Data sets of another trainer -> a dataset file of ours, and what was left out, a sentence each."""
+    return musubi.dataset(found) if musubi.is_dataset(found) else aitoolkit_data.dataset(found)
+
+
+def _writer(found: Mapping[str, Any]) -> str:
+    return musubi.TRAINER if musubi.is_dataset(found) else aitoolkit.TRAINER
+
+
+def _with_data(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The files about images and prompts that some trainers name are read along, where they are in their own words."""
+    if onetrainer.fits(found):
+        wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
+        lists = {target: _beside(found, key, path, ".json") for key, target in wanted if not found.get(target)}
+        return {**found, **{target: data for target, data in lists.items() if isinstance(data, list)}}
+    if musubi.fits(found):
+        data = _beside(found, "dataset_config", path, ".toml")
+        return {**found, "dataset_config": data} if data and musubi.is_dataset(data) else found
+    return found
+
+
+def _beside(found: Mapping[str, Any], key: str, path: Path, suffix: str) -> Any:
+    """What stands in the file that a key names, from here, its folder, or the one above; None: there is none."""
+    name = str(found.get(key) or "")
+    for place in (Path(name), path.parent / name, path.parent.parent / name) if name else ():
+        if place.suffix.lower() == suffix and place.is_file():
+            with contextlib.suppress(ConfigError):
+                return load_json(place) if suffix == ".json" else load_toml(place)
+    return None
+
+
+def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Imported:
+    """The same, from what stands in the file."""
+    if script and script not in configs:
+        raise ConfigError(f"{script} is not a kind of training{meant(script, configs)}; there are {', '.join(configs)}")
+    return settle(_ledger(found, configs, script), configs)
+
+
+def named(path: Path, configs: Configs) -> str:
+    """The script that a TOML file names in its own name, or in its first line, where our files do; else ""."""
+    if path.suffix.lower() != ".toml":
+        return ""
+    first = read_text(path).partition("\n")[0]
+    said = re.findall(r"sd-scripts/(\w+)\.py", first) if first.startswith("#") else []
+    in_name = [script for script in sorted(configs, key=len, reverse=True) if script in path.stem]
+    return next((script for script in [*said, *in_name] if script in configs), "")
+
+
+def _ledger(found: Mapping[str, Any], configs: Configs, script: str) -> Ledger:
+    reader = next((reader for reader in READERS if reader.fits(found)), None)
+    return reader.read(found, script) if reader else flat.read(found, configs, script)
+
+
+def of_others(found: Mapping[str, Any]) -> bool:
+    """Whether these are settings in the words of another trainer, and not a flat file as sd-scripts and we have it."""
+    return any(reader.fits(found) for reader in READERS)
+
+
+def parse(path: Path) -> dict[str, Any]:
+    """The tables of a JSON, TOML or YAML file. Raises ConfigError when it is none."""
+    suffix = path.suffix.lower()
+    if suffix == ".toml":
+        return load_toml(path)
+    if suffix not in SUFFIXES:
+        raise ConfigError(f"{path} must end in one of {', '.join(SUFFIXES)}")
+    if not (text := read_text(path)).strip():
+        raise ConfigError(f"{path} is empty")
+    found = load_json(path) if suffix == ".json" else _yaml(text, path)
+    if isinstance(found, list):
+        _refuse_list(found, path)
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ConfigError(f"{path} holds no settings: it must be one table of names and values")
+    return found
+
+
+def _refuse_list(found: list[Any], path: Path) -> None:
+    """Lists that belong to a config of OneTrainer or ai-toolkit, and are none."""
+    first = next(iter(tables(found)), {})
+    if "folder_path" in first:
+        raise ConfigError(f"{path} is a data set file of ai-toolkit, not a training: put it under a key datasets")
+    if "path" in first and {"image", "text"} & first.keys():
+        told = "import the config that names it as concept_file_name, which writes it as a dataset_config"
+        raise ConfigError(f"{path} is a data set file of OneTrainer (concepts), not a training: {told}")
+    if "prompt" in first:
+        told = "import the config that names it as sample_definition_file_name"
+        raise ConfigError(f"{path} is a file of sample prompts, not a training: {told}")
+
+
+def _yaml(text: str, path: Path) -> Any:
+    import yaml  # only for files of ai-toolkit
+
+    class Once(yaml.SafeLoader):
+        """Refuses keys that come twice."""
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            once(((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)), path)
+            return node
+
+    try:
+        return Once(text).get_single_data()
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None

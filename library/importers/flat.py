@@ -1,0 +1,90 @@
+"""TOML files of sd-scripts: our own option names, with old and foreign ones among them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from library.config import schema
+from library.config.converted import OLD_BLOCKS, blocks
+from library.config.retired import ALIASES
+from library.config.schema import ConfigError, options
+from library.config.values import meant
+from library.importers.ledger import Configs, Ledger, is_empty
+from library.importers.trees import ONLY
+
+TRAINER = "sd-scripts"
+# Keys that only the scripts for something else have, and network modules for other models -> what they are for.
+OTHERS = {
+    **dict.fromkeys(["token_string", "init_word", "num_vectors_per_token"], "Textual Inversion (an embedding)"),
+    **dict.fromkeys(["cond_emb_dim", "control_net_lr"], "ControlNet"),
+    "prompts_file": "LECO (a slider or an erased concept)",
+    **dict.fromkeys(["clip_g", "pos_emb_random_crop_rate"], "SD3"),
+    "gemma2": "Lumina",
+    "qwen3": "Anima",
+}
+MODULES = {
+    "networks.control_net_lllite": "ControlNet (LLLite)",
+    "networks.lora_sd3": "SD3",
+    "networks.lora_lumina": "Lumina",
+    "networks.lora_hunyuan_image": "HunyuanImage",
+    "networks.lora_anima": "Anima",
+}
+
+
+def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Ledger:
+    """Every key of a flat file -> our values, and what became of it."""
+    found = schema.flat(found)
+    _refuse(found)
+    ledger = Ledger(found, script or script_of(found, configs), TRAINER, keeps_idle=True)
+    for key, value in found.items():
+        if value is None or value == "":
+            ledger.empty(key)
+        elif key == "torch_compile":
+            said = "is compile, which compiles block by block and leaves the saved names alone"
+            ledger.change(key, said, {"compile": value})
+        elif key in OLD_BLOCKS and ledger.family == "flux":
+            old_blocks(ledger, OLD_BLOCKS, given=ledger.get("blocks_to_swap") is not None)
+        elif key in ALIASES:
+            ledger.rename(key, ALIASES[key])
+        else:
+            ledger.keep(key)
+    return ledger
+
+
+def old_blocks(ledger: Ledger, keys: Iterable[str], given: bool) -> None:
+    """Keys that became blocks_to_swap, as far as they are in the file; `given`: it has that as well."""
+    problems: list[str] = []
+    here = {key: ledger.source[key] for key in keys if ledger.get(key) is not None}
+    old = schema.read_section(OLD_BLOCKS, schema.Layer(here), problems)
+    values, said = blocks(old, given)
+    for key in here:
+        if old.get(key) and values:
+            ledger.change(key, said, values)
+        else:
+            ledger.ignore(key, said if key in old else "; ".join(problems))
+
+
+def _refuse(found: Mapping[str, Any]) -> None:
+    module = str(found.get("network_module") or "")
+    other = next((what for key, what in OTHERS.items() if not is_empty(found.get(key))), "") or MODULES.get(module)
+    if other:
+        raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
+
+
+def script_of(found: Mapping[str, Any], configs: Configs) -> str:
+    """The script whose options most of the names are. Raises ConfigError when that does not decide."""
+    fit = {script: len(found.keys() & options(config).keys()) for script, config in configs.items()}
+    best = max(fit.values(), default=0)
+    if not best:
+        names = {name for config in configs.values() for name in options(config)}
+        near = next((f"{name}{hint}" for name in found if (hint := meant(name, names))), "")
+        raise ConfigError("no setting of any training is in this file" + (f": {near}" if near else ""))
+    fitting = [script for script, count in fit.items() if count == best]
+    if len(fitting) > 1:
+        # FLUX.1 never goes without its own files, so a file without a word of them is for SDXL.
+        fitting = [script for script in fitting if script.startswith("sdxl")] or fitting
+    if len(fitting) > 1:
+        lora = any(name.startswith("network_") for name in found)
+        fitting = [script for script in fitting if script.endswith("_network") == lora] or fitting
+    if len(fitting) > 1:
+        raise ConfigError(f"this file names no training script; choose it with --script: {', '.join(fitting)}")
+    return fitting[0]

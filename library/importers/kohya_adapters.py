@@ -1,0 +1,202 @@
+"""kohya_ss's LoRA_type and its fields <-> network_module and network_args."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from library.config.converted import blocks
+from library.importers.ledger import Fate, Ledger, is_empty, to_number
+
+BLOCKS = [
+    "down_lr_weight",
+    "mid_lr_weight",
+    "up_lr_weight",
+    "block_lr_zero_threshold",
+    "block_dims",
+    "block_alphas",
+    "conv_block_dims",
+    "conv_block_alphas",
+]
+DROPOUTS = ["rank_dropout", "module_dropout"]
+CONV = ["conv_dim", "conv_alpha"]
+LORA_PLUS = ["loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"]
+FLUX = [
+    "img_attn_dim",
+    "img_mlp_dim",
+    "img_mod_dim",
+    "single_dim",
+    "txt_attn_dim",
+    "txt_mlp_dim",
+    "txt_mod_dim",
+    "single_mod_dim",
+    "in_dims",
+    "split_qkv",
+    "train_t5xxl",
+    "train_double_block_indices",
+    "train_single_block_indices",
+]
+LYCORIS = ["preset", *CONV, *DROPOUTS, "rank_dropout_scale", "train_norm"]
+FULL_LYCORIS = [*LYCORIS, "use_tucker", "bypass_mode", "dora_wd", "use_scalar"]
+
+# Where kohya_ss's field and the argument have different names.
+ARGUMENTS = {"LyCORIS_preset": "preset", "constrain": "constraint", "unit": "block_size"}
+FIELDS = {argument: key for key, argument in ARGUMENTS.items()}
+# Values that say nothing, because they are what the adapter does anyway.
+SILENT: Mapping[str, Any] = {"preset": "full", "factor": -1} | dict.fromkeys(FLUX[-2:], "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One LoRA_type: what it is here, and which fields of the page are its arguments."""
+
+    module: str
+    fields: tuple[str, ...]
+    algo: str = ""
+    said: str = ""  # why it is not what it says
+
+
+def _lycoris(algo: str, *fields: str, said: str = "") -> Adapter:
+    return Adapter("lycoris.kohya", fields, algo, said)
+
+
+_SAME = "LyCORIS trains the same kind of adapter"
+ADAPTERS = {
+    "Standard": Adapter("networks.lora", (*BLOCKS, *DROPOUTS)),
+    "Kohya LoCon": Adapter("networks.lora", (*CONV, *BLOCKS, *DROPOUTS)),
+    "LoRA-FA": Adapter("networks.lora_fa", (*BLOCKS, *DROPOUTS)),
+    "Kohya DyLoRA": _lycoris("dylora", *CONV, *DROPOUTS, "unit", said=_SAME),
+    "Kohya LoHa": _lycoris("loha", *CONV, *DROPOUTS, "use_tucker", said=_SAME),
+    "Kohya LoKr": _lycoris("lokr", *CONV, *DROPOUTS, "use_tucker", "factor", said=_SAME),
+    "Flux1": Adapter("networks.lora_flux", (*FLUX, *DROPOUTS)),
+    "Flux1 OFT": _lycoris("diag-oft", *DROPOUTS, said=_SAME),
+    "LyCORIS/BOFT": _lycoris("boft", *LYCORIS, "use_tucker", "constrain", "rescaled"),
+    "LyCORIS/Diag-OFT": _lycoris("diag-oft", *LYCORIS, "use_tucker", "constrain", "rescaled"),
+    "LyCORIS/DyLoRA": _lycoris("dylora", *LYCORIS, "use_tucker", "unit"),
+    "LyCORIS/GLoRA": _lycoris("glora", *LYCORIS, "use_tucker"),
+    "LyCORIS/iA3": _lycoris("ia3", "preset", *CONV, "train_on_input"),
+    "LyCORIS/LoCon": _lycoris("locon", *FULL_LYCORIS),
+    "LyCORIS/LoHa": _lycoris("loha", *FULL_LYCORIS),
+    "LyCORIS/LoKr": _lycoris("lokr", *FULL_LYCORIS, "factor", "use_cp", "decompose_both"),
+    "LyCORIS/Native Fine-Tuning": _lycoris("full", *LYCORIS),
+}
+ALIASES = {"LoCon": "LyCORIS/LoCon"}
+# Every field of the page that is some adapter's argument.
+ALL_FIELDS = {
+    *(FIELDS.get(name, name) for adapter in ADAPTERS.values() for name in adapter.fields),
+    *LORA_PLUS, "constrain", "train_lora_ggpo", "ggpo_sigma", "ggpo_beta", "enable_all_linear",
+}  # fmt: skip
+
+
+def read(ledger: Ledger) -> None:
+    """LoRA_type and the fields that it uses -> network_module and network_args; the other fields are ignored."""
+    kind = str(ledger.get("LoRA_type") or "Standard")
+    kind = ALIASES.get(kind, kind)
+    adapter = ADAPTERS.get(kind)
+    if adapter is None:
+        ledger.ignore("LoRA_type", "no adapter of this name is offered; LoRA is used")
+        adapter = ADAPTERS["Standard"]
+    is_for_flux = adapter.module == "networks.lora_flux"
+    if adapter.module.startswith("networks.") and is_for_flux != (ledger.family == "flux"):  # LoRA for the other model
+        adapter = ADAPTERS["Flux1" if ledger.family == "flux" else "Standard"]
+    module = adapter.module
+    algo = [f"algo={adapter.algo}"] if adapter.algo else []
+    arguments = [*algo, *_arguments(ledger, adapter, kind)]
+    _flux_extras(ledger, kind, arguments)
+    if "LoRA_type" in ledger.source and "LoRA_type" not in ledger.fates:
+        args = f", network_args = {' '.join(arguments)}" if arguments else ""
+        said = f" ({adapter.said})" if adapter.said else ""
+        ledger.change("LoRA_type", f"{kind} -> network_module = {module}{args}{said}", {"network_module": module})
+        if arguments:
+            ledger.change("LoRA_type", ledger.fates["LoRA_type"].text, {"network_args": arguments})
+    elif arguments:
+        ledger.values["network_args"], ledger.keys["network_args"] = arguments, arguments[0].partition("=")[0]
+    for key in ledger.left():
+        if key in ALL_FIELDS:
+            ledger.ignore(key, f"adapters of the type {kind} have no such setting")
+
+
+def _arguments(ledger: Ledger, adapter: Adapter, kind: str) -> list[str]:
+    made = []
+    for name in (*adapter.fields, *LORA_PLUS):
+        key = FIELDS.get(name, name)
+        if key not in ledger.source:
+            continue
+        value, argument = ledger.get(key), ARGUMENTS.get(key, key)
+        if value is None or _is_silent(argument, value):
+            ledger.empty(key)
+            continue
+        made.append(f"{argument}={_text(value)}")
+        ledger.fates[key] = Fate(key, "renamed", f"network_args {argument}")
+    if kind in ("Kohya LoHa", "Kohya LoKr") and not any(a.startswith("conv_dim=") for a in made):
+        made.append("preset=attn-mlp")  # without a conv_dim these leave convolutions alone, and LyCORIS does not
+    return made
+
+
+def _is_silent(argument: str, value: Any) -> bool:
+    """Whether a value is what the adapter does anyway. Only iA3's switch is on when nothing is said."""
+    if argument == "train_on_input":
+        return False
+    return to_number(value) == 0 or str(value).casefold() in ("false", str(SILENT.get(argument)))
+
+
+def _flux_extras(ledger: Ledger, kind: str, arguments: list[str]) -> None:
+    """split_mode and GGPO, which are written by rules of their own."""
+    if "split_mode" in ledger.source and ledger.family == "flux":
+        if ledger.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":
+            arguments.append("train_blocks=single")
+            values, said = blocks({"split_mode": True}, given=bool(ledger.number("blocks_to_swap")))
+            ledger.change("split_mode", f"network_args train_blocks=single, as kohya_ss does; {said}", values)
+        else:
+            ledger.ignore("split_mode", "set blocks_to_swap instead")
+    if ledger.get("train_lora_ggpo") in (True, "True", "true", 1):
+        strengths = {"ggpo_sigma": 0.03, "ggpo_beta": 0.01}
+        if kind == "Flux1":
+            arguments += [f"{key}={ledger.get(key) or default}" for key, default in strengths.items()]
+        for key in ("train_lora_ggpo", *strengths):
+            if key in ledger.source and kind == "Flux1":
+                ledger.change(key, "network_args ggpo_sigma and ggpo_beta")
+            elif key in ledger.source:
+                ledger.ignore(key, "GGPO is for LoRA of FLUX.1")
+    if "enable_all_linear" in ledger.source:
+        ledger.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
+
+
+def _text(value: Any) -> str:
+    return str(value).replace(" ", "") if not is_empty(value) else ""
+
+
+def fields(module: str, arguments: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """network_module and network_args -> LoRA_type and its fields, and the arguments that have none."""
+    kind = _kind(module, arguments)
+    found: dict[str, Any] = {"LoRA_type": kind}
+    lost = []
+    for argument, value in arguments.items():
+        key = FIELDS.get(argument, argument)
+        if argument == "algo":
+            continue
+        if argument == "train_blocks" and value == "single" and kind == "Flux1":
+            found["split_mode"] = True
+        elif key in ALL_FIELDS:
+            found[key] = _typed(value)
+        else:
+            lost.append(f"{argument}={value}")
+    return found, lost
+
+
+def _kind(module: str, arguments: Mapping[str, str]) -> str:
+    if module == "networks.lora_flux":
+        return "Flux1"
+    if module == "networks.lora_fa":
+        return "LoRA-FA"
+    if module != "lycoris.kohya":
+        return "Kohya LoCon" if "conv_dim" in arguments else "Standard"
+    algo = {"lora": "locon", "": "locon"}.get(arguments.get("algo", ""), arguments.get("algo", ""))
+    named = (kind for kind, a in ADAPTERS.items() if kind.startswith("LyCORIS/") and a.algo == algo)
+    return next(named, "LyCORIS/LoCon")
+
+
+def _typed(value: str) -> Any:
+    if value.casefold() in ("true", "false"):
+        return value.casefold() == "true"
+    number = to_number(value)
+    return value if number is None else int(number) if number.is_integer() and "." not in value else number

@@ -1,0 +1,229 @@
+"""A config of ours -> the JSON that kohya_ss's page loads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from library.config.schema import ConfigError, changed, flat, options, values
+from library.config.values import join, number
+from library.importers import kohya_adapters, kohya_keys, kohya_ss
+from library.importers.kohya_keys import names
+from library.importers.ledger import Configs, Imported, settle
+
+Fields = dict[str, Any]
+
+# Options that are fields of the page under the same name.
+PLAIN = names("""
+    pretrained_model_name_or_path v2 v_parameterization dataset_config save_model_as save_precision
+    train_data_dir output_name training_comment logging_dir reg_data_dir output_dir learning_rate lr_scheduler
+    train_batch_size save_every_n_epochs seed cache_latents cache_latents_to_disk caption_extension
+    enable_bucket min_bucket_reso max_bucket_reso max_train_epochs max_train_steps lr_scheduler_num_cycles
+    lr_scheduler_power optimizer_args lr_scheduler_args lr_scheduler_type max_grad_norm mixed_precision
+    gradient_checkpointing fp8_base fp8_base_unet full_fp16 highvram shuffle_caption save_state
+    save_state_on_train_end resume prior_loss_weight color_aug flip_aug masked_loss clip_skip
+    gradient_accumulation_steps max_token_length max_data_loader_n_workers keep_tokens
+    persistent_data_loader_workers bucket_no_upscale random_crop bucket_reso_steps v_pred_like_loss
+    caption_dropout_every_n_epochs caption_dropout_rate noise_offset noise_offset_random_strength
+    adaptive_noise_scale multires_noise_iterations multires_noise_discount ip_noise_gamma
+    ip_noise_gamma_random_strength loss_type huber_schedule huber_c huber_scale vae_batch_size min_snr_gamma
+    save_every_n_steps save_last_n_steps save_last_n_steps_state save_last_n_epochs save_last_n_epochs_state
+    skip_cache_check log_with wandb_run_name log_tracker_name log_tracker_config log_config
+    scale_v_pred_loss_like_noise_pred full_bf16 min_timestep max_timestep vae weighted_captions
+    debiased_estimation_loss network_dim network_weights dim_from_weights network_alpha sample_every_n_steps
+    sample_every_n_epochs sample_sampler scale_weight_norms network_dropout huggingface_repo_id
+    huggingface_repo_type huggingface_repo_visibility huggingface_path_in_repo save_state_to_huggingface
+    async_upload metadata_author metadata_description metadata_license metadata_tags metadata_title ae
+    discrete_flow_shift model_prediction_type timestep_sampling t5xxl_max_token_length guidance_scale
+    mem_eff_save apply_t5_attn_mask cpu_offload_checkpointing blockwise_fused_optimizers fused_optimizer_groups
+    dataset_repeats block_lr train_text_encoder disable_mmap_load_safetensors compile compile_backend
+    compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit
+""")
+# Flags of sd-scripts that have no field: they go into the box for additional parameters.
+TYPED = names("""
+    tokenizer_cache_dir face_crop_aug_range resize_interpolation alpha_mask in_json cache_info
+    caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard caption_separator
+    keep_tokens_separator secondary_separator token_warmup_min token_warmup_step base_weights
+    base_weights_multiplier no_metadata lr_decay_steps lr_scheduler_timescale lr_scheduler_min_lr_ratio
+    save_n_epoch_ratio sample_at_first zero_terminal_snr sigmoid_scale weighting_scheme logit_mean logit_std
+    mode_scale text_encoder_batch_size lowram log_prefix console_log_level console_log_file console_log_simple
+    ddp_timeout ddp_gradient_as_bucket_view ddp_static_graph metadata_trigger_phrase metadata_usage_hint
+    metadata_thumbnail metadata_merged_from metadata_preprocessor metadata_is_negative_embedding
+""")
+# Options that are told by one group of fields: a change of one writes the whole group.
+GROUPS = (
+    ("network_module", "network_args"),
+    ("learning_rate", "unet_lr", "text_encoder_lr", "network_train_unet_only", "network_train_text_encoder_only",
+     "learning_rate_te1", "learning_rate_te2", "train_text_encoder"),
+    ("lr_warmup_steps",),
+    ("xformers", "sdpa"),
+    ("optimizer_type", "use_8bit_adam", "use_lion_optimizer"),
+    ("max_train_steps", "max_train_epochs"),
+    ("noise_offset", "multires_noise_iterations", "noise_offset_random_strength", "adaptive_noise_scale",
+     "multires_noise_discount"),
+    ("train_data_dir", "in_json"),
+)  # fmt: skip
+
+
+def export(
+    config: Any, configs: Configs, base: Mapping[str, Any] | None = None, prompts: str = ""
+) -> tuple[Fields, list[str]]:
+    """A config -> the fields of kohya_ss's page, and what has no place there, a sentence each.
+
+    With `base`, a file of kohya_ss for the same script, only the fields of options that differ from it are written, and
+    all its other keys stay as they are. `prompts` is the text of the file that sample_prompts names.
+    """
+    tab = _tab(config, base)
+    made, lost = _fields(config, tab, prompts)
+    told = set(values(config))
+    typed = {name: v for name, v in flat(changed(config)).items() if name in TYPED and name not in made}
+    fields: Fields = dict(base or {})
+    if base is None:
+        fields |= _switches(config, tab)
+    else:
+        told = _differing(config, settle(kohya_ss.read(base, config.script), configs), prompts)
+    for name in sorted(told & made.keys()):
+        fields |= made[name]
+    _type(fields, told, typed, config)
+    return dict(sorted(fields.items())), lost
+
+
+def _differing(config: Any, before: Imported, prompts: str) -> set[str]:
+    """The options that differ from those of the base, and all that are told by the same fields."""
+    old, new = values(before.config), values(config)
+    found = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
+    found |= {member for group in GROUPS for member in group if found & set(group)}
+    return found | ({"sample_prompts"} if before.texts.get("sample_prompts", "").strip() != prompts.strip() else set())
+
+
+def _tab(config: Any, base: Mapping[str, Any] | None) -> str:
+    if base is not None:
+        tab = kohya_ss.tab_of(base)
+        if (tab == "lora") != config.adapters:
+            raise ConfigError(f"the base is a file of the tab {kohya_ss.TITLES[tab]}, which is not for {config.title}")
+        return tab
+    return "lora" if config.adapters else "finetune" if config.data.in_json else "dreambooth"
+
+
+def _switches(config: Any, tab: str) -> Fields:
+    sdxl = "sdxl_checkbox" if tab == "finetune" else "sdxl"
+    off = dict.fromkeys([*kohya_ss.SWITCHES, "v2"], False)
+    del off["sdxl" if tab == "finetune" else "sdxl_checkbox"]
+    return off | {sdxl: config.family == "sdxl", "flux1_checkbox": config.family == "flux"}
+
+
+def _fields(config: Any, tab: str, prompts: str) -> tuple[dict[str, Fields], list[str]]:
+    """Option -> the fields that say it, and sentences about what no field can say."""
+    known, lost = options(type(config)), []
+    keys = _keys(config.family, tab)
+    made = {
+        name: {keys[name]: _plain(known[name], keys[name], v)} for name, v in values(config).items() if name in keys
+    }
+    groups = [
+        _adapter(config, lost) if config.adapters else {},
+        _rates(config, tab), _warmup(config), {"xformers": "sdpa"}, {"optimizer": config.optim.optimizer},
+        {"max_train_steps": config.steps.max_train_steps, "max_train_epochs": config.steps.max_train_epochs or 0},
+        _noise(config, made) if tab == "lora" else {}, _folders(config) if tab == "finetune" else {},
+    ]  # fmt: skip
+    for members, fields in zip(GROUPS, groups, strict=True):
+        for name in members:
+            if fields and name in known:
+                made[name] = fields
+    if prompts:
+        made["sample_prompts"] = {"sample_prompts": prompts.rstrip("\n")}
+    homeless = flat(changed(config)).keys() - made.keys() - TYPED
+    lost += [f"{name} has no place in kohya_ss; it is left out" for name in sorted(homeless)]
+    return made, lost
+
+
+def _keys(family: str, tab: str) -> dict[str, str]:
+    """Option -> the field of the page that is it."""
+    keys = {name: name for name in PLAIN}
+    for (owner, key), option in kohya_keys.RENAMED.items():
+        old = key in ("lora_network_weights",) or key.endswith("disable_mmap_load_safetensors")
+        if owner in ("", family) and not old and not (tab == "lora" and key in ("flux1_clip_l", "flux1_t5xxl")):
+            keys[option] = key
+    keys |= {"fused_backward_pass": "fused_backward_pass"} if family == "sdxl" else {"blocks_to_swap": "blocks_to_swap"}
+    if tab == "lora":
+        keys |= {"clip_l": "clip_l", "t5xxl": "t5xxl"}
+    return keys
+
+
+def _plain(option: Any, key: str, value: Any) -> Any:
+    if key == "max_resolution":
+        sides = str(value or "512").split(",")
+        return f"{sides[0]},{sides[-1]}"
+    if value is None and option.type in (int, float):
+        return 75 if key == "max_token_length" else 0
+    if key == "save_model_as" and value is None:
+        return "same as source model"
+    if key == "save_precision" and value is None:
+        return "float"
+    return value if isinstance(value, bool | int | float) else option.text(value)
+
+
+def _adapter(config: Any, lost: list[str]) -> Fields:
+    network = config.network
+    arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
+    found, rest = kohya_adapters.fields(network.module, arguments)
+    lost += [f"network_args {pair} has no field in kohya_ss; it is left out" for pair in rest]
+    # Fields that say nothing any more have to say so, or the page keeps what they said before.
+    nothing = dict.fromkeys(("conv_dim", "conv_alpha", *kohya_adapters.LORA_PLUS, *kohya_adapters.DROPOUTS), 0)
+    return nothing | {"split_mode": False} | found
+
+
+def _rates(config: Any, tab: str) -> Fields:
+    optim, rate = config.optim, config.optim.learning_rate
+    fields: Fields = {"learning_rate": rate}
+    if tab == "lora":
+        text = optim.text_encoder_lr or (rate,)
+        unet = rate if optim.unet_lr is None else optim.unet_lr
+        fields |= {"unet_lr": unet, "text_encoder_lr": text[0], "t5xxl_lr": text[1] if len(text) > 1 else 0}
+        if config.network.network_train_unet_only:
+            fields |= {"text_encoder_lr": 0, "t5xxl_lr": 0}
+        elif config.network.network_train_text_encoder_only:
+            fields |= {"unet_lr": 0}
+    elif config.family == "sdxl":
+        learns = config.steps.train_text_encoder
+        given = {"learning_rate_te1": optim.learning_rate_te1, "learning_rate_te2": optim.learning_rate_te2}
+        fields |= {key: (rate if value is None else value) * learns for key, value in given.items()}
+        fields |= {"train_text_encoder": learns} if tab == "finetune" else {}
+    return fields
+
+
+def _warmup(config: Any) -> Fields:
+    given = number(config.optim.lr_warmup_steps)
+    share = 0 < given < 1
+    return {"lr_warmup": round(given * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(given)}
+
+
+def _noise(config: Any, made: Mapping[str, Fields]) -> Fields:
+    noise = config.noise
+    fields: Fields = {}
+    for name in GROUPS[6]:
+        fields |= made[name]
+    return fields | {"noise_offset_type": "Multires" if noise.multires_noise_iterations else "Original"}
+
+
+def _folders(config: Any) -> Fields:
+    fields: Fields = {"image_folder": config.data.train_data_dir or ""}
+    if path := config.data.in_json:
+        at = max(path.rfind("/"), path.rfind("\\"))
+        name = path[at + 1 :]
+        fields |= {"train_dir": path[: max(at, 0)] or ".", "use_latent_files": "Yes", "latent_metadata_filename": name}
+    return fields
+
+
+def _type(fields: Fields, names: set[str], typed: Mapping[str, Any], config: Any) -> None:
+    """Write the box for additional parameters: flags of it that changed give way to fields, or to new values."""
+    known = options(type(config))
+    old = kohya_ss.flags(str(fields.get("additional_parameters") or ""))
+    kept = {name: items for name, items in old.items() if name not in names}
+    new = {name: _tokens(known[name], value) for name, value in typed.items() if name in names}
+    if kept != old or new:
+        tokens = [token for name, items in (kept | new).items() for token in (f"--{name}", *items)]
+        fields["additional_parameters"] = join(tokens)
+
+
+def _tokens(option: Any, value: Any) -> list[str]:
+    if option.type is bool:
+        return []
+    return [str(item) for item in value] if option.many else [option.text(value)]

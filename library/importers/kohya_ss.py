@@ -1,0 +1,381 @@
+"""The JSON files of kohya_ss's page: LoRA, DreamBooth and Finetune, of its main line and of forks with compile keys."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from library.config.schema import ConfigError
+from library.config.values import split
+from library.importers import flat, kohya_adapters, kohya_keys
+from library.importers.ledger import Ledger, is_empty, to_number
+from library.importers.trees import ONLY, set_by
+
+TRAINER = "kohya_ss"
+TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune"}
+FAMILY_SWITCHES = {"sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "SD3"}
+OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "anima_checkbox": "Anima", "lumina_checkbox": "Lumina"}
+SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
+TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
+
+
+def fits(found: Mapping[str, Any]) -> bool:
+    """Whether this is a file of kohya_ss."""
+    return len(TELLING & found.keys()) >= 2 or bool({"LoRA_type", *SWITCHES} & found.keys())
+
+
+def tab_of(found: Mapping[str, Any]) -> str:
+    """The tab that wrote a file, which it does not say itself: "lora", "dreambooth" or "finetune".
+
+    Raises ConfigError for the files of tabs for something else.
+    """
+    for keys, what in kohya_keys.OTHER_TABS.items():
+        if set(keys) & found.keys():
+            raise ConfigError(f"this file of {TRAINER} is for {what}, which is not trained here: use {TRAINER}; {ONLY}")
+    if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
+        return "lora"
+    if {"image_folder", "train_dir"} & found.keys():
+        return "finetune"
+    finetune, dreambooth = (len(keys & found.keys()) for keys in (kohya_keys.ONLY_FINETUNE, kohya_keys.ONLY_DREAMBOOTH))
+    return "finetune" if finetune > dreambooth else "dreambooth"
+
+
+def tab_title(found: Mapping[str, Any]) -> str:
+    """What the page calls that tab."""
+    return TITLES[tab_of(found)]
+
+
+def script_of(found: Mapping[str, Any]) -> str:
+    """The script that a file is for. Raises ConfigError for models that are not trained here."""
+    lora = tab_of(found) == "lora"
+    order = ["sdxl", "flux", "SD3"] if lora else ["sdxl", "SD3", "flux"]
+    on = {model for switch, model in SWITCHES.items() if is_on(found.get(switch))}
+    family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in on), "")
+    if not family and str(found.get("LoRA_type", "")).startswith("Flux1"):
+        family = "flux"
+    if str(found.get("model_type") or "").casefold() == "chroma" and family == "flux" and lora:
+        family = "Chroma"
+    if family not in ("sdxl", "flux"):
+        title = family or ("Stable Diffusion 2" if is_on(found.get("v2")) else "Stable Diffusion 1.5")
+        none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
+        raise ConfigError(
+            f"this file of {TRAINER} is for {title}{none}, which is not trained here: use {TRAINER}, or import it with "
+            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1"
+        )
+    return f"{family}_train_network" if lora else f"{family}_train"
+
+
+def read(found: Mapping[str, Any], script: str = "") -> Ledger:
+    """Every key of a file -> our values, and what became of it. `script` wins over what the file says.
+
+    What is missing has the value that the page of kohya_ss starts with, as it has when the page loads the file.
+    """
+    tab = tab_of(found)
+    script = script or script_of(found)
+    starts = kohya_keys.starts(tab, script.partition("_")[0], found)
+    filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
+    ledger = Ledger({**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys()))
+    for part in PARTS:
+        part(ledger, tab)
+    for key in ledger.left():
+        if key != "additional_parameters":
+            _plain(ledger, key, tab)
+    _additional(ledger)
+    return ledger
+
+
+def is_on(value: Any) -> bool:
+    """A switch, also written as a word."""
+    return str(value).strip().casefold() in ("true", "1", "yes", "on")
+
+
+# ---- the keys that are more than an option
+
+
+def _switches(ledger: Ledger, tab: str) -> None:
+    for key in SWITCHES.keys() & ledger.source.keys():
+        chosen = is_on(ledger.get(key)) and SWITCHES[key] == ledger.family
+        if chosen:
+            ledger.change(key, f"chooses the script: {ledger.script}")
+        elif is_on(ledger.get(key)):
+            ledger.ignore(key, f"the script is {ledger.script}")
+        else:
+            ledger.empty(key)
+
+
+def _length(ledger: Ledger, tab: str) -> None:
+    """Epochs stay epochs, and win over steps; kohya_ss' own field for them counts where no steps are set."""
+    steps, epochs, epoch = (ledger.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
+    if epochs and epochs > 0:
+        ledger.keep("max_train_epochs", int(epochs))
+        for key in ("max_train_steps", "epoch"):
+            if key in ledger.source:
+                ledger.ignore(key, "max_train_epochs is set, and wins")
+    elif steps and steps > 0:
+        ledger.keep("max_train_steps")
+        if "epoch" in ledger.source:
+            ledger.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
+    else:
+        _epochs(ledger, max(1, int(epoch or 1)))
+    ledger.empty("max_train_epochs", "max_train_steps")
+    if tab == "finetune" and is_on(ledger.get("flip_aug")) and (steps or 0) > 1 and not epochs:
+        ledger.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
+
+
+def _epochs(ledger: Ledger, epochs: int) -> None:
+    said = "max_train_epochs: kohya_ss counts the images for it and computes steps"
+    if ledger.get("dataset_config"):
+        said = "max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no max_train_steps"
+    key = "epoch" if "epoch" in ledger.source else "max_train_steps"
+    ledger.change(key, f"{epochs} is {said}", {"max_train_epochs": epochs})
+
+
+def _warmup(ledger: Ledger, tab: str) -> None:
+    percent, steps = ledger.number("lr_warmup"), ledger.number("lr_warmup_steps")
+    total = ledger.number("max_train_steps")
+    schedule = str(ledger.get("lr_scheduler_type") or ledger.get("lr_scheduler") or "constant")
+    none = schedule.split(":")[0] in ("constant", "adafactor") or ledger.get("lr_scheduler_type")
+    used = "lr_warmup_steps" if steps else "lr_warmup"
+    if (percent or steps) and none:
+        ledger.change(used, f"lr_scheduler = {schedule} has no warm-up, so there is none")
+    elif steps and steps > 0:
+        ledger.keep("lr_warmup_steps", int(steps))
+        ledger.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
+    elif percent and percent > 0:
+        share: float | int = percent / 100
+        if share >= 1:  # a share of 1 would read as one step
+            share = int(total) if total else 0.9999
+        elif tab == "lora" and ledger.get("dataset_config") and total:
+            share = round(percent * total / 100)
+        ledger.change(
+            "lr_warmup", f"{percent:g} % of all steps is lr_warmup_steps = {share}", {"lr_warmup_steps": share}
+        )
+    ledger.empty("lr_warmup", "lr_warmup_steps")
+
+
+def _rates(ledger: Ledger, tab: str) -> None:
+    """The rates of the parts, where 0 means that a part does not learn."""
+    if tab == "lora":
+        _adapter_rates(ledger)
+    rates = [ledger.number(key) for key in ("learning_rate_te1", "learning_rate_te2")]
+    if tab == "dreambooth" and ledger.family == "sdxl" and any(rate is not None for rate in rates):
+        learns = any((rate or 0) > 0 for rate in rates)
+        for key, rate in zip(("learning_rate_te1", "learning_rate_te2"), rates, strict=True):
+            if rate is not None:
+                said = f"{rate:g}, and train_text_encoder is {'on' if learns else 'off, because both rates are 0'}"
+                ledger.change(key, said, {key: rate, "train_text_encoder": learns})
+
+
+def _adapter_rates(ledger: Ledger) -> None:
+    unet, text, t5 = (ledger.number(key) for key in ("unet_lr", "text_encoder_lr", "t5xxl_lr"))
+    if unet:
+        ledger.keep("unet_lr")
+    if text:
+        both = [text, t5] if t5 else [text]
+        ledger.keep("text_encoder_lr", both)
+        if t5:
+            ledger.change("t5xxl_lr", f"is the second of text_encoder_lr: {text:g} {t5:g}")
+    elif t5:
+        ledger.ignore("t5xxl_lr", "text_encoder_lr is 0, and kohya_ss refuses a rate for T5 alone")
+    if text == 0 and (unet or 0) > 0:
+        ledger.change("text_encoder_lr", "0 means network_train_unet_only", {"network_train_unet_only": True})
+    if unet == 0 and (text or 0) > 0:
+        only = {"network_train_text_encoder_only": True}
+        ledger.change("unet_lr", "0 means network_train_text_encoder_only", only)
+    ledger.empty("unet_lr", "text_encoder_lr", "t5xxl_lr")
+
+
+def _old_names(ledger: Ledger, tab: str) -> None:
+    old = ledger.source.get("use_8bit_adam")
+    if "use_8bit_adam" in ledger.source:
+        if ledger.get("optimizer"):
+            ledger.ignore("use_8bit_adam", "optimizer is set, and wins")
+        elif is_on(old):
+            ledger.change("use_8bit_adam", "becomes optimizer_type = AdamW8bit", {"optimizer_type": "AdamW8bit"})
+    if "use_wandb" in ledger.source:  # only this very word ever switched it on
+        if ledger.source["use_wandb"] == "True":
+            ledger.change("use_wandb", "becomes log_with = wandb", {"log_with": "wandb"})
+        else:
+            ledger.empty("use_wandb")
+    for key in ("optimizer_args", "lr_scheduler_args"):
+        value = ledger.get(key)
+        if isinstance(value, str):
+            ledger.keep(key, value.replace('"', "").split())
+
+
+def _attention(ledger: Ledger, tab: str) -> None:
+    value = str(ledger.get("xformers") or "none").casefold()
+    if "xformers" in ledger.source and value in ("xformers", "true", "1"):
+        ledger.change("xformers", "PyTorch's own attention (sdpa) is as fast and needs no package", {"sdpa": True})
+    elif value == "sdpa":
+        ledger.change("xformers", "sdpa is used instead", {"sdpa": True})
+    ledger.empty("xformers")
+
+
+def _noise(ledger: Ledger, tab: str) -> None:
+    """In a LoRA file one switch says which of two kinds of noise counts."""
+    kind = str(ledger.get("noise_offset_type") or "Original")
+    if tab == "lora":
+        original = ["noise_offset", "noise_offset_random_strength", "adaptive_noise_scale"]
+        multires = ["multires_noise_iterations", "multires_noise_discount"]
+        for key in original if kind == "Multires" else multires:
+            if key in ledger.source:
+                if key == "multires_noise_discount" and not ledger.number("multires_noise_iterations"):
+                    ledger.empty(key)
+                else:
+                    ledger.ignore(key, f"noise_offset_type is {kind}")
+    if tab != "lora":
+        if "noise_offset_type" in ledger.source:
+            ledger.ignore(
+                "noise_offset_type", "it does nothing in this tab: noise_offset and multires_noise_* both count"
+            )
+    elif "noise_offset_type" in ledger.source:
+        ledger.change("noise_offset_type", f"{kind}: only the settings of that noise are taken")
+    if "noise_offset" not in ledger.fates and not ledger.number("noise_offset"):
+        ledger.empty("noise_offset")
+        if "adaptive_noise_scale" in ledger.source and "adaptive_noise_scale" not in ledger.fates:
+            ledger.ignore("adaptive_noise_scale", "it needs a noise_offset, which is 0")
+
+
+def _precision(ledger: Ledger, tab: str) -> None:
+    if str(ledger.get("mixed_precision")).casefold() == "fp8":
+        said = "fp8 is not offered for computing; bf16 is used, and fp8_base saves memory"
+        ledger.change("mixed_precision", said, {"mixed_precision": "bf16"})
+
+
+def _files(ledger: Ledger, tab: str) -> None:
+    """The format of the result, and the prompts, which are text on kohya_ss's page and a file here."""
+    kind = str(ledger.get("save_model_as") or "")
+    if kind == "same as source model":
+        ledger.empty("save_model_as")
+    elif tab == "lora" and kind and kind not in ("safetensors", "ckpt"):
+        ledger.change(
+            "save_model_as", f"adapters are not saved as {kind}; safetensors", {"save_model_as": "safetensors"}
+        )
+    prompts = ledger.get("sample_prompts")
+    if not isinstance(prompts, str):
+        return
+    if "\n" not in prompts.strip() and prompts.strip().lower().endswith((".txt", ".toml", ".json")):
+        ledger.keep("sample_prompts", prompts.strip())
+    else:
+        ledger.texts["sample_prompts"] = prompts.strip() + "\n"
+        ledger.change("sample_prompts", "these are the prompts themselves; here sample_prompts names a file with them")
+
+
+def _folders(ledger: Ledger, tab: str) -> None:
+    """What a fine-tune calls its folders and files."""
+    if tab != "finetune":
+        return
+    if ledger.get("image_folder"):
+        ledger.rename("image_folder", "train_data_dir")
+    set_by(ledger, "enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
+    folder = str(ledger.get("train_dir") or "")
+    latents = str(ledger.get("use_latent_files") or "Yes").casefold() == "yes"
+    used, other = ("latent_metadata_filename", "caption_metadata_filename")[:: 1 if latents else -1]
+    if folder:
+        name = str(ledger.get(used) or ("meta_lat.json" if latents else "meta_cap.json"))
+        line = "\\" if "\\" in folder and "/" not in folder else "/"
+        path = folder.rstrip("/\\") + line + name
+        ledger.change("train_dir", f"with {used}: in_json = {path}", {"in_json": path})
+        if used in ledger.source:
+            ledger.change(used, "is the file name of in_json")
+    if "use_latent_files" in ledger.source:
+        ledger.change("use_latent_files", f"chooses {used} for in_json")
+    for key in (used, other):
+        if key in ledger.left():
+            ledger.ignore(key, f"in_json is {used}" if key == other else "there is no train_dir")
+
+
+def _adapter(ledger: Ledger, tab: str) -> None:
+    if tab == "lora":
+        kohya_adapters.read(ledger)
+    if "split_mode" in ledger.left():
+        ledger.ignore("split_mode", "set blocks_to_swap instead; kohya_ss never passes it on")
+    if ledger.family == "flux":
+        given = bool(ledger.number("blocks_to_swap")) or "blocks_to_swap" in ledger.values
+        flat.old_blocks(ledger, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
+
+
+PARTS: tuple[Callable[[Ledger, str], None], ...] = (
+    _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _adapter,
+)  # fmt: skip
+
+
+# ---- all other keys
+
+
+def _plain(ledger: Ledger, key: str, tab: str) -> None:
+    """A key that is an option, is one under another name, or means nothing here."""
+    value = ledger.source[key]
+    renamed = kohya_keys.RENAMED.get((ledger.family, key)) or kohya_keys.RENAMED.get(("", key))
+    if is_empty(value) or (key in kohya_keys.ZERO_IS_UNSET and to_number(value) == 0):
+        ledger.empty(key)
+    elif reason := _reason(ledger, key, tab):
+        ledger.ignore(key, reason)
+    elif renamed and renamed in ledger.values and not is_on(value):
+        ledger.empty(key)
+    elif renamed:
+        ledger.rename(key, renamed)
+    elif tab == "lora" and key in kohya_keys.ZERO_WAS_DROPPED and to_number(value) == 0:
+        ledger.change(key, "0 is kept as written; kohya_ss drops it and trains with the script's default", {key: value})
+    elif key == "persistent_data_loader_workers":
+        ledger.keep(key, is_on(value))
+    else:
+        ledger.keep(key)
+
+
+def _reason(ledger: Ledger, key: str, tab: str) -> str:
+    """Why a key means nothing for this file, or ""."""
+    if reason := kohya_keys.IGNORED.get(key):
+        return reason
+    if tab != "lora" and key in kohya_keys.SD3_IN_FULL:
+        return kohya_keys.SD3_IN_FULL[key]
+    if stranger := next((why for start, why in kohya_keys.STRANGERS.items() if key.startswith(start)), ""):
+        return stranger
+    if ledger.family != "flux" and key in ("blocks_to_swap", "flux_fused_backward_pass"):
+        return "kohya_ss has it for FLUX.1 only"
+    if ledger.family == "flux" and key in (
+        "fused_backward_pass",
+        "weighting_scheme",
+        "logit_mean",
+        "logit_std",
+        "mode_scale",
+    ):
+        return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
+    others = {"sdxl_": "sdxl", "flux1_": "flux"}
+    owner = next((family for start, family in others.items() if key.startswith(start)), ledger.family)
+    return "" if owner == ledger.family else f"it is for {'SDXL' if owner == 'sdxl' else 'FLUX.1'}"
+
+
+def _additional(ledger: Ledger) -> None:
+    """What was typed as further flags, which win over all fields."""
+    text = ledger.get("additional_parameters")
+    if not isinstance(text, str):
+        ledger.empty("additional_parameters")
+        return
+    found = flags(text)
+    if "torch_compile" in found:
+        found.pop("torch_compile")
+        backend = ledger.get("dynamo_backend")
+        found["compile"] = []
+        if backend and str(backend).casefold() != "no":
+            found.setdefault("compile_backend", [str(backend)])
+    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in found.items()}
+    if not values:
+        ledger.ignore("additional_parameters", "there is no --flag in it")
+        return
+    ledger.change("additional_parameters", f"flags that became options: {', '.join(values)}")
+    for name, value in values.items():
+        # Each flag has a line of its own, so that one that means nothing here is named.
+        ledger.source = {**ledger.source, f"additional_parameters --{name}": value}
+        ledger.rename(f"additional_parameters --{name}", name, value)
+
+
+def flags(text: str) -> dict[str, list[str]]:
+    """Cut `--seed 5 --network_args a=1 b=2` into flags, each with what follows it."""
+    found: dict[str, list[str]] = {}
+    for token in split(text):
+        if token.startswith("--"):
+            name, given, value = token[2:].partition("=")
+            found[name] = [value] if given else []
+        elif found:
+            found[next(reversed(found))].append(token)
+    return found

@@ -1,0 +1,136 @@
+"""musubi-tuner: TOML files for FLUX.1, and its dialect of dataset files."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from library.config import schema
+from library.config.schema import ConfigError
+from library.importers.ledger import Ledger, is_empty
+from library.importers.trees import ONLY, dataset_toml, set_by, tables, take
+
+TRAINER = "musubi-tuner"
+RENAMED = {
+    "dit": "pretrained_model_name_or_path",
+    "vae": "ae",
+    "text_encoder1": "t5xxl",
+    "text_encoder2": "clip_l",
+    "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
+}
+_SDPA = "attention is PyTorch's SDPA"
+_FP8 = "fp8_base keeps the model in 8 bits; there is no finer setting"
+IGNORED = {
+    **dict.fromkeys(["sdpa", "xformers", "flash_attn", "flash3", "sage_attn", "split_attn"], _SDPA),
+    "fp8_scaled": _FP8,
+    "fp8_t5": _FP8,
+    "dit_dtype": "the number format is mixed_precision",
+}
+# Keys that only its other models have, whose files often leave the module to the command line.
+OTHERS = {
+    **dict.fromkeys(["task", "t5", "dit_high_noise"], "Wan"),
+    **dict.fromkeys(["image_encoder", "latent_window_size"], "FramePack"),
+    **dict.fromkeys(["text_encoder", "fp8_vl"], "Qwen-Image or Z-Image"),
+    "fp8_llm": "HunyuanVideo",
+}
+# What musubi-tuner does where nothing is said, and where we have another default.
+DEFAULTS = {
+    "discrete_flow_shift": 1.0,
+    "guidance_scale": 1.0,
+    "weighting_scheme": "none",
+    "model_prediction_type": "raw",
+}
+ALWAYS = {
+    "cache_latents": True,
+    "cache_latents_to_disk": True,
+    "cache_text_encoder_outputs": True,
+    "cache_text_encoder_outputs_to_disk": True,
+}
+# Its network modules -> the models that they are for; FLUX.1's is networks.lora_flux.
+MODULES = {
+    "networks.lora_wan": "Wan", "networks.lora_framepack": "FramePack", "networks.lora_qwen_image": "Qwen-Image",
+    "networks.lora_zimage": "Z-Image", "networks.lora_flux_2": "FLUX.2", "networks.lora_kandinsky": "Kandinsky",
+    "networks.lora_hv_1_5": "HunyuanVideo 1.5", "networks.lora_hidream": "HiDream",
+}  # fmt: skip
+DATASET_KEYS = (
+    "resolution batch_size enable_bucket bucket_no_upscale min_bucket_reso max_bucket_reso bucket_reso_steps "
+    "caption_extension num_repeats"
+)
+
+
+def fits(found: Mapping[str, Any]) -> bool:
+    """Whether this is a file of musubi-tuner."""
+    found = schema.flat(found)
+    return "dit" in found or found.get("network_module") in MODULES
+
+
+def read(found: Mapping[str, Any], script: str = "") -> Ledger:
+    """Every key of a flat file -> our values, and what became of it. Raises ConfigError for other models."""
+    data = found.get("dataset_config")  # a table where the file that it names could be read
+    found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
+    module = str(found.get("network_module") or "")
+    other = next((model for key, model in OTHERS.items() if not is_empty(found.get(key))), "")
+    known = module in ("", "networks.lora_flux") or module.startswith("lycoris")
+    other = "" if script else other or MODULES.get(module) or ("" if known else module)
+    if other:
+        raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
+    lora = bool(module or found.get("network_dim"))
+    ledger = Ledger(found, script or ("flux_train_network" if lora else "flux_train"), TRAINER)
+    take(ledger, RENAMED)
+    if isinstance(data, Mapping) and is_dataset(data):
+        ledger.texts["dataset_config"], notes = dataset(data)
+        ledger.notes += notes
+        ledger.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
+    for key in ledger.left():
+        if key in IGNORED:
+            ledger.ignore(key, IGNORED[key])
+        elif is_empty(found[key]):
+            ledger.empty(key)
+        else:
+            ledger.keep(key)
+    for option, value in DEFAULTS.items():
+        if option not in found:
+            set_by(ledger, option, f"not in the file; {TRAINER} uses {value}", {option: value})
+    only = {"network_train_unet_only": True} if lora else {}
+    set_by(ledger, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", ALWAYS | only)
+    ledger.notes.append("reference images of FLUX.1 Kontext are not trained here: it is trained like FLUX.1 dev")
+    return ledger
+
+
+# ---- its dataset files
+
+
+def is_dataset(found: Mapping[str, Any]) -> bool:
+    """Whether this is a dataset file in that dialect: image folders right in [[datasets]]."""
+    kinds = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
+    sets = found.get("datasets")
+    return isinstance(sets, list) and any(isinstance(s, Mapping) and any(k in s for k in kinds) for s in sets)
+
+
+def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """A dataset file in that dialect -> ours, and what was left out, a sentence each."""
+    notes: list[str] = []
+    known: list[str] = list(DATASET_KEYS.split(" "))
+    general = _known(found.get("general", {}), known, "[general]", notes)
+    general = {"resolution": [960, 544], "caption_extension": ".txt", "max_bucket_reso": 2048} | general
+    repeats = general.pop("num_repeats", 1)
+    sets = []
+    for i, table in enumerate(tables(found["datasets"]), 1):
+        place = f"dataset {i}"
+        own = _known(table, [*known, "image_directory"], place, notes)
+        folder = own.pop("image_directory", None)
+        if folder is None:
+            notes.append(f"{place} is left out: only folders of images with caption files are read")
+            continue
+        subset = {"image_dir": folder, "num_repeats": own.pop("num_repeats", repeats)}
+        sets.append((own, [subset]))
+    if not sets:
+        raise ConfigError("no dataset in this file is a folder of images (image_directory)")
+    return dataset_toml(general, sets), notes
+
+
+def _known(table: Any, known: list[str], place: str, notes: list[str]) -> dict[str, Any]:
+    reasons = {"cache_directory": "caches lie beside the images"}
+    table = table if isinstance(table, Mapping) else {}
+    for key in table:
+        if key not in known and not key.startswith(("video_", "image_jsonl")):
+            notes.append(f"{place}: {key} is ignored: {reasons.get(key, 'not supported by this trainer')}")
+    return {key: value for key, value in table.items() if key in known}

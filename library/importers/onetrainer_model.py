@@ -1,0 +1,221 @@
+"""OneTrainer: which parts learn, in which number format they are kept, and the adapters."""
+
+from typing import Any
+
+from library.importers.kohya_ss import is_on
+from library.importers.ledger import Ledger
+from library.importers.trees import precision
+
+EIGHT = {"FLOAT_8": "fp8", "FLOAT_W8A8": "fp8", "FLOAT_W8A8_COMPRESSED": "fp8", "INT_8": "int8", "INT_W8A8": "int8",
+         "INT_W8A8_COMPRESSED": "int8", "NFLOAT_4": "fp8", "GGUF": "int8", "GGUF_A8_FLOAT": "fp8",
+         "GGUF_A8_INT": "int8"}  # fmt: skip
+SAME = ("FLOAT_8", "INT_8")
+ENCODERS = ("text_encoder", "text_encoder_2")
+SWAPPED = 38  # double blocks of FLUX.1, and pairs of single ones, of which at most 35 wait in host memory
+
+
+def image_part(ledger: Ledger) -> str:
+    """What the image model is called: it has the settings of a part."""
+    return "unet" if ledger.family == "sdxl" else "transformer"
+
+
+def dtype(ledger: Ledger, part: str) -> str:
+    """The number format of a part; NONE meant that of the whole model in old files."""
+    own = str(ledger.get(f"{part}.weight_dtype") or "NONE").upper()
+    if own == "NONE" or not ledger.given(f"{part}.weight_dtype"):
+        return str(ledger.get("weight_dtype") or own).upper().replace("NONE", "FLOAT_32")
+    return own
+
+
+def _formats(ledger: Ledger) -> None:
+    """train_dtype and the formats of the parts, which are one question here."""
+    part = image_part(ledger)
+    kept, used = dtype(ledger, part), str(ledger.get("train_dtype")).upper()
+    mixed, half = precision(used), precision(kept)
+    values: dict[str, Any] = {"mixed_precision": mixed}
+    said = f"mixed_precision = {mixed}"
+    if used == "TFLOAT_32":
+        values, said = {"mixed_precision": "no", "cuda_allow_tf32": True}, "mixed_precision = no with cuda_allow_tf32"
+    elif not ledger.adapters and half in ("bf16", "fp16"):
+        both = "bf16" if "bf16" in (half, mixed) else "fp16"
+        values = {"mixed_precision": both, f"full_{both}": True}
+        said = f"with weights in {kept}: mixed_precision = {both} and full_{both}, since both have one format here"
+        if half != mixed:
+            ledger.notes.append(f"OneTrainer computes in {used} with weights in {kept}; both are {both} here")
+    ledger.change("train_dtype", said, values)
+    key = f"{part}.weight_dtype" if f"{part}.weight_dtype" in ledger.source else "weight_dtype"
+    if kept in EIGHT and ledger.adapters:
+        encoders = [name for name in ENCODERS if dtype(ledger, name) in EIGHT]
+        _eight_bits(ledger, key, kept, bool(encoders))
+    elif key in ledger.source:
+        what = f"weights that learn are kept in {half if half in ('bf16', 'fp16') else 'float32'}"
+        ledger.change(key, "frozen weights are kept in mixed_precision" if ledger.adapters else what)
+    _other_formats(ledger)
+
+
+def _eight_bits(ledger: Ledger, key: str, kept: str, encoders: bool) -> None:
+    ours = {"int8_base": True} if EIGHT[kept] == "int8" else {"fp8_base" if encoders else "fp8_base_unet": True}
+    name = next(iter(ours))
+    if kept in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
+        ours["fp8_compute"] = True
+    near = "" if kept in SAME or "W8A8" in kept else f"{kept} is not offered here; the nearest is "
+    ledger.change(key, f"{near}{' with '.join(ours)}", ours)
+    if ledger.values["mixed_precision"] == "no":
+        ledger.values["mixed_precision"] = "bf16"
+        ledger.notes.append(f"mixed_precision is bf16 instead of float32, which {name} needs")
+
+
+def _other_formats(ledger: Ledger) -> None:
+    for name in ENCODERS:
+        if ledger.get(f"{name}.weight_dtype"):
+            said = "text encoders have the format of fp8_base where that is set, else mixed_precision"
+            ledger.change(f"{name}.weight_dtype", said)
+    full = dtype(ledger, "vae") in ("FLOAT_32", "TFLOAT_32")
+    key = "vae.weight_dtype"
+    if ledger.family == "sdxl" or ledger.adapters:
+        ledger.change(key, f"{'float32 is' if full else '16 bits are'} no_half_vae = {str(full).lower()}",
+                      {"no_half_vae": full})  # fmt: skip
+    else:
+        ledger.ignore(key, "the autoencoder of a FLUX.1 fine-tune is always run in the same way")
+    if ledger.get("weight_dtype") and "weight_dtype" not in ledger.fates:
+        ledger.change("weight_dtype", "the format of the parts that name none")
+    if precision(ledger.get("lora_weight_dtype") or "") == "bf16" and ledger.adapters:
+        ledger.change("lora_weight_dtype", "full_bf16", {"full_bf16": True, "mixed_precision": "bf16"})
+
+
+def _adapters(ledger: Ledger) -> None:
+    if not ledger.adapters:
+        for key in ledger.left():
+            if key.startswith(("peft_", "lora_", "lokr_", "oft_", "dropout_")):
+                ledger.ignore(key, "no adapters learn in a fine-tune")
+        return
+    rank, alpha = ledger.number("lora_rank") or 16, ledger.number("lora_alpha")
+    kind = str(ledger.get("peft_type") or "LORA").upper()
+    ledger.rename("lora_rank", "network_dim", int(rank))
+    ledger.rename("lora_alpha", "network_alpha", alpha)
+    if ledger.number("dropout_probability"):
+        ledger.rename("dropout_probability", "network_dropout")
+    arguments: list[str] = []
+    if kind == "LORA" and not is_on(ledger.get("lora_decompose")):
+        said, module = "LoRA", {}
+        arguments = _layers(ledger, int(rank), alpha or 1.0)
+    else:
+        said, algo = _lycoris(ledger, kind)
+        module = {"network_module": "lycoris.kohya"}
+        arguments = algo + _preset(ledger)
+        if dtype(ledger, image_part(ledger)) in EIGHT:
+            arguments.append("bypass_mode=True")
+    values = {**module, "network_args": arguments} if arguments else module
+    ledger.change("peft_type", f"{said}{', ' if arguments else ''}{' '.join(arguments)}", values)
+
+
+def _lycoris(ledger: Ledger, kind: str) -> tuple[str, list[str]]:
+    decompose = ["dora_wd=True"] if is_on(ledger.get("lora_decompose")) else []
+    if kind == "LOKR":
+        if size := ledger.number("lokr_dim"):
+            ledger.rename("lokr_dim", "network_dim", int(size))
+        found = [f"factor={int(ledger.number('lokr_decompose_factor') or -1)}"]
+        flags = {"lokr_decompose_both": "decompose_both", "lokr_use_tucker": "use_tucker",
+                 "lokr_weight_decompose": "dora_wd", "lokr_full_matrix": "full_matrix"}  # fmt: skip
+        found += [f"{name}=True" for key, name in flags.items() if is_on(ledger.get(key))]
+        said, algo = "LoKr is LyCORIS here", ["algo=lokr", *found]
+    elif kind == "LOHA":
+        said, algo = "LoHa is LyCORIS here", ["algo=loha"]
+    elif kind.startswith("OFT"):
+        said, algo = "OFT is not the same here; Diag-OFT of LyCORIS is the nearest", ["algo=diag-oft"]
+    else:
+        said, algo = "LoRA of LyCORIS", ["algo=lora", *decompose]
+    for key in ledger.left():
+        if key.startswith("lokr_") or key == "lora_decompose":
+            ledger.change(key, "becomes one of network_args" if ledger.get(key) else "is off")
+    return said, algo
+
+
+def _filter(ledger: Ledger) -> str:
+    """Which layers get adapters: "full", "attn-mlp", "attn-only", "blocks", or what was typed."""
+    preset = str(ledger.get("layer_filter_preset") or "full")
+    typed = str(ledger.get("layer_filter") or "")
+    return preset if preset != "custom" else typed or "full"
+
+
+def _preset(ledger: Ledger) -> list[str]:
+    chosen = _filter(ledger)
+    known = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
+    _say_layers(ledger, f"{chosen} is preset={known.get(chosen, 'full')} of LyCORIS")
+    return [f"preset={known[chosen]}"] if chosen in known else []
+
+
+def _layers(ledger: Ledger, rank: int, alpha: float) -> list[str]:
+    """The layers that get adapters, in words of networks.lora and networks.lora_flux."""
+    chosen = _filter(ledger)
+    if ledger.family == "sdxl":
+        if chosen == "full":
+            _say_layers(ledger, "full: convolutions get adapters, too (conv_dim, conv_alpha)")
+            return [f"conv_dim={rank}", f"conv_alpha={alpha:g}"]
+        same = chosen == "attn-mlp" or chosen == "attentions"
+        _say_layers(ledger, "attn-mlp is what LoRA does here" if same
+                    else f"{chosen} is not offered here; attention and MLP get adapters")  # fmt: skip
+        return []
+    if chosen == "attn-mlp":
+        _say_layers(ledger, "attn-mlp: the modulation gets no adapters")
+        return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"]
+    same = "all layers of the blocks get adapters"
+    _say_layers(ledger, same if chosen in ("full", "blocks") else f"{chosen} is not offered here; {same}")
+    return []
+
+
+def _say_layers(ledger: Ledger, said: str) -> None:
+    for key in ("layer_filter_preset", "layer_filter", "layer_filter_regex"):
+        if key in ledger.source:
+            ledger.change(key, said)
+
+
+def _checkpointing(ledger: Ledger) -> None:
+    """One setting for all parts up to version 10, and one for each part since."""
+    part = image_part(ledger)
+    whole, own = "gradient_checkpointing", f"{part}.gradient_checkpointing"
+    word = str(ledger.source.get(whole, ledger.source.get(own, True))).upper()
+    share = ledger.number("layer_offload_fraction") if whole in ledger.source and word == "CPU_OFFLOADED" else None
+    share = share or ledger.number(f"{part}.offload_fraction") or 0.0
+    offloaded = word == "CPU_OFFLOADED" or is_on(ledger.get(f"{part}.activation_offloading"))
+    offloaded = offloaded and ledger.source.get("enable_activation_offloading", True) is not False
+    values: dict[str, Any] = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
+    said = f"gradient_checkpointing is {'on' if values['gradient_checkpointing'] else 'off'}"
+    if share and ledger.family == "flux":
+        values["blocks_to_swap"] = min(35, max(1, round(share * SWAPPED)))
+        said = f"blocks_to_swap = {values['blocks_to_swap']}, for {share:g} of the layers"
+    elif offloaded and values["gradient_checkpointing"]:
+        values = {"gradient_checkpointing": False, "cpu_offload_checkpointing": True}
+        said = "cpu_offload_checkpointing"
+    ledger.change(whole if whole in ledger.source else own, said, values)
+    if whole not in ledger.source and own not in ledger.source:
+        ledger.source, ledger.absent = {**ledger.source, own: True}, ledger.absent | {own}
+    for key in ledger.left():
+        if key.endswith((".gradient_checkpointing", ".offload_fraction", ".activation_offloading")) or key in (
+            "layer_offload_fraction", "enable_activation_offloading"):  # fmt: skip
+            ledger.ignore(key, f"said by {part}; it is not supported for other parts")
+
+
+def _captions(ledger: Ledger) -> None:
+    """What the text encoders read."""
+    if ledger.family == "flux":
+        key = "text_encoder_2_sequence_length"
+        if (length := ledger.number(key)) is not None:
+            ledger.rename(key, "t5xxl_max_token_length", int(length))
+        else:
+            ledger.empty(key)
+        if is_on(ledger.get("text_encoder_2.attention_mask")):
+            ledger.rename("text_encoder_2.attention_mask", "apply_t5_attn_mask", True)
+    for key in ("text_encoder_layer_skip", "text_encoder_2_layer_skip", "text_encoder_sequence_length",
+                "text_encoder_2_sequence_length"):  # fmt: skip
+        if key in ledger.left():
+            ledger.ignore(key, "the layer and length that the model was made with are used")
+    rates = [ledger.number(f"{name}.dropout_probability") or 0.0 for name in ENCODERS]
+    if any(rates):
+        said = f"caption_dropout_rate = {max(rates):g}; both text encoders miss the same captions here"
+        for name, rate in zip(ENCODERS, rates, strict=True):
+            if rate:
+                ledger.change(f"{name}.dropout_probability", said, {"caption_dropout_rate": max(rates)})
+
+
+PARTS = (_formats, _adapters, _checkpointing, _captions)

@@ -1,0 +1,89 @@
+"""Parts that the readers of nested settings share: keys with dots, words for number formats, and dataset files."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from library.config.schema import toml_value
+from library.importers.ledger import Fate, Ledger, is_empty
+
+FORMATS = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "bfloat_16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "float_16": "fp16",
+}
+FULL = {"fp32", "float32", "float_32", "float", "no"}
+ONLY = "this trainer trains LoRA and whole models of SDXL and FLUX.1"
+NOT_HERE = "not supported by this trainer"
+PREPARED = "it is said in the dataset file that is written beside the config"
+
+
+def dotted(found: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Tables in tables -> keys with dots. Lists stay as they are."""
+    flat: dict[str, Any] = {}
+    for key, value in found.items():
+        if isinstance(value, Mapping) and value:
+            flat |= dotted(value, f"{before}{key}.")
+        else:
+            flat[f"{before}{key}"] = value
+    return flat
+
+
+def tables(value: Any) -> list[Mapping[str, Any]]:
+    """The tables of a list; none where it is no list of tables."""
+    return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
+
+
+def take(ledger: Ledger, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
+    """Keys that are options, of the same or another name."""
+    for key, option in names.items():
+        if (value := ledger.get(key)) is not None:
+            if key == option:
+                ledger.keep(key, read(value))
+            else:
+                ledger.rename(key, option, read(value))
+
+
+def rest(ledger: Ledger, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
+    """What is left means nothing here; reasons by key, or by the beginning of keys where they end with a dot."""
+    for key in ledger.left():
+        starts = (why for start, why in reasons.items() if start.endswith(".") and key.startswith(start))
+        ledger.ignore(key, reasons.get(key) or next(starts, otherwise))
+
+
+def set_by(ledger: Ledger, key: str, text: str, values: Mapping[str, Any]) -> None:
+    """Values that follow from the trainer itself, or from a key that is not in the file."""
+    if key in ledger.source:
+        ledger.change(key, text, values)
+    else:
+        for option, value in values.items():
+            ledger.values[option], ledger.keys[option] = value, key
+        ledger.fates.setdefault(key, Fate(key, "changed", text))
+
+
+def precision(value: Any, full: str = "no") -> str:
+    """A name of a number format -> ours; what is no 16-bit format is `full`."""
+    word = str(value).casefold()
+    return FORMATS.get(word, full if word in FULL else str(value))
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """A path of any system -> its folder and the file's name without an ending."""
+    at = max(path.rfind("/"), path.rfind("\\"))
+    name = path[at + 1 :]
+    return path[: max(at, 0)] or ".", name.rpartition(".")[0] or name
+
+
+def dataset_toml(general: Mapping[str, Any], sets: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]]) -> str:
+    """A dataset file: what all share, and each dataset with its subsets."""
+    blocks = [_table("[general]", general)] if general else []
+    for own, subsets in sets:
+        blocks.append(_table("[[datasets]]", own))
+        blocks += [_table("[[datasets.subsets]]", subset) for subset in subsets]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(head: str, members: Mapping[str, Any]) -> str:
+    return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])

@@ -1,0 +1,69 @@
+"""Layers that leave images in the order that convolutions like best."""
+
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from library.compiler.subclass import under_its_name, with_gradient
+
+
+class GroupNorm(nn.GroupNorm):
+    """The same numbers, with channels kept last in memory.
+
+    PyTorch's own answers in another order on CUDA. Inductor then orders images anew for the convolution behind it, and
+    takes the strides of the first image size for those of all (torch 2.11 with sizes that vary).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, C, h, w] -> the same, in float32 under autocast, as PyTorch's own does on a GPU."""
+        if input.dim() != 4:
+            return super().forward(input)
+        images, channels, height, width = input.shape
+        parts = (images, height * width, self.num_groups, channels // self.num_groups)
+        x = input.permute(0, 2, 3, 1).reshape(parts).float()
+        variance, mean = torch.var_mean(x, dim=(1, 3), keepdim=True, correction=0)
+        x = ((x - mean) * torch.rsqrt(variance + self.eps)).reshape(images, height, width, channels)
+        if self.weight is not None:
+            x = x * self.weight.float() + self.bias.float()
+        kept = torch.float32 if torch.is_autocast_enabled(input.device.type) else input.dtype
+        return x.permute(0, 3, 1, 2).to(kept)
+
+
+@functools.cache
+def _in_order(cls: type[nn.Module]) -> type[nn.Module]:
+    """A convolution that orders its input itself: diffusers hands a shortcut's over channels first while training."""
+
+    class InOrder(cls):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input.contiguous(memory_format=torch.channels_last))
+
+    return under_its_name(InOrder, cls)
+
+
+def keep_channels_last(block: nn.Module) -> None:
+    """Give the GroupNorms and shortcuts within a block that is about to be compiled this behaviour."""
+    for name, module in block.named_modules():
+        if type(module) is nn.GroupNorm:
+            module.__class__ = GroupNorm
+        elif name.endswith("conv_shortcut"):
+            module.__class__ = _in_order(type(module))
+
+
+class LearningGroupNorm(nn.GroupNorm):
+    """PyTorch's own, which may learn in front of everything else that does, on a CPU too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, C, h, w] -> the same."""
+        return super().forward(with_gradient(input))
+
+
+def let_learn(denoiser: nn.Module) -> None:
+    """Give those GroupNorms that learn, and are still PyTorch's own, this behaviour."""
+    for module in denoiser.modules():
+        if type(module) is nn.GroupNorm and any(p.requires_grad for p in module.parameters()):
+            module.__class__ = LearningGroupNorm
+
+
+under_its_name(LearningGroupNorm, nn.GroupNorm)
+under_its_name(GroupNorm, nn.GroupNorm)

@@ -1,0 +1,93 @@
+"""Products of frozen matrices in 8 bits, for GPUs that multiply such numbers (RTX 40, H100 and later).
+
+A weight is kept as float8_e4m3 with a scale for each of its rows. In the forward pass each row of the input gets a
+scale of its own, from its largest value, and so does each row of the gradient in the backward pass; the products add up
+in float32. Row-wise scales are those of PyTorch's `_scaled_mm`; the rest is arithmetic that a compiled block does
+together with what stands before and after it.
+
+With W = s * Q (s [out, 1], Q in 8 bits) the answer is x W^T = (x Q^T) * s^T, and its gradient g W = (g * s^T) Q: the
+weight's scale goes into g before that is rounded, since the hardware can only scale what is not summed over.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from library.compiler.subclass import answering
+
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
+TINY = 1e-12  # the scale of a row of zeros
+ALIGNED = 16  # the hardware multiplies rows whose lengths are multiples of this
+
+
+def able(device: torch.device) -> bool:
+    """Whether a device multiplies numbers of 8 bits."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9) and torch.version.hip is None
+
+
+def fits(layer: nn.Module) -> bool:
+    """Whether a layer's matrix can be multiplied like that."""
+    return isinstance(layer, nn.Linear) and not (layer.in_features % ALIGNED or layer.out_features % ALIGNED)
+
+
+@torch.no_grad()
+def keep(layer: nn.Linear, device: torch.device) -> None:
+    """Keep a frozen layer's weight in 8 bits and multiply with it as it is. A weight of 8 bits stays bit for bit.
+
+    It stays where it is, but is rounded on `device`, which does that a hundred times as fast as a processor.
+    """
+    weight = layer.weight.data
+    if weight.dtype == FP8:
+        scale = torch.ones(layer.out_features, device=weight.device)
+    else:
+        few, rows = rounded(weight.to(device))
+        layer.weight.data, scale = few.to(weight.device), rows[:, 0].to(weight.device)
+    layer.register_buffer("weight_scale", scale, persistent=False)
+    layer.__class__ = answering(type(layer), _answer)
+
+
+def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., n] -> the same in 8 bits, and the float32 scale of each row [..., 1] that brings it back."""
+    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
+    return (rows.float() / scale).clamp(-LARGEST, LARGEST).to(FP8), scale
+
+
+def _answer(layer: Any, x: Tensor) -> Tensor:
+    if x.dim() == 2:  # one row an image: reading the weight is all the work there is
+        weight = layer.weight.to(torch.bfloat16) * layer.weight_scale[:, None].to(torch.bfloat16)
+        return F.linear(x.to(torch.bfloat16), weight, _bias(layer))
+    rows = x.to(torch.bfloat16).flatten(0, -2)
+    answer = _Product.apply(rows, layer.weight, layer.weight_scale).unflatten(0, x.shape[:-1])
+    return answer if layer.bias is None else answer + _bias(layer)
+
+
+def _bias(layer: Any) -> Tensor | None:
+    return None if layer.bias is None else layer.bias.to(torch.bfloat16)
+
+
+class _Product(torch.autograd.Function):
+    """[rows, in] -> [rows, out], with a gradient for the input only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, scale)
+        few, rows = rounded(x)
+        return _multiplied(few, weight.t(), rows, scale[None])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        weight, scale = ctx.saved_tensors
+        few, rows = rounded(gradients[0].float() * scale)
+        # The hardware sums along rows that lie in one piece, here those of the transposed weight.
+        turned = weight.t().contiguous().t()
+        return _multiplied(few, turned, rows, torch.ones_like(turned[:1], dtype=torch.float32)), None, None
+
+
+def _multiplied(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """left [m, k] row by row, right [k, n] column by column, in 8 bits; scales [m, 1] and [1, n] -> bfloat16 [m, n]."""
+    if left.device.type != "cuda":  # the same sums, for tests
+        return ((left.float() @ right.float()) * rows * columns).to(torch.bfloat16)
+    return torch._scaled_mm(left, right, scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16, use_fast_accum=True)

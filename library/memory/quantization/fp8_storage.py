@@ -1,0 +1,98 @@
+"""How weights are stored, and in which type a run computes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from library.compiler.subclass import under_its_name, wanted_type
+from library.memory.quantization import fp8_matmul, int8
+
+TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FP8 = torch.float8_e4m3fn
+
+
+def compute_type(config: Any) -> torch.dtype:
+    """The type of matrix products, from `mixed_precision`."""
+    return TYPES[config.precision.mixed_precision]
+
+
+def storage_type(config: Any) -> torch.dtype:
+    """The type the denoiser is loaded in.
+
+    Adapters learn on a frozen base in the compute type. A whole model learns on float32 masters, unless `full_bf16` or
+    `full_fp16` says otherwise; FLUX is loaded in the compute type in any case, as its float32 masters alone are 48 GB.
+    """
+    precision = config.precision
+    whole_in_half = precision.full_bf16 or precision.full_fp16
+    if config.adapters or whole_in_half or config.family == "flux":
+        return compute_type(config)
+    return torch.float32
+
+
+def store(blocks: Iterable[Sequence[nn.Module]], config: Any, device: torch.device) -> None:
+    """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
+
+    With `fp8_compute` linear layers multiply in 8 bits too, where the device can. With `int8_base` the matrices are
+    kept as integers. Norms, biases, embeddings and everything outside the blocks keep the type they were loaded in.
+    """
+    if config.adapters and config.precision.int8_base:
+        for layer in (m for group in blocks for block in group for m in _frozen(block)):
+            int8.keep(layer, device)
+    if config.adapters and config.precision.fp8_denoiser:
+        multiply = config.precision.fp8_compute and fp8_matmul.able(device)
+        for block in (block for group in blocks for block in group):
+            _store(block, device if multiply else None)
+
+
+def store_encoders(encoders: Mapping[str, nn.Module], config: Any) -> None:
+    """The same for the layers of text encoders. Call it before they are used, and before they get adapters."""
+    if config.adapters and config.precision.fp8_encoders:
+        for encoder in encoders.values():
+            for layers in (m for m in encoder.modules() if isinstance(m, nn.ModuleList)):
+                _store(layers)
+
+
+def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:
+    for module in _frozen(block):
+        if multiply_on and fp8_matmul.fits(module):
+            fp8_matmul.keep(module, multiply_on)
+            continue
+        if module.weight.dtype != FP8:
+            module.weight.data = module.weight.data.to(FP8)
+        if type(module) is nn.Linear:
+            module.__class__ = StoredLinear
+        elif type(module) is nn.Conv2d:
+            module.__class__ = StoredConv2d
+
+
+def _frozen(block: nn.Module) -> list[Any]:
+    """The layers of a block whose matrices do not learn, without those that are kept in another way already."""
+    layers = [m for m in block.modules() if isinstance(m, nn.Linear | nn.Conv2d) and not m.weight.requires_grad]
+    return [layer for layer in layers if "weight_scale" not in layer._buffers]
+
+
+class StoredLinear(nn.Linear):
+    """A linear layer whose weight is stored in fewer bits than it computes in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Cast the weight to the input's type (autocast's, where that is on), then multiply."""
+        dtype = wanted_type(input)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return F.linear(input.to(dtype), self.weight.to(dtype), bias)
+
+
+class StoredConv2d(nn.Conv2d):
+    """A convolution whose weight is stored in fewer bits than it computes in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Cast the weight to the input's type (autocast's, where that is on), then convolve."""
+        dtype = wanted_type(input)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return self._conv_forward(input.to(dtype), self.weight.to(dtype), bias)
+
+
+under_its_name(StoredLinear, nn.Linear)  # by which adapters of other packages know what they can adapt
+under_its_name(StoredConv2d, nn.Conv2d)

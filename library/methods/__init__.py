@@ -1,0 +1,87 @@
+"""What learns: the whole model, or adapters inside it."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from library.methods import network_args
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+class Learner(Protocol):
+    """What the trainer needs to know about what learns. Adapters can also load a file: `load_state_dict`."""
+
+    trains: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
+
+    def groups(self, optim: Any = None) -> list[dict[str, Any]]:
+        """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""
+        ...
+
+    def parameters(self) -> "list[nn.Parameter]":
+        """All that learns."""
+        ...
+
+    def state_dict(self, dtype: "torch.dtype | None" = None) -> "dict[str, Tensor]":
+        """What the file holds, in its keys, on the CPU."""
+        ...
+
+    def snapshot(self) -> "dict[str, Tensor]":
+        """All that learns, as it is, for a saved state; not copied."""
+        ...
+
+    def restore(self, tensors: "Mapping[str, Tensor]") -> None:
+        """Put a snapshot back, bit for bit."""
+        ...
+
+    def train(self, mode: bool = True) -> Any:
+        """Training or evaluation mode of what learns."""
+        ...
+
+
+def attach(parts: Any, family: Any, config: Any) -> Learner:
+    """Freeze the model, make what shall learn, and return it. Call it once, before dtypes, devices and compiling."""
+    for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
+        if network is not None:
+            network.requires_grad_(False)
+    if not config.adapters:
+        from library.methods import full
+
+        return full.attach(parts, family, config)
+    from library.methods import lora, lycoris
+
+    for path, multiplier in base_weights(config):
+        tensors = lora.file_of(path)
+        lora.tell("base_weights", path, lora.merge(parts, family, tensors, multiplier), len(lora.by_name(tensors)))
+    is_ours = config.network.module.startswith("networks.")
+    return (lora if is_ours else lycoris).attach(parts, family, config)
+
+
+def base_weights(config: Any) -> list[tuple[Any, float]]:
+    """LoRA files to merge into the base before training, each with its multiplier; one that is not given is 1."""
+    files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
+    return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What only files and installed packages can tell about what learns, a sentence each; no torch."""
+    if not config.adapters:
+        return
+    from pathlib import Path
+
+    from library.methods import lycoris
+
+    yield from network_args.problems(config)
+    yield from lycoris.problems(config)
+    files = {"network_weights": config.network.network_weights}
+    files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
+    for option, path in files.items():
+        if path and not Path(path).is_file():
+            yield f"{option}: {path} does not exist"
+
+
+def notes(config: Any) -> Iterator[str]:
+    """What the user set that has no effect in this run, a sentence each; no torch."""
+    if config.adapters:
+        yield from network_args.notes(config)

@@ -1,0 +1,314 @@
+"""Layers that carry a low-rank adapter: W x + up(down(x)), with the scale in up.
+
+An adapted layer is a subclass instance put in the place of the original one. It holds the very same weight and bias
+Parameters, so names in the base model's state dict stay, and what looks for nn.Linear still finds it.
+
+Nothing that varies between layers or steps is a Python number read in `forward`: the scale is part of a tensor, dropout
+draws tensor masks on the device. All layers of one shape then share one graph, and a new multiplier needs none.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from library.compiler.subclass import wanted_type
+from library.methods import ggpo
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """What one adapter is made of."""
+
+    rank: int
+    alpha: float | int  # the delta is scaled by alpha / rank
+    dropout: float = 0.0  # single values of down(x)
+    rank_dropout: float = 0.0  # whole ranks, drawn for each image
+    module_dropout: float = 0.0  # the whole adapter, drawn for each forward
+    noise: ggpo.Noise | None = None  # noise in what a linear layer answers, see ggpo.py
+    frozen_down: bool = False  # lora_down stays as it was drawn (LoRA-FA)
+    split: tuple[int, ...] = ()  # output sizes of separate adapters inside one fused matrix (query, key, value, ...)
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is left out at random."""
+        return bool(self.dropout or self.rank_dropout or self.module_dropout)
+
+
+class Adapter(nn.Module):
+    """What adapted layers share. `rank` counts the rows of lora_down, over all parts of a fused matrix."""
+
+    weight: Tensor
+    lora_down: nn.Module
+    lora_up: nn.Module
+    scale: Tensor
+    ready: tuple[Tensor, ...] | None = None  # the factors as this pass multiplies with them, see ready.py
+
+    @classmethod
+    def around(cls, layer: nn.Module, spec: Spec, dtype: torch.dtype = torch.float32) -> "Adapter":
+        """An adapted layer that shares `layer`'s parameters. It changes nothing until lora_up has learned something."""
+        new = cls.__new__(cls)
+        # The registries are copied, or the adapter would appear inside the original layer too.
+        new.__dict__.update({k: v.copy() if isinstance(v, dict | set) else v for k, v in layer.__dict__.items()})
+        new.spec, new.alpha, new.multiplier = spec, spec.alpha, 1.0
+        new._grow(spec, {"device": layer.weight.device, "dtype": dtype})
+        new.register_buffer("scale", torch.tensor(1.0, device=layer.weight.device), persistent=False)
+        new.set_multiplier(1.0)
+        if spec.noise and isinstance(layer, nn.Linear):
+            new.register_buffer("ggpo_base", ggpo.typical_row(layer.weight), persistent=False)
+            new.register_buffer(
+                "ggpo_rows", torch.zeros(layer.out_features, device=layer.weight.device), persistent=False
+            )
+        return new
+
+    @property
+    def rank(self) -> int:
+        """Rows of lora_down."""
+        return self.lora_down.weight.shape[0]
+
+    @property
+    def strength(self) -> float:
+        """What the product of both factors is multiplied with, at multiplier 1."""
+        return float(self.alpha) / self.spec.rank
+
+    def factors(self) -> list[Tensor]:
+        """What is learned: lora_down, and lora_up or its parts."""
+        ups = self.lora_up if isinstance(self.lora_up, nn.ModuleList) else (self.lora_up,)
+        return [self.lora_down.weight, *(up.weight for up in ups)]
+
+    def with_strength(self, factors: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
+        """Each with the strength that is to be in it: lora_up has all of it."""
+        return [(factor, self.strength if n else None) for n, factor in enumerate(factors)]
+
+    def delta(self, x: Tensor) -> Tensor:
+        """What the adapter adds to the layer's answer."""
+        down, *ups = self.ready or self._own_factors(x)
+        hidden = self._dropped(self._down(x, down))
+        if not scaled_in(ups[0].dtype):
+            hidden = hidden * self.scale
+        answer = self._up(hidden, ups)
+        if not self.spec.noise or not self.training:
+            return answer
+        return answer + ggpo.disturbance(x, self.ggpo_rows * (self.scale != 0)).to(answer.dtype)
+
+    @torch.no_grad()
+    def note_gradients(self) -> None:
+        """Before a step: from what was learned and is about to be, how strong the noise of the next one is."""
+        ups = [*self.lora_up] if isinstance(self.lora_up, nn.ModuleList) else [self.lora_up]
+        if found := ggpo.gradients_of(self.lora_down, ups):
+            up, down, base = self._merged_up(), self.lora_down.weight, self.ggpo_base
+            self.ggpo_rows.copy_(ggpo.scales(up, down, found, self.strength, base, self.spec.noise))
+
+    def _own_factors(self, x: Tensor) -> list[Tensor]:
+        """The factors of a layer that is called by itself, and not as a part of its network."""
+        down, *ups = self.factors()
+        dtype = wanted_type(x)
+        return [down.to(dtype), *((up * self.scale if scaled_in(dtype) else up).to(dtype) for up in ups)]
+
+    def set_multiplier(self, multiplier: float) -> None:
+        """Make the adapter stronger or weaker; 0 switches it off. Needs no new graph: only a tensor's value changes."""
+        self.multiplier = multiplier
+        self.scale.fill_(self.strength * multiplier)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The adapter as the file holds it, without its name."""
+        whole = isinstance(self.alpha, int)  # sd-scripts writes a default alpha as an integer tensor
+        parts = len(self.spec.split) or 1
+        alpha = torch.tensor(self.alpha * parts, dtype=torch.int64 if whole else torch.float32)
+        return {"lora_down.weight": self.lora_down.weight, "lora_up.weight": self._merged_up(), "alpha": alpha}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a file's adapter. Its alpha counts, for the weights were learned under it. ValueError if unfit."""
+        down, up = tensors["lora_down.weight"], tensors["lora_up.weight"]
+        if (got := down.shape[0]) != self.rank:
+            raise ValueError(f"has rank {got} in the file and {self.rank} here")
+        self.lora_down.weight.copy_(down.reshape(self.lora_down.weight.shape))
+        self._take_up(up)
+        self.alpha = saved_alpha(tensors, down.shape[0]) / (len(self.spec.split) or 1)
+        if isinstance(self.spec.alpha, int) and self.alpha == self.spec.alpha:
+            self.alpha = self.spec.alpha
+        self.set_multiplier(self.multiplier)
+
+    def product_norm(self) -> Tensor:
+        """The Frobenius norm of scale * up @ down at multiplier 1, without ever forming that product."""
+        down = self.lora_down.weight.float().flatten(1)
+        up = self._merged_up().float().flatten(1)
+        # ||U D||^2 = sum((U^T U) * (D D^T)): two small matrices instead of one as large as the layer.
+        square = ((up.T @ up) * (down @ down.T)).sum().clamp(min=0)
+        return square.sqrt() * self.strength
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over: what was made for a pass is no part of it."""
+        return {**self.__dict__, "ready": None}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Adapter":
+        """Casting the model must not round the scale: alpha / rank = 1/24 in bfloat16 is 0.2 % off."""
+        super()._apply(fn, recurse)
+        for name in {"scale", "ggpo_base", "ggpo_rows"} & self._buffers.keys():
+            self._buffers[name] = self._buffers[name].float()
+        self.set_multiplier(self.multiplier)
+        return self
+
+    # ---- for the two kinds of layer
+
+    def _grow(self, spec: Spec, where: dict) -> None:
+        raise NotImplementedError
+
+    def _down(self, x: Tensor, down: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
+        raise NotImplementedError
+
+    def _merged_up(self) -> Tensor:
+        return self.lora_up.weight
+
+    def _take_up(self, up: Tensor) -> None:
+        self.lora_up.weight.copy_(up.reshape(self.lora_up.weight.shape))
+
+    def _per_rank(self, hidden: Tensor) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def _dropped(self, hidden: Tensor) -> Tensor:
+        """Masks drawn on the device, as F.dropout under torch.compile repeats its mask on CUDA (pytorch#198333)."""
+        spec = self.spec
+        if not spec.drops or not self.training:  # in this order: `training` is a guard of the graph once it is read
+            return hidden
+        if spec.dropout:
+            hidden = hidden * kept(hidden, hidden.shape, spec.dropout) / max(1 - spec.dropout, 1e-6)
+        if spec.rank_dropout:
+            hidden = hidden * kept(hidden, self._per_rank(hidden), spec.rank_dropout) / max(1 - spec.rank_dropout, 1e-6)
+        if spec.module_dropout:
+            hidden = hidden * kept(hidden, (1,), spec.module_dropout)
+        return hidden
+
+
+class LoraLinear(Adapter, nn.Linear):
+    """A linear layer with an adapter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return self.base(x) + self.delta(x)
+
+    def base(self, x: Tensor) -> Tensor:
+        """The frozen layer's own answer."""
+        return F.linear(x, fit(self.weight, x), fit(self.bias, x))
+
+    def _grow(self, spec: Spec, where: dict) -> None:
+        self.lora_down = _linear(self.in_features, spec.rank, where)
+        self.lora_up = _linear(spec.rank, self.out_features, where)
+        _start(self.lora_down, [self.lora_up], spec.frozen_down)
+
+    def _down(self, x: Tensor, down: Tensor) -> Tensor:
+        return F.linear(x, fit(down, x))
+
+    def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
+        return F.linear(hidden, fit(ups[0], hidden))
+
+    def _per_rank(self, hidden: Tensor) -> tuple[int, ...]:
+        return (hidden.shape[0], *(1 for _ in hidden.shape[1:-1]), hidden.shape[-1])
+
+
+class SplitLoraLinear(LoraLinear):
+    """Adapters of their own for the parts of a fused matrix: [r, in] and [part, r] for each part.
+
+    In the file they are one adapter: lora_down stacked to [n * r, in], lora_up block-diagonal [out, n * r], and alpha
+    times n, so that alpha / rows is the strength that was trained.
+    """
+
+    def _grow(self, spec: Spec, where: dict) -> None:
+        self.lora_down = _linear(self.in_features, spec.rank * len(spec.split), where)
+        self.lora_up = nn.ModuleList(_linear(spec.rank, size, where) for size in spec.split)
+        _start(self.lora_down, self.lora_up, spec.frozen_down)
+
+    def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
+        parts = zip(ups, hidden.chunk(len(ups), dim=-1), strict=True)
+        return torch.cat([F.linear(h, fit(up, h)) for up, h in parts], dim=-1)
+
+    def _merged_up(self) -> Tensor:
+        return torch.block_diag(*(up.weight for up in self.lora_up))
+
+    def _take_up(self, up: Tensor) -> None:
+        blocks = [part.chunk(len(self.lora_up), dim=1) for part in up.split(self.spec.split)]
+        outside = [b for i, row in enumerate(blocks) for j, b in enumerate(row) if i != j]
+        if any(bool(block.any()) for block in outside):
+            raise ValueError("was trained without split_qkv; leave split_qkv out to go on with it")
+        for i, part in enumerate(self.lora_up):
+            part.weight.copy_(blocks[i][i])
+
+
+class LoraConv2d(Adapter, nn.Conv2d):
+    """A convolution with an adapter: lora_down has its kernel, stride and padding, lora_up is 1x1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in, h, w] -> [B, out, h', w']."""
+        return self.base(x) + self.delta(x)
+
+    def base(self, x: Tensor) -> Tensor:
+        """The frozen layer's own answer."""
+        return self._conv_forward(x, fit(self.weight, x), fit(self.bias, x))
+
+    def _grow(self, spec: Spec, where: dict) -> None:
+        shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}
+        skip = nn.utils.skip_init
+        self.lora_down = skip(nn.Conv2d, self.in_channels, spec.rank, self.kernel_size, **shape, **where)
+        self.lora_up = skip(nn.Conv2d, spec.rank, self.out_channels, 1, bias=False, **where)
+        _start(self.lora_down, [self.lora_up], spec.frozen_down)
+
+    def _down(self, x: Tensor, down: Tensor) -> Tensor:
+        return F.conv2d(x, fit(down, x), None, self.stride, self.padding, self.dilation)
+
+    def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
+        return F.conv2d(hidden, fit(ups[0], hidden))
+
+    def _per_rank(self, hidden: Tensor) -> tuple[int, ...]:
+        return (*hidden.shape[:2], 1, 1)
+
+
+def kind_of(layer: nn.Module, spec: Spec) -> type[Adapter] | None:
+    """The class that adapts this layer, or None when no adapter fits it."""
+    if isinstance(layer, nn.Linear):
+        return SplitLoraLinear if spec.split else LoraLinear
+    if isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":
+        return LoraConv2d
+    return None
+
+
+def fit(weight: Tensor | None, x: Tensor) -> Tensor | None:
+    """A weight in the dtype it is used with. Autocast does that by itself, and keeps its copy of float32 leaves."""
+    if weight is None or torch.is_autocast_enabled(x.device.type):
+        return weight
+    return weight.to(x.dtype)
+
+
+def scaled_in(dtype: torch.dtype) -> bool:
+    """Whether the strength may be in a factor: float16 has too few small numbers, so there it is beside them."""
+    return dtype != torch.float16
+
+
+def kept(like: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+    """A mask of zeros with probability `p` and ones else, on the device and in the dtype of `like`."""
+    return (torch.rand(shape, device=like.device) >= p).to(like.dtype)
+
+
+def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
+    """The alpha of a file's adapter; files without one mean alpha = rank."""
+    return float(tensors["alpha"]) if "alpha" in tensors else float(rank)
+
+
+def _linear(inputs: int, outputs: int, where: dict) -> nn.Module:
+    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, **where)
+
+
+def _start(down: nn.Module, ups: nn.ModuleList | list[nn.Module], frozen: bool = False) -> None:
+    if frozen:  # as sd-scripts draws it, after arXiv 2308.03303
+        nn.init.normal_(down.weight, std=math.sqrt(2.0 / (down.weight.shape[0] + down.weight.shape[1])))
+    else:
+        nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
+    for up in ups:
+        nn.init.zeros_(up.weight)

@@ -1,0 +1,98 @@
+"""What the adapters of a network multiply with, made once for a whole pass: cast, and with the strength in it.
+
+Otherwise every layer casts both of its factors and scales what lies between them, in each pass and once more where
+blocks recompute, which is thousands of small kernels in a step of SDXL. A pass now begins with a few that do it for all
+layers, and its backward pass ends with the same for their gradients.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.methods.adapters import Adapter, scaled_in
+
+
+class Ready:
+    """Prepares the factors of all adapters of a network whenever that is called.
+
+    A layer that is called by itself afterwards goes on with the factors of the network's last pass.
+    """
+
+    def __init__(self, network: nn.Module, adapters: Iterable[Adapter]) -> None:
+        self.adapters = list(adapters)
+        self.multiplier = torch.ones(())  # a tensor, so that a pass that was recorded sees it change as well
+        network.register_forward_pre_hook(self.prepare)
+
+    def set_multiplier(self, multiplier: float) -> None:
+        """Make all adapters stronger or weaker from the next pass on; 0 switches them off."""
+        self.multiplier.fill_(multiplier)
+
+    def prepare(self, *_: Any) -> None:
+        """Give every adapter its factors for the pass that begins."""
+        first = self.adapters[0].lora_down.weight
+        self.multiplier = self.multiplier.to(first.device)
+        cast = torch.is_autocast_enabled(first.device.type)
+        dtype = torch.get_autocast_dtype(first.device.type) if cast else first.dtype
+        jobs: dict[Any, list[tuple[Tensor, float | None]]] = {_Made.apply: [], _made: []}
+        learned = [adapter.factors() for adapter in self.adapters]
+        for adapter, factors in zip(self.adapters, learned, strict=True):
+            # What has no learning rate, or is frozen, needs no gradient, whatever the others beside it need.
+            for factor, strength in adapter.with_strength(factors):
+                jobs[_Made.apply if factor.requires_grad else _made].append((factor, strength))
+        made: dict[int, Tensor] = {}
+        for make, some in jobs.items():
+            if some:
+                given = [factor for factor, _ in some]
+                answers = make(dtype, [s for _, s in some], self.multiplier.clone(), *given)
+                made.update(zip(map(id, given), answers, strict=True))
+        for adapter, factors in zip(self.adapters, learned, strict=True):
+            adapter.ready = tuple(made[id(factor)] for factor in factors)
+
+
+class _Made(torch.autograd.Function):
+    """Factors as they are learned -> as they are multiplied with, all at once."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor):
+        ctx.set_materialize_grads(False)
+        ctx.learned_in, ctx.made_in, ctx.strengths, ctx.multiplier = factors[0].dtype, dtype, strengths, multiplier
+        return tuple(_made(dtype, strengths, multiplier, *factors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        arrived = [g for g in gradients if g is not None]
+        strengths = [s for s, g in zip(ctx.strengths, gradients, strict=True) if g is not None]
+        if not scaled_in(ctx.made_in):
+            strengths = [None] * len(arrived)
+        done = iter(_scaled(_cast(arrived, ctx.learned_in), strengths, ctx.multiplier) if arrived else ())
+        return None, None, None, *(None if g is None else next(done) for g in gradients)
+
+
+def _made(
+    dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor
+) -> Sequence[Tensor]:
+    """Multiplied first, then rounded once."""
+    with torch.no_grad():
+        if not scaled_in(dtype):
+            strengths = [None] * len(factors)
+        return _cast(_scaled(factors, strengths, multiplier), dtype)
+
+
+def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multiplier: Tensor) -> Sequence[Tensor]:
+    """Those that have a strength, times that and the multiplier; the others as they are."""
+    known = [s for s in strengths if s is not None]
+    if not known:
+        return tensors
+    some = torch._foreach_mul([t for t, s in zip(tensors, strengths, strict=True) if s is not None], known)
+    torch._foreach_mul_(some, multiplier)
+    done = iter(some)
+    return [t if s is None else next(done) for t, s in zip(tensors, strengths, strict=True)]
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """New tensors of this type, each with memory of its own."""
+    made = [torch.empty_like(t, dtype=dtype) for t in tensors]
+    torch._foreach_copy_(made, list(tensors))
+    return made

@@ -1,0 +1,116 @@
+"""The model itself learns: the denoiser and, for SDXL where it is asked for, the text encoders."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.schema import ConfigError
+from library.methods import snapshot
+from library.methods.targets import block_of
+
+# SDXL reads CLIP-L's last layer but one and never its pooled vector, so these would get no gradient.
+UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
+RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
+LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
+
+
+class Whole:
+    """All or most parameters of a model."""
+
+    def __init__(self, parts: Any, family: Any, groups: list[dict[str, Any]]) -> None:
+        """`groups` as for the optimizer; what is in none of them stays frozen."""
+        # The networks as they are now: `parts` may hold wrapped ones later, whose names differ.
+        self.parts, self.family, self._groups = copy.copy(parts), family, groups
+        self.parts.encoders = dict(parts.encoders)
+        for parameter in self.parameters():
+            parameter.requires_grad_(True)
+        self.trains = {
+            name: any(p.requires_grad for p in network.parameters()) for name, network in _networks(parts).items()
+        }
+        if not any(self.trains.values()):
+            raise ConfigError("nothing is trained: every learning rate is 0")
+
+    def groups(self, _optim: Any = None) -> list[dict[str, Any]]:
+        """Parameter groups: {"params", "lr", "name"}, the denoiser first. A group with rate 0 is left out."""
+        return [dict(group) for group in self._groups]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that learns, in the order of the groups."""
+        return [p for group in self._groups for p in group["params"]]
+
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The whole model in the single file's keys; not copied and not cast where `dtype` is None."""
+        tensors = self.family.export(self.parts)
+        return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+    def write_folder(self, place: Path, put: Callable[[Path, Mapping[str, Tensor]], object]) -> None:
+        """The whole model as diffusers has it, where the family knows how; `put(path, tensors)` writes weights."""
+        self.family.write_folder(self.parts, place, put)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that learns, as it is, for a saved state; not copied."""
+        return snapshot.take(self._named())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        snapshot.put_back(self._named(), tensors)
+
+    def train(self, mode: bool = True) -> "Whole":
+        """Training or evaluation mode of the networks that learn."""
+        for name, network in _networks(self.parts).items():
+            network.train(mode and self.trains[name])
+        return self
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        every = ((f"{n}.{key}", p) for n, net in _networks(self.parts).items() for key, p in net.named_parameters())
+        return {name: p for name, p in every if p.requires_grad}
+
+
+def attach(parts: Any, family: Any, config: Any) -> Whole:
+    """Make the model learn, in the groups that the learning rates ask for. The model must be frozen already."""
+    groups = [*_denoiser_groups(parts, family, config), *_encoder_groups(parts, config)]
+    return Whole(parts, family, [g for g in groups if g["lr"] and g["params"]])
+
+
+def _networks(parts: Any) -> dict[str, nn.Module]:
+    return {"denoiser": parts.denoiser, **{n: e for n, e in parts.encoders.items() if e is not None}}
+
+
+def _denoiser_groups(parts: Any, family: Any, config: Any) -> Iterator[dict[str, Any]]:
+    rate, rates = config.optim.learning_rate, getattr(config.optim, "block_lrs", ())
+    if not rate:
+        return  # as in sd-scripts, learning_rate 0 freezes the U-Net, whatever block_lr says
+    if not rates:
+        yield {"params": list(parts.denoiser.parameters()), "lr": rate, "name": "unet"}
+        return
+    blocks: dict[int, list[nn.Parameter]] = {i: [] for i in range(len(rates))}
+    for path, parameter in parts.denoiser.named_parameters():
+        blocks[block_of(family.adapter_name("denoiser", path.rpartition(".")[0]))].append(parameter)
+    for i, params in blocks.items():
+        yield {"params": params, "lr": rates[i], "name": f"block{i}"}
+
+
+def _encoder_groups(parts: Any, config: Any) -> Iterator[dict[str, Any]]:
+    if not getattr(config.steps, "train_text_encoder", False):
+        return
+    for name, encoder in parts.encoders.items():
+        if encoder is None or name not in RATES:
+            continue
+        own = getattr(config.optim, RATES[name])
+        rate = config.optim.learning_rate if own is None else own
+        yield {"params": _read(name, encoder), "lr": rate, "name": LABELS[name]}
+
+
+def _read(name: str, encoder: nn.Module) -> list[nn.Parameter]:
+    """The encoder's parameters that its output depends on."""
+    if name != "clip_l":
+        return list(encoder.parameters())
+    paths = dict(encoder.named_parameters())
+    # transformers 5 has "encoder.layers", before it there was "text_model." in front
+    last = max(int(p.split("encoder.layers.")[1].split(".")[0]) for p in paths if "encoder.layers." in p)
+    unread = tuple(pattern.format(last=last) for pattern in UNREAD)
+    return [p for path, p in paths.items() if not path.removeprefix("text_model.").startswith(unread)]

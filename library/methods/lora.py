@@ -1,0 +1,396 @@
+"""LoRA for SDXL (`networks.lora`) and FLUX.1 (`networks.lora_flux`), in the names and shapes of sd-scripts' files."""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.schema import ConfigError
+from library.methods import ggpo, network_args, snapshot, targets
+from library.methods.adapters import Adapter, Spec, kind_of, saved_alpha
+from library.methods.factor_cache import Ready
+from library.methods.targets import Found, Plan
+
+log = logging.getLogger(__name__)
+
+NOTHING = (
+    "nothing is trained: every learning rate is 0, or network_args chose no layer; "
+    "set learning_rate, or leave out what limits the layers in network_args"
+)
+
+
+@dataclass
+class Unmatched:
+    """What a file and a network do not have in common, as names of adapters."""
+
+    missing: list[str] = field(default_factory=list)  # here, but not in the file: they stay as they are
+    unexpected: list[str] = field(default_factory=list)  # in the file, but not here: they are not used
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected)
+
+    def __str__(self) -> str:
+        texts = [("not in the file", self.missing), ("in the file only, not used", self.unexpected)]
+        return "; ".join(f"{len(names)} {text}: {_some(names)}" for text, names in texts if names)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an adapter is. No reference to the layer: what replaces its weights later would not be let go."""
+
+    part: str
+    path: str
+
+    @property
+    def alias(self) -> str:
+        """The name that diffusers' own tree would give; such files (lora_unet_down_blocks_...) are read as well."""
+        return f"lora_unet_{self.path.replace('.', '_')}" if self.part == "denoiser" else ""
+
+
+class Lora:
+    """Adapters inside a frozen model."""
+
+    def __init__(self, adapters: dict[str, Adapter], places: dict[str, Place], config: Any) -> None:
+        """`adapters` and where they are, by their name in the file."""
+        self.adapters, self.places = adapters, places
+        self.ready: list[Ready] = []
+        self.args = network_args.read(config)
+        self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
+        learning = {id(p) for p in self.parameters()}
+        if not learning:
+            raise ConfigError(NOTHING)
+        self.trains: dict[str, bool] = {}
+        for name, place in places.items():
+            for parameter in own_parameters(adapters[name]):
+                # What has no learning rate stays as it is, and costs no gradient.
+                parameter.requires_grad_(id(parameter) in learning)
+                self.trains[place.part] = self.trains.get(place.part, False) or parameter.requires_grad
+
+    def groups(self, _optim: Any = None) -> list[dict[str, Any]]:
+        """Parameter groups: {"params", "lr", "name"}, text encoders first. A group with rate 0 is left out."""
+        return [dict(group) for group in self._groups]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that learns, in the order of the groups."""
+        return [p for group in self._groups for p in group["params"]]
+
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """What the file holds, on the CPU; cast to `dtype`, alpha as well, when one is given."""
+        out = {}
+        for name, adapter in self.adapters.items():
+            for key, tensor in adapter.tensors().items():
+                out[f"{name}.{key}"] = tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        return out
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
+        """Take over adapters from a file. Adapters that only one side knows are reported, not an error.
+
+        Raises ConfigError when an adapter of the same name has another rank or shape.
+        """
+        names, wrong = {place.alias: name for name, place in self.places.items()}, []
+        found = {names.get(name, name): values for name, values in by_name(tensors).items()}
+        for name in self.adapters.keys() & found.keys():
+            try:
+                self.adapters[name].load(found[name])
+            except KeyError as e:
+                wrong.append(f"{name} has no {e.args[0]} in the file, so it is no LoRA")
+            except (ValueError, RuntimeError) as e:
+                wrong.append(f"{name} {e}")
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            advice = "set network_dim to the file's rank, or use dim_from_weights"
+            raise ConfigError(f"network_weights: the LoRA file does not fit this network: {min(wrong)}{more}; {advice}")
+        return Unmatched([n for n in self.adapters if n not in found], [n for n in found if n not in self.adapters])
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that learns, as it is, for a saved state; not copied."""
+        return snapshot.take(self._named() | self._noted())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        snapshot.put_back(self._named() | self._noted(), tensors)
+
+    def train(self, mode: bool = True) -> "Lora":
+        """Switch dropout on or off."""
+        for adapter in self.adapters.values():
+            adapter.train(mode)
+        return self
+
+    def set_multiplier(self, multiplier: float) -> None:
+        """Strength of all adapters; 0 shows the base model. Compiled graphs stay valid."""
+        for adapters in (*self.adapters.values(), *self.ready):
+            adapters.set_multiplier(multiplier)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the adapters' answers carry noise while they learn (GGPO)."""
+        return any(adapter.spec.noise for adapter in self.adapters.values())
+
+    def note_gradients(self) -> None:
+        """Before a step: how strong the noise of the next one is (GGPO)."""
+        for adapter in self.adapters.values():
+            adapter.note_gradients()
+
+    def mean_gradient(self) -> Tensor | None:
+        """Before a step: how large it is about to be, as sd-scripts shows it for FLUX.1; None for other networks."""
+        flux = isinstance(self.args, network_args.FluxArgs)
+        return ggpo.mean_gradient(self.adapters.values()) if flux else None
+
+    def _noted(self) -> dict[str, Tensor]:
+        """What GGPO remembers from step to step."""
+        return {f"{n}.ggpo_rows": a.ggpo_rows for n, a in self.adapters.items() if "ggpo_rows" in a._buffers}
+
+    @torch.no_grad()
+    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
+        """`scale_weight_norms`: shrink each adapter whose product is larger than `maximum`, both factors alike.
+
+        Returns 0-dim tensors on the device, so that nothing waits: keys_scaled, average and maximum norm.
+        """
+        norms, ratios = [], []
+        for adapter in self.adapters.values():
+            norm = adapter.product_norm().clamp(min=maximum / 2)
+            ratio = norm.clamp(max=maximum) / norm
+            for parameter in own_parameters(adapter):
+                parameter.mul_(ratio.sqrt())
+            norms.append(norm * ratio)
+            ratios.append(ratio)
+        after = torch.stack(norms)
+        scaled = (torch.stack(ratios) != 1).sum()
+        return {"keys_scaled": scaled, "average": after.mean(), "maximum": after.max()}
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        own = ("lora_down.", "lora_up.")
+        every = ((f"{n}.{key}", p) for n, a in self.adapters.items() for key, p in a.named_parameters())
+        return {name: p for name, p in every if name.partition(".")[2].startswith(own)}
+
+
+def attach(parts: Any, family: Any, config: Any) -> Lora:
+    """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
+    plan, network = targets.plan(config, family.adapter_targets), config.network
+    weights = file_of(network.network_weights) if network.network_weights else None
+    sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
+    adapters, places = {}, {}
+    for root, found, spec in _chosen(parts, family, plan, sizes):
+        adapters[found.name] = _adapt(root, found, spec, dtype_of(config))
+        places[found.name] = Place(found.part, found.path)
+    learner = Lora(adapters, places, config)
+    learner.ready = [*_prepared(learner, parts, config)]
+    _tell(learner)
+    if weights is not None:
+        tell("network_weights", network.network_weights, learner.load_state_dict(weights), len(by_name(weights)))
+    return learner
+
+
+def tell(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
+    """Warn about what a file of adapters and this model do not have in common. ConfigError when that is everything."""
+    if len(unmatched.unexpected) >= num_adapters:
+        names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
+        raise ConfigError(f"{option}: nothing in {path} fits this model{names}; choose a file made for it")
+    if unmatched:
+        log.warning("%s %s: %s", option, path, unmatched)
+
+
+@torch.no_grad()
+def merge(parts: Any, family: Any, tensors: Mapping[str, Tensor], multiplier: float = 1.0) -> Unmatched:
+    """Add a LoRA to the weights of the model itself (`base_weights`).
+
+    The sum is made in float32 and then rounded once to the weight's own dtype, also when that is bfloat16 or float8.
+    """
+    found, used = by_name(tensors), set()
+    for part, root in networks(parts).items():
+        for layer in targets.layers(root, part, family.adapter_name, ()):
+            name = layer.name if layer.name in found else Place(part, layer.path).alias
+            if "lora_down.weight" in found.get(name, {}):
+                _add(layer.layer, found[name], multiplier)
+                used.add(name)
+    return Unmatched(unexpected=[n for n in found if n not in used])
+
+
+def networks(parts: Any) -> dict[str, nn.Module]:
+    """Text encoders first, as sd-scripts creates and lists them."""
+    return {**{n: e for n, e in parts.encoders.items() if e is not None}, "denoiser": parts.denoiser}
+
+
+def learned(adapter: Adapter) -> list[nn.Parameter]:
+    """Those of the adapter's own parameters that learn."""
+    return [*adapter.lora_up.parameters()] if adapter.spec.frozen_down else own_parameters(adapter)
+
+
+def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
+    """The adapter's parameters without the layer's own."""
+    return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
+
+
+def dtype_of(config: Any) -> torch.dtype:
+    """Adapters learn in float32, unless everything shall be in half precision."""
+    if config.precision.full_bf16:
+        return torch.bfloat16
+    return torch.float16 if config.precision.full_fp16 else torch.float32
+
+
+def file_of(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a LoRA file, .safetensors, .pt or .ckpt, by kohya's names.
+
+    Files of diffusers (PEFT) and of ComfyUI's own tree are renamed; where they keep parts of a layer of FLUX.1 apart,
+    the rank is the sum of the parts'. ConfigError when the file is not there or not one.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return _renamed(path, load_file(path))
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        return tensors.get("state_dict", tensors)
+    except ConfigError:
+        raise
+    except Exception as e:  # every reader has its own exceptions for "this is something else"
+        # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
+        why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
+        raise ConfigError(f"{path} is not a LoRA file: {why}") from e
+
+
+def _renamed(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What other programs have written, under kohya's names."""
+    if all(name.startswith("lora_") for name in tensors) or not any(".lora" in name for name in tensors):
+        return tensors
+    from library.tools import adapters
+
+    return adapters.tensors_of(adapters.read(path), "kohya")[0]
+
+
+def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """File keys -> {adapter's name: {"lora_down.weight": ..., "lora_up.weight": ..., "alpha": ...}}.
+
+    Names that compiled models of other tools left in (`_orig_mod`) are cleaned.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, rest = key.replace("_orig_mod_", "").replace("_orig_mod.", "").partition(".")
+        found.setdefault(name, {})[rest] = tensor
+    return found
+
+
+# ---- attaching
+
+
+def _prepared(learner: Lora, parts: Any, config: Any) -> Iterator[Ready]:
+    for part, network in networks(parts).items():
+        adapters = [adapter for name, adapter in learner.adapters.items() if learner.places[name].part == part]
+        # Where the whole denoiser is one graph, that would take the preparation in, and make it anew for each layer.
+        whole = part == "denoiser" and config.compile.compile and config.compile.compile_scope == "model"
+        if adapters and not whole:
+            yield Ready(network, adapters)
+
+
+def _chosen(
+    parts: Any, family: Any, plan: Plan, sizes: dict[str, dict[str, Tensor]] | None
+) -> list[tuple[nn.Module, Found, Spec]]:
+    chosen = []
+    for part, root in networks(parts).items():
+        if not plan.wants(part):
+            continue
+        blocks = plan.blocks if part == "denoiser" else targets.TEXT
+        for found in targets.layers(root, part, family.adapter_name, blocks):
+            spec = plan.spec(found) if sizes is None else _from_file(found, plan, sizes)
+            if spec and kind_of(found.layer, spec):
+                chosen.append((root, found, spec))
+    return chosen
+
+
+def _from_file(found: Found, plan: Plan, sizes: dict[str, dict[str, Tensor]]) -> Spec | None:
+    """`dim_from_weights`: the adapters of the file, each with its own rank and alpha."""
+    tensors = sizes.get(found.name) or sizes.get(Place(found.part, found.path).alias)
+    if not tensors or "lora_down.weight" not in tensors:
+        return None
+    rows = tensors["lora_down.weight"].shape[0]
+    spec = plan.made(found, rows, saved_alpha(tensors, rows))
+    parts = len(spec.split) or 1
+    return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
+
+
+def _adapt(root: nn.Module, found: Found, spec: Spec, dtype: torch.dtype) -> Adapter:
+    adapter = kind_of(found.layer, spec).around(found.layer, spec, dtype)
+    parent, _, child = found.path.rpartition(".")
+    setattr(root.get_submodule(parent), child, adapter)
+    return adapter
+
+
+def _add(layer: nn.Module, tensors: Mapping[str, Tensor], multiplier: float) -> None:
+    where = {"device": layer.weight.device, "dtype": torch.float32}
+    down, up = tensors["lora_down.weight"].to(**where), tensors["lora_up.weight"].to(**where)
+    rank = down.shape[0]
+    delta = (up.flatten(1) @ down.flatten(1)).reshape(layer.weight.shape)
+    delta *= multiplier * saved_alpha(tensors, rank) / rank
+    layer.weight.copy_((layer.weight.float() + delta).to(layer.weight.dtype))
+
+
+def _tell(learner: Lora) -> None:
+    for part, learns in learner.trains.items():
+        count = sum(place.part == part for place in learner.places.values())
+        log.info("LoRA on %s: %d layers%s", part, count, "" if learns else ", not trained (learning rate 0)")
+    for name, adapter in learner.adapters.items() if getattr(learner.args, "verbose", False) else ():
+        log.info("  %s: rank %d, alpha %s", name, adapter.spec.rank, adapter.alpha)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+# ---- learning rates
+
+
+def _groups(learner: Lora, config: Any) -> Iterator[dict[str, Any]]:
+    optim, args = config.optim, learner.args
+    ratio = args.loraplus_text_encoder_lr_ratio or args.loraplus_lr_ratio
+    for names, rate, label in _encoder_rates(learner, config):
+        yield from _rated(learner, names, rate, label, ratio)
+    unet = [n for n, place in learner.places.items() if place.part == "denoiser"]
+    rate = optim.learning_rate if optim.unet_lr is None else optim.unet_lr
+    ratio = args.loraplus_unet_lr_ratio or args.loraplus_lr_ratio
+    weights = getattr(args, "block_weights", ())
+    if not weights:
+        yield from _rated(learner, unet, rate, "unet", ratio)
+        return
+    blocks: dict[int, list[str]] = {}
+    for name in unet:
+        blocks.setdefault(targets.block_of(name), []).append(name)
+    for block, names in blocks.items():
+        yield from _rated(learner, names, rate * weights[block], f"unet_block{block}", ratio)
+
+
+def _encoder_rates(learner: Lora, config: Any) -> Iterable[tuple[list[str], float, str]]:
+    """`text_encoder_lr`: SDXL has one rate for both encoders, the first value; FLUX has one for CLIP-L, one for T5."""
+    given = tuple(config.optim.text_encoder_lr)
+    rates = (*given, *given[-1:], config.optim.learning_rate, config.optim.learning_rate)
+    encoders = {n: place.part for n, place in learner.places.items() if place.part != "denoiser"}
+    if not isinstance(learner.args, network_args.FluxArgs):
+        yield list(encoders), rates[0], "textencoder"
+        return
+    for i, t5 in enumerate((False, True)):
+        yield [n for n, part in encoders.items() if (part == "t5xxl") == t5], rates[i], f"textencoder {i + 1}"
+
+
+def _rated(learner: Lora, names: list[str], rate: float, label: str, ratio: float | None) -> Iterator[dict[str, Any]]:
+    """One group, or several: patterns of `network_reg_lrs` have their own, and LoRA+ gives lora_up another rate."""
+    patterns = network_args.patterns(getattr(learner.args, "network_reg_lrs", ""), float)
+    members: dict[tuple[str, float], list[Adapter]] = {}
+    for name in names:
+        own = ((f"{label} reg_lr_{i}", lr) for i, (pattern, lr) in enumerate(patterns) if re.search(pattern, name))
+        members.setdefault(next(own, (label, rate)), []).append(learner.adapters[name])
+    for (title, lr), adapters in members.items():
+        if ratio:
+            downs = [p for a in adapters if not a.spec.frozen_down for p in a.lora_down.parameters()]
+            yield {"params": downs, "lr": lr, "name": title}
+            ups = [p for a in adapters for p in a.lora_up.parameters()]
+            yield {"params": ups, "lr": lr * ratio, "name": f"{title} plus"}
+        else:
+            yield {"params": [p for a in adapters for p in learned(a)], "lr": lr, "name": title}

@@ -1,0 +1,304 @@
+"""The bridge to network modules that are not ours: `lycoris.kohya` of the lycoris-lora package, or any module that has
+`create_network` as sd-scripts calls it.
+
+Such a network patches the layers' forward. Its adapters are renamed to sd-scripts' names and registered inside the
+layers they belong to, so that they move, are found and are synchronised together with them.
+"""
+
+import contextlib
+import importlib
+import json
+import logging
+import math
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from library import packages
+from library.compiler.subclass import with_gradient
+from library.config.schema import ConfigError
+from library.methods import lora, network_args, snapshot
+from library.methods.lora import Unmatched, dtype_of, file_of, tell
+
+# What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
+# names; so its users' files do not contain them.
+OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
+
+
+class Inside:
+    """The denoiser as the package may see it: without what is in OUTSIDE. It asks for nothing but `named_modules`."""
+
+    def __init__(self, root: nn.Module) -> None:
+        """`root` is the denoiser."""
+        self._root = root
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Paths and modules, as nn.Module gives them."""
+        return ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in OUTSIDE)
+
+
+class Foreign:
+    """Adapters that another package made, behind our protocol."""
+
+    def __init__(self, network: Any, places: dict[str, str], config: Any) -> None:
+        """`places`: adapter's name -> part of the model."""
+        self.network, self._config = network, config
+        self._groups = self._make_groups()
+        learning = {id(p) for g in self._groups for p in g["params"]}
+        if not learning:
+            raise ConfigError(lora.NOTHING)
+        self.trains: dict[str, bool] = {}
+        for adapter in network.loras:
+            for parameter in adapter.parameters():
+                parameter.requires_grad_(id(parameter) in learning)
+            part = places[adapter.lora_name]
+            learns = any(p.requires_grad for p in adapter.parameters())
+            self.trains[part] = self.trains.get(part, False) or learns
+
+    def groups(self, _optim: Any = None) -> list[dict[str, Any]]:
+        """Parameter groups as the package divides them: {"params", "lr", "name"}."""
+        return [dict(group) for group in self._groups]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that learns, in the order of the groups."""
+        return [p for group in self._groups for p in group["params"]]
+
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """What the file holds, on the CPU; cast to `dtype` when one is given."""
+        state = self.network.state_dict()
+        return {name: t.detach().to("cpu", dtype or t.dtype).contiguous() for name, t in state.items()}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
+        """Take over a file of the same kind of network, with its strength; what does not match is reported."""
+        before = {id(adapter): _alpha(adapter) for adapter in self.network.loras}
+        unused = unused_alphas(tensors)
+        useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
+        for name, tensor in useful.items():
+            if name.endswith(".alpha") and not math.isfinite(float(tensor)):
+                raise ConfigError(f"{name} of the file is infinite or NaN; take a file that was saved in float or bf16")
+        try:
+            missing, unexpected = self.network.load_state_dict(useful, strict=False)
+            taken = [name for adapter in self.network.loras for name in _put_blocks(adapter, tensors)]
+        except RuntimeError as e:
+            raise ConfigError(f"the file does not fit this network: {str(e).splitlines()[-1].strip()}") from e
+        # The package keeps the strength that it has computed from the config's alpha.
+        for adapter in self.network.loras:
+            known = before[id(adapter)]
+            if known and isinstance(getattr(adapter, "scale", None), float):
+                adapter.scale *= _alpha(adapter) / known
+        missing = [name for name in missing if name not in unused]
+        blocks = (".up_list.", ".down_list.")
+        missing = [name for name in missing if not (taken and any(block in name for block in blocks))]
+        return Unmatched(missing, [name for name in unexpected if name not in taken])
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that learns, as it is, for a saved state; not copied."""
+        return snapshot.take(self._named())
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
+        snapshot.put_back(self._named(), tensors)
+
+    def train(self, mode: bool = True) -> "Foreign":
+        """Switch dropout on or off."""
+        for parameter in self.parameters():  # the package views some as matrices, whatever order the model is in
+            if not parameter.is_contiguous():
+                parameter.data = parameter.data.contiguous()
+        self.network.train(mode)
+        return self
+
+    def set_multiplier(self, multiplier: float) -> None:
+        """Strength of all adapters. The package keeps it as a Python number, so a compiled graph is made anew."""
+        for adapter in self.network.loras:
+            adapter.multiplier = multiplier
+
+    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
+        """`scale_weight_norms`, as the package does it."""
+        device = self.parameters()[0].device
+        scaled, average, largest = self.network.apply_max_norm_regularization(maximum, device)
+        values = {"keys_scaled": scaled, "average": average, "maximum": largest}
+        return {name: torch.as_tensor(value) for name, value in values.items()}
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return {f"{a.lora_name}.{key}": p for a in self.network.loras for key, p in a.named_parameters()}
+
+    def _make_groups(self) -> list[dict[str, Any]]:
+        optim = self._config.optim
+        encoder_lr = optim.text_encoder_lr[0] if optim.text_encoder_lr else None
+        made = self.network.prepare_optimizer_params(encoder_lr, optim.unet_lr, optim.learning_rate)
+        groups, names = made if isinstance(made, tuple) else (made, ["" for _ in made])
+        return [
+            {"params": list(g["params"]), "lr": g.get("lr", optim.learning_rate), "name": name or f"group{i}"}
+            for i, (g, name) in enumerate(zip(groups, names, strict=True))
+        ]
+
+
+def unused_alphas(names: Collection[str]) -> set[str]:
+    """The alphas of LoKr whose matrices are both whole: there is no rank, and whoever reads the file leaves them out.
+
+    LyCORIS writes network_dim there, which is huge where it asks for whole matrices, and infinite in float16.
+    """
+    layers = (name.removesuffix(".alpha") for name in names if name.endswith(".alpha"))
+    return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
+
+
+def problems(config: Any) -> Iterator[str]:
+    """A sentence when the package of the network module is not installed."""
+    module = config.network.module
+    if module.startswith("networks."):
+        return
+    package = module.split(".")[0]
+    if not packages.installed(package):
+        yield f"network_module {module} {packages.absent(package)}"
+    elif error := packages.failure(package) if package in packages.PACKAGES else "":
+        yield f"network_module {module} {packages.broken(package, error)}"
+
+
+def attach(parts: Any, family: Any, config: Any) -> Foreign:
+    """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
+    if wrong := [*problems(config), *network_args.problems(config)]:
+        raise ConfigError("\n".join(wrong))
+    name, settings = config.network.module, network_args.texts(config)
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # a package that does not fit this machine raises what it likes
+        raise ConfigError(f"network_module {name} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not hasattr(module, "create_network"):
+        raise ConfigError(f"network_module {name} has no create_network: write lycoris.kohya, or leave it empty")
+    dim, alpha = config.network.network_dim or 4, config.network.network_alpha
+    if config.network.dim_from_weights:
+        dim, alpha, stored = _of_file(config.network.network_weights)
+        settings = {**stored, **settings}
+    settings.setdefault("dropout", config.network.network_dropout or 0.0)
+    encoders = _encoders(parts, config, settings)
+    with _said_briefly(name):
+        network = module.create_network(
+            1.0,
+            dim,
+            alpha,
+            parts.vae,
+            list(encoders.values()) or None,
+            Inside(parts.denoiser),
+            **settings,
+        )
+    places = _name(network, {**encoders, "denoiser": parts.denoiser}, family)
+    device = next(parts.denoiser.parameters()).device
+    network.apply_to(list(encoders.values()), parts.denoiser, bool(encoders), _learns_denoiser(config))
+    for adapter in network.loras:  # into its layer, so that it moves with it from now on
+        layer = adapter.org_module[0]
+        layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
+        if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
+            adapter.org_forward = types.MethodType(_as_it_is, layer)
+        if getattr(adapter, "op", None) is functional.group_norm:
+            adapter.op = _group_norm
+    learner = Foreign(network, places, config)
+    if weights := config.network.network_weights:
+        tensors = file_of(weights)
+        try:
+            unmatched = learner.load_state_dict(tensors)
+        except ConfigError as e:
+            raise ConfigError(f"network_weights: {e}") from e
+        # Each kind of adapter has an alpha, so that alone does not make it the same kind.
+        tell("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
+    return learner
+
+
+def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """A layer's own answer as its class gives it by now: the package keeps the one of before the weights got 8 bits."""
+    return type(layer).forward(layer, *args, **kwargs)
+
+
+def _alpha(adapter: Any) -> float:
+    return float(getattr(adapter, "alpha", 0) or 0)
+
+
+def _moved(adapter: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The adapter where and in what it learns; an alpha that is too large for that type stays as it is, and so does
+    one that would lose its value (on the device "meta")."""
+    alpha = getattr(adapter, "alpha", None)
+    adapter.to(device, dtype)
+    if isinstance(alpha, Tensor) and adapter.alpha.is_meta:
+        adapter.alpha = alpha
+    elif isinstance(alpha, Tensor) and not math.isfinite(float(adapter.alpha)):
+        adapter.alpha = alpha.to(device)
+    return adapter
+
+
+def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return functional.group_norm(with_gradient(input), *args, **kwargs)
+
+
+def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Take over a DyLoRA, which the package writes whole and keeps in blocks of ranks. Returns the names taken."""
+    if not hasattr(adapter, "up_list"):
+        return []
+    names = [f"{adapter.lora_name}.lora_up.weight", f"{adapter.lora_name}.lora_down.weight"]
+    if not all(name in tensors for name in names):
+        return []
+    up, down = (tensors[name].flatten(1) for name in names)
+    ups, downs = up.split(adapter.block_size, dim=1), down.split(adapter.block_size)
+    if len(ups) != len(adapter.up_list):
+        raise RuntimeError(f"{names[0]} has rank {up.shape[1]}, the network has {adapter.lora_dim}")
+    with torch.no_grad():
+        for mine, its in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
+            mine.copy_(its)
+    return names
+
+
+def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
+    """Rank, alpha and arguments of the network that a file was made by, from its metadata."""
+    from safetensors import safe_open
+
+    facts: Mapping[str, str] = {}
+    if str(path).endswith(".safetensors"):
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+    try:
+        arguments = json.loads(facts.get("ss_network_args", "{}"))
+        own = {name: str(value) for name, value in arguments.items() if name != "dropout"}
+        return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
+    except (KeyError, ValueError, AttributeError) as e:
+        raise ConfigError(
+            f"dim_from_weights: {path} does not say which network it was made by (ss_network_dim); "
+            "set network_dim, network_alpha and network_args to what they were, and leave dim_from_weights out"
+        ) from e
+
+
+def _encoders(parts: Any, config: Any, settings: Mapping[str, str]) -> dict[str, nn.Module]:
+    if config.network.network_train_unet_only:
+        return {}
+    t5 = str(settings.get("train_t5xxl", "")).lower() in ("true", "1")
+    return {n: e for n, e in parts.encoders.items() if e is not None and (n != "t5xxl" or t5)}
+
+
+def _learns_denoiser(config: Any) -> bool:
+    return not config.network.network_train_text_encoder_only
+
+
+def _name(network: Any, roots: Mapping[str, nn.Module], family: Any) -> dict[str, str]:
+    """Give each adapter the name sd-scripts' users expect. Returns name -> part."""
+    where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
+    places = {}
+    for adapter in network.loras:
+        part, path = where[id(adapter.org_module[0])]
+        adapter.lora_name = family.adapter_name(part, path)
+        places[adapter.lora_name] = part
+    return places
+
+
+@contextlib.contextmanager
+def _said_briefly(name: str) -> Iterator[None]:
+    """The package warns about every kind of model it knows and did not find here; only its errors are of interest."""
+    logger = logging.getLogger("LyCORIS")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    except (AssertionError, KeyError, ValueError, TypeError) as e:
+        raise ConfigError(f"network_module {name} refuses its network_args: {str(e) or type(e).__name__}") from e
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""The files that a training writes: names, contents, metadata, uploads."""

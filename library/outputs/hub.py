@@ -1,0 +1,142 @@
+"""Hugging Face: what a training saves is sent there, and a state that lies there is fetched to go on with."""
+
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError, replace
+from library.train.errors import kind_of
+
+KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin
+
+
+class Uploads:
+    """Sends files to a repository of the user's. What cannot be sent is said, and ends no training."""
+
+    def __init__(self, config: Any, run: Any) -> None:
+        """`run` is told what happens (say, warn, event, phase)."""
+        self._options, self._run = config.hub, run
+        self._wanted = bool(config.hub.huggingface_repo_id)
+        self._threads = ThreadPoolExecutor(1, "upload") if self._wanted and config.hub.async_upload else None
+        self._waiting: dict[Path, Future[None]] = {}
+        self._api: Any = None
+
+    def begin(self) -> None:
+        """Make the repository if it is not there, so that a wrong token is known before hours of training.
+
+        Raises ConfigError when it can be neither found nor made.
+        """
+        if not self._wanted:
+            return
+        from huggingface_hub import HfApi
+
+        options = self._options
+        self._api = HfApi(token=options.huggingface_token)
+        private = (options.huggingface_repo_visibility or "").lower() != "public"
+        try:
+            self._api.create_repo(options.huggingface_repo_id, repo_type=self._kind, private=private, exist_ok=True)
+        except Exception as e:  # of the network, the hub or the token, in the words of three libraries
+            raise ConfigError(
+                f"huggingface_repo_id: {options.huggingface_repo_id} can be neither found nor made ({_reason(e)}); "
+                "check the name, the token's right to write and the network, or leave it out"
+            ) from e
+        self._run.say(f"What is saved is uploaded to {self._address}")
+
+    def add(self, path: Path) -> None:
+        """Send a file or a folder under its own name; states only where that is asked for."""
+        if not self._wanted or (kind_of(path) == "state" and not self._options.save_state_to_huggingface):
+            return
+        if self._threads:
+            self._waiting[path] = self._threads.submit(self._send, path)
+        else:
+            self._run.phase("uploading")
+            self._send(path)
+
+    def wait_for(self, path: Path | None) -> None:
+        """Let a file's upload end, before the file is removed."""
+        if path in self._waiting:
+            self._waiting.pop(path).result()
+
+    def finish(self) -> None:
+        """Let all uploads end."""
+        if self._waiting:
+            self._run.say("waiting for uploads")
+        for path in list(self._waiting):
+            self.wait_for(path)
+        if self._threads:
+            self._threads.shutdown()
+
+    def _send(self, path: Path) -> None:
+        options = self._options
+        name = "/".join(part for part in ((options.huggingface_path_in_repo or "").strip("/"), path.name) if part)
+        where = {"repo_id": options.huggingface_repo_id, "repo_type": self._kind, "path_in_repo": name}
+        try:
+            if path.is_dir():
+                self._api.upload_folder(folder_path=str(path), **where)
+            else:
+                self._api.upload_file(path_or_fileobj=str(path), **where)
+        except Exception as e:
+            self._run.warn(f"{path.name} could not be uploaded ({_reason(e)}); it is in {path.parent}")
+            return
+        self._run.event("uploaded", file=str(path), repository=options.huggingface_repo_id, place=name)
+
+    @property
+    def _kind(self) -> str | None:
+        return self._options.huggingface_repo_type or None
+
+    @property
+    def _address(self) -> str:
+        return f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{self._options.huggingface_repo_id}"
+
+
+def problems(config: Any) -> Iterator[str]:
+    """Why nothing could be uploaded, as far as that is known without the network."""
+    if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
+        return
+    from huggingface_hub import get_token
+
+    if not get_token():
+        yield (
+            "huggingface_repo_id: uploading needs a token that may write; set HF_TOKEN, log in with `hf auth login`, "
+            "or give huggingface_token"
+        )
+
+
+def fetched(config: Any) -> Any:
+    """The config with a state on this machine: one that `resume` names on the hub is downloaded.
+
+    Raises ConfigError when it cannot be had.
+    """
+    if not config.steps.resume_from_huggingface or not config.steps.resume:
+        return config
+    from huggingface_hub import HfApi, snapshot_download
+
+    repo, place, revision, kind = address(config.steps.resume)
+    where = {"revision": revision, "repo_type": kind, "token": config.hub.huggingface_token}
+    try:
+        files = [file for file in HfApi().list_repo_files(repo, **where) if file.startswith(f"{place}/")]
+        folder = Path(snapshot_download(repo, allow_patterns=files, **where)) / place if files else None
+    except Exception as e:
+        raise ConfigError(
+            f"resume: {config.steps.resume} could not be downloaded ({_reason(e)}); check the name and the network, "
+            "and set HF_TOKEN when it is private"
+        ) from e
+    if folder is None:
+        raise ConfigError(f"resume: the repository {repo} has no folder {place}; name one that ends in -state")
+    return replace(config, resume=os.fspath(folder), resume_from_huggingface=False)
+
+
+def address(text: str) -> tuple[str, str, str | None, str | None]:
+    """owner/name/folder[:revision[:kind]] -> repository, folder, revision, kind."""
+    path, revision, kind = [*text.split(":"), "", ""][:3]
+    owner, name, place = path.split("/", 2)
+    return f"{owner}/{name}", place.strip("/"), revision or None, kind or None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a library says, without the address of the request."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return re.sub(r"\s*\(Request ID:[^)]*\)", "", line).rstrip(" .") or type(error).__name__

@@ -1,0 +1,288 @@
+"""Files that a training leaves: their names, how they are written, and which are removed again."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from library.config.schema import ConfigError
+from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+PICKLED = (".ckpt", ".pt", ".pth")
+FOLDERS = ("diffusers", "diffusers_safetensors")
+SAFETENSORS_ONLY = ("flux_train",)  # scripts whose models have no readers for anything else
+DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # what Windows has in every folder
+LONGEST = 200  # bytes of a name: file systems allow 255, and a step, an ending and a mark of being written come behind
+DTYPES = {"float": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Names:
+    """Paths of files and state folders, as sd-scripts names them."""
+
+    folder: Path
+    name: str | None
+    extension: str  # with its dot; nothing for a folder
+
+    def epoch(self, epoch: int) -> Path:
+        """The file after an epoch, counted from 1."""
+        return self.folder / f"{self.name or 'epoch'}-{epoch:06d}{self.extension}"
+
+    def step(self, step: int) -> Path:
+        """The file after a step."""
+        return self.folder / f"{self.name or 'at'}-step{step:08d}{self.extension}"
+
+    @property
+    def last(self) -> Path:
+        """The file at the end."""
+        return self.folder / f"{self.name or 'last'}{self.extension}"
+
+    def state(self, epoch: int | None = None, step: int | None = None) -> Path:
+        """The folder of the state after an epoch or a step, or at the end."""
+        file = self.last
+        if epoch is not None:
+            file = self.epoch(epoch)
+        elif step is not None:
+            file = self.step(step)
+        return file.with_name(file.name.removesuffix(self.extension) + "-state")
+
+    def backup(self, step: int) -> Path:
+        """The folder of the state that is saved now and then, after a step."""
+        return self.folder / f"{self.name or 'at'}-backup-step{step:08d}-state"
+
+    def backups(self) -> list[Path]:
+        """Such folders that are there, by step."""
+        stem = re.escape(self.name or "at")
+        wanted = re.compile(rf"{stem}-backup-step\d{{8}}-state")
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(path for path in found if wanted.fullmatch(path.name) and path.is_dir())
+
+    def average(self, file: Path) -> Path:
+        """Beside a file, the one with the averaged weights (EMA)."""
+        return file.with_name(f"{file.name.removesuffix(self.extension)}-ema{self.extension}")
+
+    def owns(self, name: str) -> bool:
+        """Whether a file or folder of this name is one that a training of this name writes."""
+        number = r"(-\d{6}|(-backup)?-step\d{8})?"
+        stems = {re.escape(self.name)} if self.name else {"epoch", "at", "last"}
+        ending = rf"(?:-ema)?(?:-state|{re.escape(self.extension)})"
+        return re.fullmatch(f"(?:{'|'.join(stems)}){number}{ending}", name) is not None
+
+    def existing(self) -> list[Path]:
+        """Files of an earlier training that one of this name would write over."""
+        return sorted(path for path in self.folder.iterdir() if self.owns(path.name)) if self.folder.is_dir() else []
+
+
+def names(config: Any) -> Names:
+    """The names of this run's files."""
+    return Names(Path(config.save.output_dir or "."), config.save.output_name, extension(config))
+
+
+def tidy(config: Any) -> None:
+    """Remove what an earlier training of this name has left unfinished, when it was killed while it saved."""
+    if config.save.output_dir:
+        clean_up(config.save.output_dir, names(config).owns)
+
+
+def extension(config: Any) -> str:
+    """The ending that save_model_as asks for; where it says nothing, the kind of the model the training starts from.
+
+    A diffusers folder has none.
+    """
+    if config.script in SAFETENSORS_ONLY:
+        return ".safetensors"
+    asked = config.save.save_model_as
+    if asked is None:
+        source = config.model.pretrained_model_name_or_path or ".safetensors"
+        if source.lower().endswith(PICKLED):
+            return ".safetensors" if config.save.use_safetensors else ".ckpt"
+        return ".safetensors" if source.lower().endswith(".safetensors") else ""
+    return "" if asked in FOLDERS else f".{asked}"
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What stands in the way of saving, a sentence each; nothing is written or overwritten to find out."""
+    if not config.save.output_dir:
+        yield "output_dir is not set: choose a folder for the results"
+        return
+    name = config.save.output_name
+    if name and (Path(name).name != name or name == ".." or re.search(r'[<>:"|?*\\]', name)):
+        yield f'output_name must be a plain name without folders or any of <>:"|?*, got {name!r}'
+        return
+    if name and (name != name.strip(" .") or not name.isprintable() or DEVICES.fullmatch(name)):
+        yield f"output_name must be a name that every system allows, got {name!r}; letters, numbers, - and _ are safe"
+        return
+    if name and len(name.encode()) > LONGEST:
+        yield f"output_name must be shorter, as {LONGEST} bytes are what fits with a step and an ending behind it"
+        return
+    here = names(config)
+    nearest = next(p for p in (here.folder.absolute(), *here.folder.absolute().parents) if p.exists())
+    if not nearest.is_dir():
+        yield f"output_dir: {nearest} is a file; choose a folder"
+    elif not config.steps.resume and (there := here.existing()):
+        more = f" and {len(there) - 1} more of that name" if len(there) > 1 else ""
+        yield (
+            f"output_name: {there[0]}{more} would be overwritten; "
+            "choose another output_name or output_dir, move them away, or go on from a state with resume"
+        )
+
+
+def result(path: Path, learner: Any, config: Any, metadata: Mapping[str, str], progress: tuple[int, int]) -> Path:
+    """Write what has been learned, as a file or as a folder of diffusers'; see `model`."""
+    if extension(config):
+        return model(path, learner.state_dict(), config, metadata, progress)
+    return folder(path, learner, config)
+
+
+def folder(path: Path, learner: Any, config: Any) -> Path:
+    """Write a whole model as a diffusers folder, which is there only when it is complete.
+
+    Weights are always safetensors, written tensor by tensor. Raises ConfigError as `model` does.
+    """
+    from library.outputs.writer import Layout
+
+    def put(file: Path, tensors: "Mapping[str, Tensor]") -> None:
+        _warn_of_nan(path, tensors)
+        layout = Layout(tensors, _wide(path, _types(config)))
+        need_space(file, layout.data_size)
+        layout.write(file, {"format": "pt"})
+
+    written = write_folder_atomic(path, lambda place: learner.write_folder(place, put))
+    log.info("saved %s", written)
+    return written
+
+
+def model(
+    path: Path,
+    tensors: "Mapping[str, Tensor]",
+    config: Any,
+    metadata: Mapping[str, str],
+    progress: tuple[int, int] = (0, 0),
+) -> Path:
+    """Write an adapter or a whole model so that `path` is never half written, and check it before it gets its name.
+
+    `metadata` goes into safetensors files only, and its values must be text; adapters get their hashes here. `progress`
+    is (epoch, step), which whole models saved as .ckpt carry. Raises ConfigError when the disk is full, or when an
+    adapter's tensor holds no numbers (NaN); an earlier file of that name is then untouched.
+    """
+    import torch
+
+    from library.methods.lycoris import unused_alphas
+    from library.outputs.writer import Layout
+
+    unused = unused_alphas(tensors)
+    _warn_of_nan(path, {n: t for n, t in tensors.items() if n not in unused}, refuse=config.adapters)
+    type_of = _types(config)
+    layout = Layout({n: t.to(type_of(n, t)) if n in unused else t for n, t in tensors.items()}, _wide(path, type_of))
+    need_space(path, layout.data_size)
+    if path.suffix == ".safetensors":
+        facts = {**metadata, **(_hashes(layout, metadata) if config.adapters else {})}
+        written = write_atomic(path, lambda place: layout.write(place, facts))
+    else:
+        stored: Any = {e.name: e.tensor.detach().to("cpu", e.dtype) for e in layout.entries}
+        if not config.adapters:
+            stored = {"state_dict": stored, "epoch": progress[0], "global_step": progress[1]}
+        written = write_atomic(path, lambda place: torch.save(stored, place))
+    log.info("saved %s", written)
+    return written
+
+
+def every_n_epochs(config: Any, num_epochs: int) -> int | None:
+    """After how many epochs a file is due: save_n_epoch_ratio wins over save_every_n_epochs."""
+    if ratio := config.save.save_n_epoch_ratio:
+        return max(1, num_epochs // ratio)
+    return config.save.save_every_n_epochs
+
+
+def outdated_epoch(config: Any, epoch: int, state: bool = False, every: int | None = None) -> Path | None:
+    """The file, or state folder, that is no longer wanted once that of `epoch` is written.
+
+    `every` is what `every_n_epochs` answered.
+    """
+    last = _last(config.save, "epochs", state)
+    every = every or config.save.save_every_n_epochs
+    old = epoch - every * last if last and every else -1
+    if old < 0:
+        return None
+    return names(config).state(epoch=old) if state else names(config).epoch(old)
+
+
+def outdated_step(config: Any, step: int, state: bool = False) -> Path | None:
+    """The same for step files: the newest multiple that is more than `save_last_n_steps` steps ago."""
+    last, every = _last(config.save, "steps", state), config.save.save_every_n_steps
+    if not last or not every:
+        return None
+    old = (step - last - 1) // every * every
+    if old < 0 or (state and old == 0):
+        return None
+    return names(config).state(step=old) if state else names(config).step(old)
+
+
+def _last(save: Any, unit: str, state: bool) -> int | None:
+    own = getattr(save, f"save_last_n_{unit}_state") if state else None
+    return own or getattr(save, f"save_last_n_{unit}")
+
+
+def remove(path: Path | None) -> None:
+    """Delete a file or a state folder that is outdated; one that is not there is no problem."""
+    if path is None or not path.exists():
+        return
+    log.info("removing %s, which is older than what shall be kept", path)
+    if path.is_dir():
+        remove_folder(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _warn_of_nan(path: Path, tensors: "Mapping[str, Tensor]", refuse: bool = False) -> None:
+    from library.outputs.writer import is_finite
+
+    broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+    if broken and refuse:
+        raise ConfigError(f"{path.name} was not saved: {len(broken)} tensors hold NaN or infinity, first {broken[0]}")
+    if broken:
+        log.warning("%s: %d tensors hold NaN or infinity, first %s", path.name, len(broken), broken[0])
+
+
+def _types(config: Any) -> "Callable[[str, Tensor], torch.dtype]":
+    """In which type each tensor is stored."""
+    import torch
+
+    wanted = config.save.save_precision
+    dtype = getattr(torch, DTYPES[wanted]) if wanted else None
+
+    def type_of(name: str, tensor: "Tensor") -> "torch.dtype":
+        # As in sd-scripts, an adapter's alpha is cast even where it is a whole number.
+        casts = tensor.is_floating_point() or name.endswith(".alpha")
+        return dtype if dtype is not None and casts else tensor.dtype
+
+    return type_of
+
+
+def _wide(path: Path, type_of: "Callable[[str, Tensor], torch.dtype]") -> "Callable[[str, Tensor], torch.dtype]":
+    """The same, but float32 for numbers that are too large for the type that is asked for."""
+    import torch
+
+    from library.outputs.writer import holds
+
+    def wide_enough(name: str, tensor: "Tensor") -> "torch.dtype":
+        dtype = type_of(name, tensor)
+        if holds(dtype, tensor):
+            return dtype
+        log.warning("%s: %s is stored in float32, as %s cannot hold its numbers", path.name, name, dtype)
+        return torch.float32
+
+    return wide_enough
+
+
+def _hashes(layout: Any, metadata: Mapping[str, str]) -> dict[str, str]:
+    whole, legacy = layout.hashes({k: v for k, v in metadata.items() if k.startswith("ss_")})
+    return {"sshs_model_hash": whole, "sshs_legacy_hash": legacy}

@@ -1,0 +1,89 @@
+"""A job's own side: the process says what it does, keeps what comes of it, hears that it shall stop, writes its end."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import ConfigError
+from library.runs import layout, process
+from library.runs.job import FOLDER, JOB, RESULT, STOP, new
+
+OFTEN = 0.2  # seconds between two words about the same thing
+
+
+class Work:
+    """What a command does, written into the folder of its job; nowhere without one. A context manager."""
+
+    def __init__(self, kind: str, folder: Path | None) -> None:
+        self.kind, self.folder, self._said = kind, folder, ("", 0.0)
+        self._facts: dict[str, Any] = {}
+        self._end = {"state": "finished", "error": ""}
+        self._usual: Any = None  # what a polite kill does otherwise
+
+    def __enter__(self) -> "Work":
+        if threading.current_thread() is threading.main_thread():
+            self._usual = signal.signal(signal.SIGTERM, _interrupt)
+        if self.folder:
+            self._facts = {"started": time.time(), **layout.load(self.folder / JOB)}
+            self._write(kind=self.kind, state="running", **process.identity())
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._write(**(_end_by(error) if error else self._end), ended=time.time(), doing=None)
+        if self._usual is not None:
+            signal.signal(signal.SIGTERM, self._usual)
+
+    def phase(self, text: str, done: int = 0, total: int = 0) -> None:
+        """What is done now, and how much of how much is. Ends the work (KeyboardInterrupt) if it was asked to stop."""
+        before, when = self._said
+        if not self.folder or (text == before and time.monotonic() - when < OFTEN and done != total):
+            return
+        self._said = text, time.monotonic()
+        self._write(doing={"text": text, "done": done, "total": total})
+        if (self.folder / STOP).exists():
+            raise KeyboardInterrupt
+
+    def store(self, result: Mapping[str, Any]) -> None:
+        """Keep the result, whole or as far as it is known."""
+        if self.folder:
+            layout.store(self.folder / RESULT, result)
+
+    def fail(self) -> None:
+        """The command has said that it did not work: its job has failed, without an error."""
+        self._end = {"state": "failed", "error": ""}
+
+    def _write(self, **news: Any) -> None:
+        self._facts |= news
+        if self.folder:
+            layout.store(self.folder / JOB, self._facts)
+
+
+def joined(kind: str) -> Work:
+    """The work of a command that has a folder only when the page has started it.
+
+    A polite kill ends it as Ctrl+C does, so that what was done so far is kept and put in order.
+    """
+    given = os.environ.pop(FOLDER, None)  # not for the processes that this one starts
+    return Work(kind, Path(given) if given else None)
+
+
+def begin(kind: str, folder: Path | None = None) -> Work:
+    """The work of a command that keeps its result: in the folder that is given, its job's, or a new one."""
+    found = joined(kind)
+    return Work(kind, folder or found.folder or new(kind))
+
+
+def _end_by(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, KeyboardInterrupt):
+        return {"state": "stopped", "error": ""}
+    known = {MemoryError: "there is not enough memory for this", ConfigError: str(error), SystemExit: ""}
+    told = next((text for kind, text in known.items() if isinstance(error, kind)), f"{type(error).__name__}: {error}")
+    return {"state": "failed", "error": told}
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,90 @@
+"""What was measured about a training, kept for the next start of one like it."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+from library.compiler import cache
+from library.config.schema import values
+from library.files import write_atomic
+from library.memory import attention
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("compiler/*.py", "memory/**/*.py", "methods/*.py", "train/autotune.py", "train/compiling.py", "train/loss.py")
+PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # whose code a pass runs, too
+SECTIONS = ("compile", "memory", "precision", "network")
+MATTER = ("t5xxl_max_token_length", "apply_t5_attn_mask", "max_token_length", "cache_latents", "cache_latents_to_disk",
+          "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk", "fused_backward_pass")  # fmt: skip
+# What tensors hold is no matter, nor what is done between passes; their shapes are in the fingerprint anyway.
+NO_MATTER = ("compile_cache_dir", "compile_compare_steps", "compile_fallback", "compile_warmup", "network_alpha",
+             "network_weights", "dim_from_weights", "base_weights", "base_weights_multiplier", "scale_weight_norms",
+             "training_comment", "no_metadata")  # fmt: skip
+SHARES = 20  # sizes of images are as frequent as before if each keeps its twentieths of all batches
+VERSION = 3
+
+
+def folder() -> Path:
+    """Where it is kept: beside compiled code, in the user's cache folder."""
+    return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
+
+
+def name_of(bench: Any) -> str:
+    """A training's fingerprint: machine, PyTorch, code, model, what learns in it, options, sizes of batches."""
+    run, config = bench.run, bench.run.config
+    ours = values(config)
+    sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
+    facts = {
+        "version": VERSION,
+        "machine": [cache.key(run.device), torch.get_num_threads(), run.ranks, attention.offered(run.device)],
+        "code": [_code(bench.family.name), *map(_version, PACKAGES)],
+        "model": [
+            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in bench.parts.denoiser.named_parameters()
+        ],
+        "encoders": {name: bool(bench.learner.trains.get(name)) for name in sorted(bench.parts.encoders)},
+        "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
+        "sizes": _shares(bench.batches.kinds()),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _code(family: str) -> str:
+    found = hashlib.sha256()
+    for pattern in (*CODE, f"families/{family}/*.py"):
+        for path in sorted(ROOT.glob(pattern)):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""
+
+
+def _shares(kinds: Counter[tuple[int, int, int]]) -> list[list[int]]:
+    """The sizes of batches and about how frequent each is: one image more or less changes nothing."""
+    return sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items())
+
+
+def read(name: str, passes: int) -> list[dict[str, Any]]:
+    """What was measured; nothing where that is unknown, cannot be read, or left out what pays in a longer training."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
+        enough = known["complete"] or passes <= known["passes"]
+        if known["version"] == VERSION and enough and all(isinstance(r["way"], dict) for r in known["results"]):
+            return known["results"]
+    return []
+
+
+def write(name: str, results: list[dict[str, Any]], passes: int, complete: bool) -> None:
+    """Keep it. A folder that cannot be written only means that it will be measured again."""
+    with contextlib.suppress(OSError, ValueError):
+        facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}
+        write_atomic(folder() / f"{name}.json", json.dumps(facts, indent=1))

@@ -1,0 +1,220 @@
+"""Many small optimizers that look like one: each steps a bundle of weights, alone.
+
+Two things need it. Weights in half precision are stepped in float32 and rounded by chance, and only one bundle of them
+is widened at a time. And an optimizer that steps within the backward pass, as soon as a bundle has its gradients, lets
+these go before the next ones come.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.config.schema import ConfigError
+from library.train.stochastic_rounding import Dice, write
+
+Group = dict[str, Any]
+WIDENED = 2**24  # weights that are in float32 at once, if that is more than one tensor
+HALF = (torch.bfloat16, torch.float16)
+
+
+class Bundle:
+    """Weights that are stepped together, by an optimizer of their own.
+
+    It steps stand-ins: for the moment of the step they are the weights, or their copies in float32. So the weights'
+    memory, type and place in the graph of gradients never change.
+    """
+
+    def __init__(self, group: Group, weights: Sequence[tuple[int, nn.Parameter]], make: Callable, dice: Dice) -> None:
+        """`group` is the whole optimizer's, whose learning rate counts; weights come with their number in it."""
+        self.group, self.weights, self._dice = group, weights, dice
+        self.waiting: set[int] = set()  # weights whose gradient has not come yet, by id
+        self.stepped = -1  # the last step that was taken
+        own = {key: value for key, value in group.items() if key != "params"}
+        # Of as many dimensions as the weights, by which an optimizer may sort them.
+        self._stand_ins = [nn.Parameter(torch.empty((0,) * max(1, p.dim()), device=p.device)) for _, p in weights]
+        self.optimizer = make([{**own, "params": self._stand_ins}])
+
+    def wait(self) -> None:
+        """Expect a gradient of every weight."""
+        self.waiting = {id(p) for _, p in self.weights}
+
+    @torch.no_grad()
+    def step(self, step: int) -> None:
+        """Update the weights that have a gradient, and let the gradients go."""
+        self.stepped = step
+        for group in self.optimizer.param_groups:  # several where it has sorted the weights
+            group["lr"] = self.group["lr"]
+        lent = []
+        for (number, p), stand_in in zip(self.weights, self._stand_ins, strict=True):
+            gradient, p.grad = p.grad, None
+            if gradient is not None:
+                self._lend(p, gradient, stand_in)
+                lent.append((number, p, stand_in))
+        self.optimizer.step()
+        for number, p, stand_in in lent:
+            self._give_back(p, stand_in, self._dice.on(p.device, step, number))
+
+    def _lend(self, p: nn.Parameter, gradient: Tensor, stand_in: nn.Parameter) -> None:
+        wide = torch.float32 if p.dtype in HALF else p.dtype
+        stand_in.data = p.detach().to(wide)
+        stand_in.grad = gradient.to(wide)
+        state = self.optimizer.state[stand_in]
+        for key, value in state.items():
+            if _follows(value, p):  # a resumed state may still be where the weight was then
+                state[key] = value.to(p.device, wide if value.dtype in HALF else value.dtype)
+
+    def _give_back(self, p: nn.Parameter, stand_in: nn.Parameter, chance: torch.Generator) -> None:
+        if p.dtype in HALF:
+            write(p, stand_in.data, chance)
+            self._narrow(stand_in, p, lambda into, exact: write(into, exact, chance))
+        stand_in.grad = None
+        stand_in.data = stand_in.new_empty(0)
+
+    def _narrow(self, stand_in: nn.Parameter, p: nn.Parameter, put: Callable[[Tensor, Tensor], Any]) -> None:
+        """Keep the optimizer's memory of matrices in bfloat16 too; float16 cannot hold the squares of gradients."""
+        if p.dtype != torch.bfloat16 or p.dim() < 2:
+            return
+        state = self.optimizer.state[stand_in]
+        for key, value in state.items():
+            if _follows(value, p) and value.dtype == torch.float32:
+                state[key] = torch.empty_like(value, dtype=p.dtype)
+                put(state[key], value)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what the optimizer remembered; what was kept in bfloat16 is so again, without loss."""
+        self.optimizer.load_state_dict(state)
+        for (_, p), stand_in in zip(self.weights, self._stand_ins, strict=True):
+            self._narrow(stand_in, p, Tensor.copy_)
+
+
+class Bundles(torch.optim.Optimizer):
+    """All bundles as one optimizer, with the groups and learning rates of the whole."""
+
+    def __init__(
+        self, groups: list[Group], bundles: Callable[[Group], Iterable[list[nn.Parameter]]], make: Callable, seed: int
+    ) -> None:
+        """`bundles` cuts a group's weights; `make` makes an optimizer from parameter groups."""
+        super().__init__(groups, {"lr": None})
+        self.steps = 0
+        self.limit = 0.0  # on the norm of each gradient, where it is stepped within the backward pass
+        self._norms: list[Tensor] = []
+        self._share: Callable[[Tensor], Any] | None = None
+        numbers = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        dice = Dice(seed)
+        self.bundles = [
+            Bundle(group, [(numbers[p], p) for p in cut], make, dice)
+            for group in self.param_groups
+            for cut in bundles(group)
+        ]
+
+    def step_early(self, limit: float, share: Callable[[Tensor], Any] | None = None) -> None:
+        """From now on step each bundle within the backward pass, when the last of its gradients has come.
+
+        Each gradient is clipped alone, to the norm `limit` (0: not at all), since their common norm is not yet known.
+        `share` makes a gradient the mean of all processes'.
+        """
+        self.limit, self._share = limit, share
+        for bundle in self.bundles:
+            bundle.wait()
+            for _, p in bundle.weights:
+                p.register_post_accumulate_grad_hook(functools.partial(self._arrived, bundle))
+
+    def _arrived(self, bundle: Bundle, p: nn.Parameter) -> None:
+        """A gradient is there."""
+        if bundle.stepped == self.steps:  # the step is done again, as compiling has failed halfway
+            p.grad = None
+            return
+        if self._share and p.grad is not None:
+            self._share(p.grad)
+        if self.limit:
+            self._norms.append(nn.utils.clip_grad_norm_([p], self.limit))
+        bundle.waiting.discard(id(p))
+        if not bundle.waiting:
+            bundle.step(self.steps)
+            bundle.wait()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Step what has not been stepped within the backward pass."""
+        for bundle in self.bundles:
+            if any(p.grad is not None for _, p in bundle.weights):
+                bundle.step(self.steps)
+        self.steps += 1
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients that are there, and which ones have come."""
+        super().zero_grad(set_to_none)
+        for bundle in self.bundles:
+            bundle.wait()
+
+    def norm(self) -> Tensor | None:
+        """The norm of all gradients that were stepped within the last backward pass, before they were clipped."""
+        norms, self._norms = self._norms, []
+        return torch.stack(norms).square().sum().sqrt() if norms else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that has to be known to go on."""
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        return {"steps": self.steps, "groups": groups, "bundles": [b.optimizer.state_dict() for b in self.bundles]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there. ConfigError when the weights are not bundled as they were."""
+        if len(state_dict.get("bundles", ())) != len(self.bundles):
+            raise ConfigError("resume: the state is of a run with another optimizer; resume with its own config")
+        self.steps = state_dict["steps"]
+        for group, known in zip(self.param_groups, state_dict["groups"], strict=True):
+            group.update(known)
+        for bundle, known in zip(self.bundles, state_dict["bundles"], strict=True):
+            bundle.load_state_dict(known)
+
+
+# ---- how a group is cut
+
+
+def one_by_one(group: Group) -> Iterator[list[nn.Parameter]]:
+    """Every tensor for itself."""
+    yield from ([p] for p in group["params"])
+
+
+def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
+    """As many tensors as may be widened at once."""
+    bundle: list[nn.Parameter] = []
+    for p in group["params"]:
+        if bundle and sum(b.numel() for b in bundle) + p.numel() > WIDENED:
+            yield bundle
+            bundle = []
+        bundle.append(p)
+    yield bundle
+
+
+def by_count(number: int, total: int) -> Callable[[Group], Iterator[list[nn.Parameter]]]:
+    """`number` bundles of equally many tensors among `total`; each group begins a new one."""
+    size = math.ceil(total / number)
+
+    def cut(group: Group) -> Iterator[list[nn.Parameter]]:
+        params = group["params"]
+        yield from (params[start : start + size] for start in range(0, len(params), size))
+
+    return cut
+
+
+def by_block(blocks: Iterable[nn.Module]) -> Callable[[Group], Iterator[list[nn.Parameter]]]:
+    """One bundle for each block, and one for what is outside of them."""
+    block_of = {id(p): i for i, block in enumerate(blocks, start=1) for p in block.parameters()}
+
+    def cut(group: Group) -> Iterator[list[nn.Parameter]]:
+        found: dict[int, list[nn.Parameter]] = {}
+        for p in group["params"]:
+            found.setdefault(block_of.get(id(p), 0), []).append(p)
+        yield from found.values()
+
+    return cut
+
+
+def _follows(value: Any, p: nn.Parameter) -> bool:
+    """Whether a part of an optimizer's memory is as large as its weight."""
+    return isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0

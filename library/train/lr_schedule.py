@@ -1,0 +1,148 @@
+"""Learning rate schedules: transformers' and diffusers', by the names and with the numbers of sd-scripts."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from library.config.schema import ConfigError
+from library.config.values import meant
+from library.train.optimizer_classes import (
+    Maker,
+    is_schedule_free,
+    load,
+    maker,
+    missing_package,
+    read_arguments,
+    relative_step,
+    unknown_arguments,
+)
+
+TRANSFORMERS, DIFFUSERS = "transformers.optimization", "diffusers.optimization"
+FUNCTIONS = {
+    "constant": Maker(TRANSFORMERS, "get_constant_schedule"),
+    "constant_with_warmup": Maker(TRANSFORMERS, "get_constant_schedule_with_warmup"),
+    "linear": Maker(TRANSFORMERS, "get_linear_schedule_with_warmup"),
+    "cosine": Maker(TRANSFORMERS, "get_cosine_schedule_with_warmup"),
+    "cosine_with_restarts": Maker(TRANSFORMERS, "get_cosine_with_hard_restarts_schedule_with_warmup"),
+    "polynomial": Maker(TRANSFORMERS, "get_polynomial_decay_schedule_with_warmup"),
+    "inverse_sqrt": Maker(TRANSFORMERS, "get_inverse_sqrt_schedule"),
+    "cosine_with_min_lr": Maker(TRANSFORMERS, "get_cosine_with_min_lr_schedule_with_warmup"),
+    "warmup_stable_decay": Maker(TRANSFORMERS, "get_wsd_schedule"),
+    "piecewise_constant": Maker(DIFFUSERS, "get_piecewise_constant_schedule"),
+    "adafactor": Maker(TRANSFORMERS, "AdafactorSchedule"),
+}
+
+
+def schedule(optimizer: Any, config: Any, total_steps: int) -> Any:
+    """The learning rate over `total_steps` steps of the scheduler (optimizer steps times processes).
+
+    Warm-up and decay that are shares are taken of that total. Raises ConfigError in the words of `problems`.
+    """
+    from torch.optim.lr_scheduler import LambdaLR
+
+    if wrong := list(problems(config)):
+        raise ConfigError("\n".join(wrong))
+    own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    if is_schedule_free(config):
+        return LambdaLR(optimizer, lambda _: 1.0)
+    if config.optim.lr_scheduler_type:
+        return load(_custom(config))(optimizer, **own)
+    name, given = _chosen(config)
+    if name == "adafactor":
+        initial = float(given) if given else config.optim.learning_rate
+        return load(FUNCTIONS[name])(optimizer, initial_lr=initial)
+    return load(FUNCTIONS[name])(optimizer, **{**_settings(name, config.optim, total_steps), **own})
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What is wrong with the choice of schedule, a sentence each."""
+    own: dict[str, Any] = {}
+    try:
+        own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    except ConfigError as e:
+        yield from str(e).splitlines()
+    if config.optim.lr_scheduler_type:
+        yield from _custom_problems(config, own)
+        return
+    name = config.optim.lr_scheduler.split(":")[0]
+    if name not in FUNCTIONS:
+        yield f"lr_scheduler {name} is not known{meant(name, FUNCTIONS)}; known are {', '.join(FUNCTIONS)}"
+        return
+    yield from _needs(name, config, own)
+    if own and name != "adafactor":  # loading one loads much else
+        yield from unknown_arguments(load(FUNCTIONS[name]), own, "lr_scheduler_args", name)
+
+
+def _needs(name: str, config: Any, own: dict[str, Any]) -> Iterator[str]:
+    optim = config.optim
+    if name == "adafactor" and maker(config).name != "Adafactor":
+        yield f"lr_scheduler adafactor goes with optimizer_type Adafactor only, not {optim.optimizer}"
+    if name == "adafactor" and ":" in optim.lr_scheduler:
+        try:
+            float(optim.lr_scheduler.split(":")[1])
+        except ValueError:
+            yield f"lr_scheduler must be written adafactor:<rate>, got {optim.lr_scheduler}"
+    has_minimum = optim.lr_scheduler_min_lr_ratio is not None or {"min_lr", "min_lr_rate"} & own.keys()
+    if name == "cosine_with_min_lr" and not has_minimum:
+        yield "lr_scheduler cosine_with_min_lr needs lr_scheduler_min_lr_ratio: 0.1 ends at a tenth of the rate"
+    if name == "piecewise_constant" and "step_rules" not in own:
+        yield "lr_scheduler piecewise_constant needs lr_scheduler_args, like step_rules='1:100,0.1' (0.1 from step 100)"
+
+
+def _custom_problems(config: Any, own: dict[str, Any]) -> Iterator[str]:
+    cls = _custom(config)
+    if absent := missing_package(cls.module):
+        yield f"lr_scheduler_type {config.optim.lr_scheduler_type} {absent}"
+        return
+    try:
+        yield from unknown_arguments(load(cls), own, "lr_scheduler_args", cls.name)
+    except ConfigError as e:
+        yield f"lr_scheduler_type {config.optim.lr_scheduler_type}: {e}"
+
+
+def _custom(config: Any) -> Maker:
+    module, _, name = config.optim.lr_scheduler_type.rpartition(".")
+    return Maker(module or "torch.optim.lr_scheduler", name)
+
+
+def _chosen(config: Any) -> tuple[str, str]:
+    """The schedule's name and what follows its colon. Adafactor with relative_step brings its own."""
+    name, _, given = config.optim.lr_scheduler.partition(":")
+    if relative_step(config):
+        return "adafactor", given if name == "adafactor" else ""
+    return name, given
+
+
+def steps_of(value: int | float, total: int) -> int:
+    """Steps, or a share of all steps, as steps."""
+    return int(value * total) if isinstance(value, float) else value
+
+
+def _settings(name: str, optim: Any, total: int) -> dict[str, Any]:
+    warmup, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
+    # More of them than there are steps is no mistake to any schedule, nor to sd-scripts: the rate stops on its way.
+    plain: dict[str, Any] = {"num_warmup_steps": warmup}
+    whole = {**plain, "num_training_steps": total}
+    least = optim.lr_scheduler_min_lr_ratio
+    settings: dict[str, Callable[[], dict[str, Any]]] = {
+        "constant": dict,
+        "piecewise_constant": dict,
+        "constant_with_warmup": lambda: plain,
+        "inverse_sqrt": lambda: {**plain, "timescale": optim.lr_scheduler_timescale},
+        "linear": lambda: whole,
+        "cosine": lambda: whole,
+        "cosine_with_restarts": lambda: {**whole, "num_cycles": optim.lr_scheduler_num_cycles},
+        "polynomial": lambda: {**whole, "power": optim.lr_scheduler_power},
+        "cosine_with_min_lr": lambda: {
+            **whole,
+            "num_cycles": optim.lr_scheduler_num_cycles / 2,
+            **({} if least is None else {"min_lr_rate": least}),
+        },
+        "warmup_stable_decay": lambda: {
+            **plain,
+            "num_stable_steps": total - warmup - decay,
+            "num_decay_steps": decay,
+            "num_cycles": optim.lr_scheduler_num_cycles / 2,
+            "min_lr_ratio": least or 0.0,
+        },
+    }
+    return settings[name]()

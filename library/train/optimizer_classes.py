@@ -1,0 +1,130 @@
+"""What `optimizer_type`, `lr_scheduler_type` and their arguments name: classes of other packages."""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from library import optimizers, packages
+from library.config.schema import ConfigError
+from library.config.values import meant, shown
+from library.optimizers import MAKERS, Maker
+
+# What belongs to one weight alone, and steps it in the type that it is given: besides these, all of three packages.
+ALONE = ("came", "adammini", "muon")
+
+
+def maker(config: Any) -> Maker:
+    """Who makes the optimizer of a config."""
+    return optimizers.maker(config.optim.optimizer)
+
+
+def arguments(config: Any) -> dict[str, Any]:
+    """optimizer_args read, over the defaults of the table. Raises ConfigError naming all that cannot be read."""
+    own = {**maker(config).defaults, **read_arguments(config.optim.optimizer_args, "optimizer_args")}
+    if maker(config) is MAKERS["adafactor"]:
+        own.setdefault("relative_step", True)
+        if own.get("warmup_init"):
+            own["relative_step"] = True
+    return own
+
+
+def relative_step(config: Any) -> bool:
+    """Whether Adafactor finds the learning rate itself, which is its default."""
+    return maker(config) is MAKERS["adafactor"] and bool(arguments(config).get("relative_step"))
+
+
+def is_schedule_free(config: Any) -> bool:
+    """Whether the optimizer keeps an average that must be swapped in for samples and saving."""
+    cls = maker(config)
+    if cls is MAKERS["prodigyplusschedulefree"]:
+        return bool(arguments(config).get("use_schedulefree", True))
+    return "ScheduleFree" in cls.name
+
+
+def steps_alone(config: Any) -> bool:
+    """Whether the optimizer remembers nothing but what belongs to one weight, and steps in the type that it is given.
+
+    The 8-bit and paged ones of bitsandbytes have kernels of their own; those that find their rate look at all weights.
+    """
+    cls = maker(config)
+    if cls in [MAKERS[name] for name in ALONE]:
+        return True
+    return cls.module in ("torch.optim", "lion_pytorch", "transformers.optimization") and cls.name != "LBFGS"
+
+
+# ---- classes and arguments by name
+
+
+def read_arguments(pairs: Iterable[str], option: str) -> dict[str, Any]:
+    """["weight_decay=0.1", "betas=0.9,0.99"] -> Python values. Raises ConfigError naming all that cannot be read."""
+    found, wrong = {}, []
+    for pair in pairs:
+        key, equal, text = pair.partition("=")
+        try:
+            if not equal or not key.strip().isidentifier():
+                raise ValueError(pair)
+            found[key.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            wrong.append(
+                f"{option}: {shown(pair)} must be written key=value with a number, True, False, None or a quoted text"
+            )
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return found
+
+
+def missing_package(module: str) -> str:
+    """What to install when the module's package is not there; else nothing."""
+    package = module.split(".")[0]
+    return "" if packages.installed(package) else packages.absent(package)
+
+
+def load(cls: Maker) -> type:
+    """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
+    try:
+        with _without_warnings(cls.module):
+            module = importlib.import_module(cls.module)
+    except Exception as e:  # a package that does not fit this machine raises what it likes
+        raise ConfigError(f"{cls.module} cannot be loaded: {e}") from e
+    known = {name.lower(): made for name, made in vars(module).items() if isinstance(made, type)}
+    if (made := getattr(module, cls.name, None) or known.get(cls.name.lower())) is None:
+        names = [made.__name__ for made in known.values()]
+        raise ConfigError(f"{cls.module} has no {cls.name}{meant(cls.name, names)}")
+    return made
+
+
+@contextlib.contextmanager
+def _without_warnings(module: str) -> Iterator[None]:
+    """What packages say of themselves as they are loaded, such as kernels for inference that are not there."""
+    log = logging.getLogger(module.split(".")[0])
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str) -> Iterator[str]:
+    """A sentence for each argument that a function does not take."""
+    function = theirs(function)
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    # Those of pytorch_optimizer take whatever is given, and leave out what they do not know.
+    passes_on = not getattr(function, "__module__", "").startswith("pytorch_optimizer.")
+    if passes_on and any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return
+    for name in own:
+        if name not in known:
+            yield f"{option}: {title} has no argument {name}{meant(name, known)}"
+
+
+def theirs(cls: Any) -> Any:
+    """The class of a package behind one of ours that sorts weights for it; any other as it is."""
+    return cls.__mro__[1] if getattr(cls, "__module__", "") == "library.train.sorted_optimizers" else cls

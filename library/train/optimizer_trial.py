@@ -1,0 +1,102 @@
+"""Does an optimizer's package really work here? It is loaded, and steps a small weight on the device of a training.
+
+    python -m library.train.optimizer_trial MODULE...
+
+tries packages for who cannot load them, and prints a JSON object: by module what went wrong, '' if nothing did.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from library import packages
+from library.optimizers import MAKERS, Maker
+
+SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to others
+
+
+def package(module: str) -> str:
+    """Why a package does not work, '' if it does. That is remembered."""
+    cls = next((maker for maker in MAKERS.values() if maker.package == module), None)
+    error = optimizer(cls) if cls else _loaded(module)
+    packages.remember(module, error)
+    return error
+
+
+def optimizer(cls: Maker) -> str:
+    """Why no weight can be stepped by an optimizer, '' if it can."""
+    import torch
+
+    from library.train.optimizer_classes import load
+
+    try:
+        with _quiet():
+            weight = torch.nn.Parameter(torch.ones(SIZE, device=device()))
+            made = load(cls)([{"params": [weight], "name": "trial"}], lr=1.0, **cls.always, **cls.defaults)
+            if callable(switch := getattr(made, "train", None)):
+                switch()
+            weight.grad = torch.full_like(weight, 0.5)
+            made.step()
+            moved = float(weight.detach().sum())  # on a GPU, this is where a kernel that is missing is noticed
+    except Exception as error:  # whatever a package raises: OSError for a library, RuntimeError for a device, ...
+        return told(error)
+    return "" if moved == moved else "its first step ends in NaN"
+
+
+def arguments(cls: Maker, own: Mapping[str, Any]) -> str:
+    """Why an optimizer does not take these values of its arguments, '' if it does."""
+    import torch
+
+    from library.train.optimizer_classes import load
+
+    rate = None if own.get("relative_step") else 1.0
+    try:
+        with _quiet():
+            group = {"params": [torch.nn.Parameter(torch.ones(2, 2))], "name": "trial"}
+            load(cls)([group], lr=rate, **{**cls.always, **own})
+    except (ValueError, TypeError, AssertionError) as error:
+        return told(error)
+    return ""
+
+
+def device() -> str:
+    """Where a training of this process steps."""
+    import torch
+
+    if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+
+
+def told(error: BaseException) -> str:
+    """An error in one line; where we have put it in words, that of the package."""
+    error = error.__cause__ or error
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].strip()[:200].rstrip(':. ')}" if lines else type(error).__name__
+
+
+def _loaded(module: str) -> str:
+    try:
+        with _quiet():
+            importlib.import_module(module)
+    except Exception as error:
+        return told(error)
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """What packages print while they are loaded is for their developers."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+if __name__ == "__main__":
+    print(json.dumps({module: package(module) for module in sys.argv[1:]}))

@@ -1,0 +1,246 @@
+"""The optimizer, by the package that owns it, and its schedule."""
+
+import contextlib
+import functools
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from library import optimizers, packages
+from library.config.schema import ConfigError
+from library.train import fused_step, optimizer_trial
+from library.train.lr_schedule import problems as schedule_problems
+from library.train.lr_schedule import schedule
+from library.train.optimizer_classes import (
+    Maker,
+    arguments,
+    is_schedule_free,
+    load,
+    maker,
+    missing_package,
+    relative_step,
+    steps_alone,
+    theirs,
+    unknown_arguments,
+)
+
+__all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems", "schedule", "train_mode"]
+
+log = logging.getLogger(__name__)
+
+HIGH_FOR_ADAPTERS, HIGH_FOR_MODELS, HIGH_FOR_ANY = 2e-2, 2e-3, 100.0  # learning rates that nobody means
+USUAL_RATES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "Lion", "Lion8bit",
+               "PagedLion8bit", "CAME", "AdamMini", "Muon")  # fmt: skip
+
+
+def optimizer(learner: Any, config: Any, seed: int = 0) -> Any:
+    """The optimizer over what learns, one group per learning rate. Call it when parameters are where they will stay.
+
+    AdamW is fused on CUDA, unless optimizer_args say otherwise. Weights in half precision, and those that are stepped
+    within the backward pass, are stepped in bundles, rounded by what `seed` decides. Raises ConfigError in the words of
+    `problems`.
+    """
+    if wrong := list(problems(config)):
+        raise ConfigError("\n".join(wrong))
+    groups = learner.groups(config.optim)
+    if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
+        raise ConfigError(wrong)
+    if relative_step(config):  # Adafactor finds its own rate; one that is given would be refused
+        groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
+    log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
+    cut = bundled(learner, groups, config)
+    return fused_step.Bundles(groups, cut, functools.partial(_made, config), seed) if cut else _made(config, groups)
+
+
+def bundled(learner: Any, groups: list[dict[str, Any]], config: Any) -> Any:
+    """How the weights are cut into bundles that are stepped one after the other; None: all are stepped at once."""
+    early = config.optim.stepped_early
+    if early == "fused_backward_pass":
+        return fused_step.one_by_one
+    if early == "fused_optimizer_groups":
+        total = sum(len(group["params"]) for group in groups)
+        return fused_step.by_count(config.optim.fused_optimizer_groups, total)
+    if early == "blockwise_fused_optimizers":
+        regions = learner.family.regions
+        return fused_step.by_block(m for m in learner.parts.denoiser.modules() if type(m).__name__ in regions)
+    half = config.precision.full_bf16 or config.precision.full_fp16
+    return fused_step.by_size if half and steps_alone(config) else None
+
+
+def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
+    cls, own = maker(config), arguments(config)
+    always = dict(cls.always)
+    # Weights that are swapped are on the host at this moment, and may be stepped there; the fused kernels do both.
+    with_cuda = any(p.is_cuda for group in groups for p in group["params"])
+    if cls.name == "AdamW" and cls.module == "torch.optim" and with_cuda and not {"fused", "foreach"} & own.keys():
+        always["fused"] = True
+    rate = None if relative_step(config) else config.optim.learning_rate
+    try:
+        return load(cls)(groups, lr=rate, **always, **own)
+    except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which takes nothing but matrices
+        raise ConfigError(
+            f"optimizer_type {config.optim.optimizer} does not take these weights or arguments: {error}"
+        ) from error
+
+
+def problems(config: Any) -> Iterator[str]:
+    """What is wrong with the choice of optimizer and its arguments, a sentence each."""
+    cls, own = maker(config), {}
+    try:
+        own = arguments(config)
+    except ConfigError as e:
+        yield from str(e).splitlines()
+    is_refused = cls.name.lower() == "automagic"  # by the rules of the options
+    if not is_refused and (unusable := _unusable(cls)):
+        advice = optimizers.advice(config.optim.optimizer, config.adapters)
+        yield f"optimizer_type {config.optim.optimizer} {unusable}; or {advice}"
+    elif not is_refused:
+        yield from _signature_problems(cls, own, config.optim.optimizer)
+    if config.optim.ema_decay and is_schedule_free(config):
+        yield f"ema_decay cannot be used with {cls.name}, which averages by itself: set ema_decay = 0"
+    if (early := config.optim.stepped_early) and is_schedule_free(config):
+        yield f"{early} cannot be used with {cls.name}: use AdamW or Adafactor, or leave {early} out"
+    encoders = next(iter(config.optim.text_encoder_lr), None) if config.adapters else None
+    if config.adapters and (wrong := _rates(config, {"unet_lr": config.optim.unet_lr, "text_encoder_lr": encoders})):
+        yield wrong
+    yield from schedule_problems(config)
+
+
+def _rates(config: Any, rates: Mapping[str, float | None]) -> str:
+    """A sentence where rates differ and the optimizer has one for all: it would stop at its first step."""
+    if not maker(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
+        return ""
+    told = " and ".join(f"{name} {rate}" for name, rate in rates.items())
+    return (
+        f"optimizer_type {config.optim.optimizer} has one learning rate for all that learns, not {told}: "
+        "set learning_rate alone, or set optimizer_type = ProdigyPlusScheduleFree"
+    )
+
+
+def still(config: Any) -> Iterator[str]:
+    """Nothing would learn, whatever the model is: every rate that counts here is 0."""
+    if maker(config) is optimizers.MAKERS["adafactor"]:
+        return
+    rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
+    if rates and not any(rates.values()):
+        usual = "1e-4" if config.adapters else "1e-5"
+        yield f"{next(iter(rates))} is 0, so nothing would be trained: {usual} is usual"
+
+
+def _rates_of_adapters(config: Any) -> dict[str, float]:
+    """The options that say how fast each part learns, of those that carry adapters; {} where patterns say so."""
+    optim, network, given = config.optim, config.network, tuple(config.optim.text_encoder_lr)
+    if any("_reg_lrs" in pair for pair in network.network_args):
+        return {}
+    asked = [] if network.network_train_text_encoder_only else [("unet_lr", optim.unet_lr)]
+    if not network.network_train_unet_only:
+        t5 = any(re.fullmatch(r"\s*train_t5xxl\s*=\s*(true|1|yes|on)\s*", a, re.I) for a in network.network_args)
+        asked += [("text_encoder_lr", rate) for rate in (given[: 2 if t5 else 1] or (None,))]
+    found: dict[str, float] = {}
+    for name, rate in asked:
+        name, rate = ("learning_rate", optim.learning_rate) if rate is None else (name, rate)
+        found[name] = max(rate, found.get(name, 0.0))
+    return found
+
+
+def _rates_of_models(config: Any) -> dict[str, float]:
+    optim = config.optim
+    found = {"learning_rate": optim.learning_rate}
+    if optim.learning_rate and getattr(optim, "block_lrs", ()):
+        found = {"block_lr": max(optim.block_lrs)}
+    if getattr(config.steps, "train_text_encoder", False):
+        own = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
+        found |= {name: rate for name, rate in own.items() if rate is not None}
+        if None in own.values():
+            found["learning_rate"] = optim.learning_rate
+    return found
+
+
+def notes(config: Any) -> Iterator[str]:
+    """What is allowed but seldom meant, or has no effect, a sentence each."""
+    name = maker(config).name
+    if maker(config).finds_rate and config.optim.learning_rate <= 0.1:
+        yield f"learning_rate {config.optim.learning_rate} is small for {name}, which adapts its own: use about 1.0"
+    if name == "ProdigyPlusScheduleFree" and config.optim.max_grad_norm:
+        yield f"max_grad_norm hinders {name}, which limits its steps by itself: set max_grad_norm = 0"
+    most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
+    rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
+    for option, rate in (rates or {"learning_rate": config.optim.learning_rate}).items():
+        if rate > (most if name in USUAL_RATES else HIGH_FOR_ANY):
+            usual = "1e-4 for LoRA" if config.adapters else "1e-5 for a whole model"
+            yield f"{option} {rate} is very high for {name} and may end in NaN; {usual} is usual"
+    if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
+        yield f"lr_scheduler has no effect: {name} needs no schedule"
+    steps, warm = config.steps, config.optim.lr_warmup_steps
+    if not steps.max_train_epochs and warm >= steps.max_train_steps:
+        yield f"lr_warmup_steps {warm} is not below max_train_steps: the learning rate never reaches its value"
+    precision = config.precision
+    half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
+    by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it rounds as we do
+    if half and not steps_alone(config) and not by_chance:
+        yield f"{half}: {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not"
+    if not config.optim.ema_decay:
+        for option in ("ema_every_n_steps", "ema_device"):
+            if getattr(config.optim, option) not in (1, "gpu"):
+                yield f"{option} has no effect: ema_decay is 0, so no average is kept"
+    if relative_step(config):
+        yield "learning rates and lr_scheduler have no effect: Adafactor sets its own (relative_step=True)"
+
+
+def describe(config: Any) -> str:
+    """The optimizer as metadata names it: module.Class(k=v,...)."""
+    cls, own = maker(config), arguments(config)
+    made = theirs(load(cls))
+    text = ",".join(f"{key}={value}" for key, value in own.items())
+    return f"{made.__module__}.{made.__name__}" + (f"({text})" if text else "")
+
+
+def train_mode(made: Any) -> None:
+    """A schedule-free optimizer steps in this mode; others have no modes."""
+    if callable(switch := getattr(made, "train", None)):
+        switch()
+
+
+def eval_mode(made: Any) -> None:
+    """A schedule-free optimizer shows its averaged weights in this mode."""
+    if callable(switch := getattr(made, "eval", None)):
+        switch()
+
+
+@contextlib.contextmanager
+def averaged(made: Any) -> Iterator[None]:
+    """Inside, a schedule-free optimizer shows its averaged weights, for samples, validation and saving."""
+    eval_mode(made)
+    try:
+        yield
+    finally:
+        train_mode(made)
+
+
+def _unusable(cls: Maker) -> str:
+    """Why the package of an optimizer cannot be used, and how to get it; it is really tried."""
+    if absent := missing_package(cls.package):
+        return absent
+    error = tried(cls) if cls in optimizers.MAKERS.values() and cls.package in packages.PACKAGES else ""
+    return packages.broken(cls.package, error) if error else ""
+
+
+def tried(cls: Maker) -> str:
+    """What went wrong when this optimizer stepped a small weight here, '' if nothing did."""
+    packages.remember(cls.package, error := optimizer_trial.optimizer(cls))
+    return error
+
+
+def _signature_problems(cls: Maker, own: dict[str, Any], title: str) -> Iterator[str]:
+    try:
+        if not isinstance(load(cls), type):
+            yield f"optimizer_type {title}: this is no class of optimizers; AdamW is one"
+            return
+        unknown = list(unknown_arguments(load(cls), own, "optimizer_args", title))
+    except ConfigError as e:
+        yield f"optimizer_type {title}: {e}"
+        return
+    yield from unknown
+    if own and not unknown and (error := optimizer_trial.arguments(cls, own)):
+        yield f"optimizer_args: {title} does not take these values ({error})"

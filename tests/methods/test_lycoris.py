@@ -1,0 +1,162 @@
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from library import methods
+from library.config.schema import ConfigError
+
+pytest.importorskip("lycoris")
+
+
+def inputs():
+    torch.manual_seed(3)
+    return torch.randn(2, 5, 4), torch.randn(2, 3, 6)
+
+
+def lycoris(flux_like, flux_config, *args, **options):
+    family, parts = flux_like
+    config = flux_config(network_module="lycoris.kohya", network_dim=4, network_args=list(args), **options)
+    return parts, methods.attach(parts, family, config)
+
+
+@pytest.mark.parametrize("algo", ["lora", "loha", "lokr", "diag-oft", "dylora", "glora", "ia3", "full"])
+def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, algo):
+    before, untouched = flux_like[1].denoiser(*inputs()), copy.deepcopy(flux_like)
+    args = [f"algo={algo}", *(["factor=4"] if algo == "lokr" else [])]
+    parts, learner = lycoris(flux_like, flux_config, *args)
+    assert learner.trains["denoiser"]
+    torch.testing.assert_close(parts.denoiser(*inputs()), before, rtol=1e-4, atol=1e-5)
+    parts.denoiser(*inputs()).square().mean().backward()
+    learning = {id(p) for p in learner.parameters()}
+    got = {id(p) for p in parts.denoiser.parameters() if p.grad is not None}
+    assert got and got <= learning
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    learned, state = parts.denoiser(*inputs()), {k: v.clone() for k, v in learner.state_dict().items()}
+    assert not torch.equal(learned, before)
+    if algo == "full":
+        return  # the package reads it into a fresh network only
+    if algo == "dylora":  # of which each forward uses some ranks, by chance
+        again = lycoris(copy.deepcopy(untouched), flux_config, *args)[1]
+        assert not again.load_state_dict(state)
+        assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
+        return
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.zero_()
+    assert not learner.load_state_dict(state).unexpected
+    torch.testing.assert_close(parts.denoiser(*inputs()), learned)
+
+
+def test_names_are_those_of_kohya_files(flux_like, flux_config):
+    parts, learner = lycoris(flux_like, flux_config, "algo=lokr", "factor=2")
+    names = {key.split(".")[0] for key in learner.state_dict()}
+    assert "lora_unet_double_blocks_0_img_attn_qkv" in names and "lora_te1_text_model_0_q_proj" in names
+    assert not any(name.startswith("lora_te3") for name in names)
+    assert {k.split(".")[1] for k in learner.state_dict()} <= {"lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "alpha"}
+
+
+def test_adapters_move_with_their_layers(flux_like, flux_config):
+    parts, learner = lycoris(flux_like, flux_config, "algo=loha", network_train_unet_only=True)
+    inside = {id(p) for p in parts.denoiser.parameters()}
+    assert all(id(p) in inside for p in learner.parameters())
+    assert learner.trains == {"denoiser": True}
+
+
+def test_rates_and_loraplus(flux_like, flux_config):
+    _, learner = lycoris(
+        flux_like, flux_config, "algo=lora", "loraplus_unet_lr_ratio=4", unet_lr=1e-4, text_encoder_lr=[1e-5]
+    )
+    assert [(g["name"], g["lr"]) for g in learner.groups()] == [
+        ("textencoder", 1e-5),
+        ("unet", 1e-4),
+        ("unet plus", 4e-4),
+    ]
+
+
+def test_wrong_arguments_are_found_before_anything_starts(flux_config):
+    config = flux_config(network_module="lycoris.kohya", network_args=["alog=lokr", "conv_dim=x"])
+    said = list(methods.problems(config))
+    assert len(said) == 2 and "did you mean algo" in said[0]
+
+
+def test_an_algorithm_that_does_not_exist(flux_like, flux_config):
+    with pytest.raises(ConfigError, match="algo must be one of lora, locon, .*got 'nonsense'"):
+        lycoris(flux_like, flux_config, "algo=nonsense")
+
+
+def test_blocks_share_graphs(flux_like, flux_config):
+    import torch._dynamo.testing
+
+    torch._dynamo.reset()
+    parts, _ = lycoris(flux_like, flux_config, "algo=lokr", "factor=2", network_train_unet_only=True)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    for block in [*parts.denoiser.double_blocks, *parts.denoiser.single_blocks]:
+        block.compile(backend=counter)
+    img, txt = (x.requires_grad_(True) for x in inputs())
+    parts.denoiser(img, txt).sum().backward()
+    assert counter.frame_count >= 2
+
+
+def test_rank_and_strength_come_from_the_file(flux_like, flux_config, tmp_path):
+    other, third = copy.deepcopy(flux_like), copy.deepcopy(flux_like)
+    parts, learner = lycoris(flux_like, flux_config, "algo=loha", network_alpha=2)
+    with torch.no_grad():
+        for p in learner.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    facts = {"ss_network_dim": "4", "ss_network_alpha": "2.0", "ss_network_args": json.dumps({"algo": "loha"})}
+    save_file(learner.state_dict(), tmp_path / "a.safetensors", facts)
+    save_file(learner.state_dict(), tmp_path / "b.safetensors")
+    learned, file = parts.denoiser(*inputs()), str(tmp_path / "a.safetensors")
+    family, fresh = other
+    config = flux_config(network_module="lycoris.kohya", network_dim=9, network_weights=file, dim_from_weights=True)
+    methods.attach(fresh, family, config)
+    torch.testing.assert_close(fresh.denoiser(*inputs()), learned)
+    family, fresh = third
+    same = {"network_module": "lycoris.kohya", "network_dim": 4, "network_args": ["algo=loha"]}
+    methods.attach(fresh, family, flux_config(**same, network_alpha=1, network_weights=file))
+    torch.testing.assert_close(fresh.denoiser(*inputs()), learned)
+    silent = {"network_weights": str(tmp_path / "b.safetensors"), "dim_from_weights": True}
+    with pytest.raises(ConfigError, match="does not say which network it was made by"):
+        methods.attach(fresh, family, flux_config(**same, **silent))
+
+
+def test_weights_are_in_the_order_that_the_package_expects(flux_like, flux_config):
+    """Models whose convolutions are faster channels last change that of what is inside them, too."""
+    parts, learner = lycoris(flux_like, flux_config, "algo=glora")
+    for parameter in learner.parameters():
+        parameter.data = parameter.data.t().contiguous().t()
+    learner.train()
+    assert all(parameter.is_contiguous() for parameter in learner.parameters())
+
+
+@pytest.mark.parametrize("precision", [{}, {"full_fp16": True, "mixed_precision": "fp16"}])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+def test_whole_matrices_of_lokr_come_back_from_a_file_of_any_alpha(flux_like, flux_config, stored, precision):
+    untouched = copy.deepcopy(flux_like)
+
+    def attached(like, rank):
+        family, parts = like
+        args = ["algo=lokr", "factor=2"]
+        config = flux_config(network_module="lycoris.kohya", network_dim=rank, network_args=args, **precision)
+        return methods.attach(parts, family, config)
+
+    state = {name: tensor.to(stored) for name, tensor in attached(flux_like, 100_000).state_dict().items()}
+    alphas = [tensor for name, tensor in state.items() if name.endswith(".alpha")]
+    assert alphas and all((alpha == (float("inf") if stored == torch.float16 else 1e5)) for alpha in alphas)
+    again = attached(untouched, 50_000)
+    assert not again.load_state_dict(state)
+    assert {adapter.scale for adapter in again.network.loras} == {1.0}
+    assert all(torch.isfinite(tensor).all() for tensor in again.state_dict().values())
+
+
+def test_an_infinite_alpha_that_counts_is_named(flux_like, flux_config):
+    _, learner = lycoris(flux_like, flux_config, "algo=lora")
+    state = learner.state_dict()
+    name = next(name for name in state if name.endswith(".alpha"))
+    with pytest.raises(ConfigError, match=f"{name} of the file is infinite"):
+        learner.load_state_dict({**state, name: torch.tensor(float("inf"))})

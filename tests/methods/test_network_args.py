@@ -1,0 +1,119 @@
+import pytest
+
+from library import methods
+from library.config.schema import ConfigError
+from library.methods import network_args
+from library.methods.targets import block_of
+
+
+def wrong(config):
+    return list(methods.problems(config))
+
+
+def test_everything_wrong_is_said_at_once(flux_config):
+    config = flux_config(
+        network_args=[
+            "trian_blocks=single",
+            "img_attn_dim=four",
+            "rank_dropout=2",
+            "in_dims=[1,2]",
+            "split_qkv",
+            "train_single_block_indices=5-3",
+            "network_reg_dims=(=4",
+            "dropout=0.1",
+        ]
+    )
+    said = wrong(config)
+    assert len(said) == 8
+    parts = (
+        "key=value",
+        "train_blocks?",
+        "a whole number",
+        "at most",
+        "--network_dropout",
+        "five",
+        "0-3,5",
+        "regex=rank",
+    )
+    for part in parts:
+        assert any(part in s for s in said), (part, said)
+    with pytest.raises(ConfigError):
+        network_args.read(config)
+
+
+def test_the_module_must_fit_the_family(flux_config, sdxl_config):
+    assert "networks.lora_flux" in wrong(flux_config(network_module="networks.lora"))[0]
+    assert "networks.lora or" in wrong(sdxl_config(network_module="networks.lora_flux"))[0]
+    assert "algo=dylora" in wrong(sdxl_config(network_module="networks.dylora"))[0]
+    assert "pip install nowhere" in wrong(sdxl_config(network_module="nowhere.net"))[0]
+    assert not wrong(sdxl_config()) and not wrong(flux_config())
+
+
+@pytest.mark.parametrize(
+    ("args", "values", "words"),
+    [
+        (("module_dropout=0.1",), {"compile": True}, "module_dropout of LyCORIS cannot be compiled"),
+        (("algo=dylora",), {"compile": True}, "cannot be used with compile"),
+        (("algo=DyLoRA",), {"blocks_to_swap": 2}, "cannot be used with gradient_checkpointing or blocks_to_swap"),
+        (("algo=dylora", "module_dropout=0.1"), {}, None),
+        (("algo=lokr", "rank_dropout=0.1"), {"compile": True, "gradient_checkpointing": True}, None),
+    ],
+)
+def test_what_lycoris_draws_while_it_computes_cannot_be_compiled_or_computed_again(flux_config, args, values, words):
+    pytest.importorskip("lycoris")
+    said = wrong(flux_config(network_module="lycoris.kohya", network_args=args, **values))
+    assert words in said[0] if words else not said
+
+
+def test_files_that_are_not_there(sdxl_config):
+    config = sdxl_config(network_weights="no.safetensors", base_weights=["nor_this.safetensors"])
+    assert wrong(config) == [
+        "network_weights: no.safetensors does not exist",
+        "base_weights 1: nor_this.safetensors does not exist",
+    ]
+
+
+def test_block_weights_of_sdxl(sdxl_config):
+    def weights(*args):
+        return network_args.read(sdxl_config(network_args=list(args))).block_weights
+
+    assert weights() == ()
+    assert weights("mid_lr_weight=0.5,0.5,0.5") == (*[1.0] * 10, 0.5, 0.5, 0.5, *[1.0] * 10)
+    linear = weights("down_lr_weight=linear+.25", "up_lr_weight=zeros", "block_lr_zero_threshold=0.3")
+    assert linear[1:4] == (0.0, 0.375, 0.5) and linear[9] == 1.25 and not any(linear[13:22])
+    assert weights("down_lr_weight=sine")[9] == pytest.approx(1) and weights("up_lr_weight=cosine")[13] == 1
+    said = wrong(
+        sdxl_config(network_args=["down_lr_weight=1,1", "block_dims=4,4", "conv_block_alphas=" + "1," * 22 + "1"])
+    )
+    assert len(said) == 3 and "needs 9 numbers" in "".join(said) and "needs 23 values" in "".join(said)
+
+
+def test_patterns_may_hold_commas_and_equal_signs():
+    found = network_args.patterns(r"a{1,2}=4, (?=x)single=8", int)
+    assert found == (("a{1,2}", 4), ("(?=x)single", 8))
+    assert network_args.patterns("double=1e-4", float) == (("double", 1e-4),)
+    assert network_args.indices("0-2,7") == {0, 1, 2, 7} and network_args.indices("all") is None
+
+
+def test_what_has_no_effect_is_noted(flux_config, sdxl_config):
+    assert "no convolutions" in next(methods.notes(flux_config(network_args=["conv_dim=4"])))
+    assert "without conv_dim" in next(methods.notes(sdxl_config(network_args=["conv_alpha=4"])))
+    assert "the first one" in next(methods.notes(sdxl_config(text_encoder_lr=[1e-5, 2e-5])))
+    assert not list(methods.notes(flux_config(text_encoder_lr=[1e-5, 2e-5])))
+
+
+@pytest.mark.parametrize(
+    "name, block",
+    [
+        ("lora_unet_time_embed_0", 0),
+        ("lora_unet_label_emb_0_0", 0),
+        ("lora_unet_input_blocks_0_0", 1),
+        ("lora_unet_input_blocks_8_1_proj_in", 9),
+        ("lora_unet_middle_block_1_proj_in", 11),
+        ("lora_unet_output_blocks_0_1_proj_in", 13),
+        ("lora_unet_output_blocks_8_0_in_layers_2", 21),
+        ("lora_unet_out_2", 22),
+    ],
+)
+def test_block_numbers_of_sdxl(name, block):
+    assert block_of(name) == block
