@@ -62,6 +62,7 @@ class Given:
     family: str
     values: Mapping[str, Any]
     launch: Mapping[str, Any]
+    typed: frozenset[str] = frozenset()  # the options that are other than the form began with
     anyway: bool = False  # whether it was said that images without captions are meant
 
 
@@ -84,7 +85,8 @@ class Form:
         try:
             found = json.loads(sent)
             launch, anyway = dict(found["launch"]), found.get("anyway") is True
-            given = Given(str(found["family"]), dict(found["values"]), launch, anyway)
+            typed = frozenset(map(str, found.get("typed", ())))
+            given = Given(str(found["family"]), dict(found["values"]), launch, typed, anyway)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
         if given.family not in self.configs:

@@ -57,15 +57,18 @@ def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str,
     return _box("bad" if wrong or failed else "good", title, body, alert=bool(wrong) or failed)
 
 
-def without_captions(text: str, again: str, words: str) -> str:
-    """That no image has a caption, before a training starts; `again` is the button that was pressed, which `words`
-    press anew."""
+def without_captions(text: str, again: str) -> str:
+    """That no image has a caption, before a training starts or is queued; `again` is the button that was pressed."""
+    title, words = {
+        "train": ("It has not started: no image has a caption", "Train without captions"),
+        "later": ("It is not in the queue: no image has a caption", "Add it without captions"),
+    }[again]
     made = (
         f'<p>{html.escape(text[:1].upper() + text[1:])}</p><p class="offer">'
         '<button type="button" class="captions">Write captions</button> '
         f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
     )
-    return _box("warn", "It has not started: no image has a caption", made, alert=True)
+    return _box("warn", title, made, alert=True)
 
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '

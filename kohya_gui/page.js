@@ -73,12 +73,13 @@ window.kohya = (() => {
   }
 
   function held(where) {
-    const sent = { family: family(where), values: {}, launch: {}, anyway: where.dataset.anyway === images(where) };
+    const sent = { family: family(where), values: {}, typed: [], launch: {}, anyway: where.dataset.anyway === images(where) };
     for (const field of fields(where)) {
       if (!isFor(field, sent.family)) continue;
       const { option, launch } = field.dataset;
       if (launch) sent.launch[launch] = value(field);
       else sent.values[option] = value(field);
+      if (option && !untouched(field, sent.family)) sent.typed.push(option);
     }
     return sent;
   }

@@ -172,7 +172,7 @@ class Training:
         if isolated.problems(report):
             return {self.message: self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
-            return {self.message: messages.without_captions(bare, "train", "Train without captions")}
+            return {self.message: messages.without_captions(bare, "train")}
         run_id = start.launch(config, **self._how(config, given.launch))
         hints = [one["text"] for one in report["findings"] if one["verdict"] == "hint"]
         said = f"Started {run_id}. It goes on when this page is closed."
@@ -184,7 +184,7 @@ class Training:
         if isolated.problems(report):
             return {self.message: self._report(report, given.family)}
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
-            return {self.message: messages.without_captions(bare, "later", "Add it without captions")}
+            return {self.message: messages.without_captions(bare, "later")}
         entry = queue.add(start.job(config, **self._how(config, given.launch)))
         return {self.message: messages.good(queue.told(entry), notes)}
 
@@ -197,14 +197,15 @@ class Training:
     def checked(self, sent: str) -> tuple[Given, Any, list[str], isolated.Report]:
         """A form -> it, its config, notes about it, and the preflight report. To be asked before any start or queueing.
 
-        The report has everything that is wrong, with the form itself as well as with what it names. Tokens that the
-        form holds are kept in their own file.
+        The report has everything that is wrong, with the form itself as well as with what it names; that an option has
+        no effect only where somebody typed it. Tokens that the form holds are kept in their own file.
         """
         given = self.form.hear(sent)
         reading = self.form.reading(given)
         reading = paths.allowed(reading, self.roots)
         notes = [*reading.notes, *self._keep(reading.config)]
-        return given, reading.config, notes, isolated.check(replace(reading, notes=[]), given.launch)
+        report = isolated.check(replace(reading, notes=[]), given.launch)
+        return given, reading.config, notes, isolated.without_idle(report, given.typed)
 
     def _keep(self, config: Any) -> list[str]:
         new = keys.keep(helping.secrets_of(config))

@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from library.config.schema import Reading, changed, flat
 from library.runs import keys
 
 NO_CAPTIONS = "no image has a caption"  # as library.data.preflight begins its sentence
+IDLE = re.compile(r"(\w+) has no effect here: ")  # as library.config.idle begins its remarks
 PATIENCE = 120.0  # seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
@@ -74,3 +76,10 @@ def problems(report: Report) -> list[dict[str, Any]]:
 def uncaptioned(report: Report) -> str:
     """The sentence that no image has a caption, if it is so: legal, and rarely meant, so that it is asked about."""
     return next((one["text"] for one in report["findings"] if one["text"].startswith(NO_CAPTIONS)), "")
+
+
+def without_idle(report: Report, typed: Collection[str]) -> Report:
+    """The report without remarks on options that have no effect and that nobody typed: a preset has set them, and they
+    wait for the switch that is off now. The form says beside each why it has no effect."""
+    kept = [one for one in report["findings"] if not (found := IDLE.match(one["text"])) or found[1] in typed]
+    return {**report, "findings": kept}

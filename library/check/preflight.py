@@ -305,7 +305,7 @@ def _device() -> Any:
 
 def _machine(config: Any) -> Iterator[str]:
     """What this machine cannot do."""
-    from library.compiler import blocks
+    from library.compiler import checks  # blocks loads torch._dynamo, which takes as long as all the rest
 
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
@@ -317,4 +317,4 @@ def _machine(config: Any) -> Iterator[str]:
             "add these, or leave blocks_to_swap out"
         )
     if config.compile.compile and not config.compile.compile_fallback:
-        yield from blocks.problems(config.compile, device)
+        yield from checks.problems(config.compile, device)

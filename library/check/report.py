@@ -202,14 +202,14 @@ def _caches(config: Any, images: Any) -> Iterator[Finding]:
 
 
 def _compiling(config: Any, on_gpu: bool) -> Finding:
-    import torch
-
-    from library.compiler import blocks
-
     if not config.compile.compile:
         return Finding("compiling", "ok", "torch.compile is off")
+    import torch
+
+    from library.compiler import checks
+
     device = torch.device("cuda" if on_gpu else "cpu")
-    if found := list(blocks.problems(config.compile, device)):  # with compile_fallback they stop nothing
+    if found := list(checks.problems(config.compile, device)):  # with compile_fallback they stop nothing
         return Finding("compiling", "hint", f"{found[0]}; compile_fallback trains without it")
     return Finding("compiling", "ok", f"{config.compile.compile_backend} can compile here")
 

@@ -11,6 +11,7 @@ from torch import nn
 from library.compiler.torch_settings import version
 
 MINIMUM_TORCH = (2, 11)
+ALWAYS = {"inductor", "eager", "aot_eager"}  # the backends of every PyTorch that will do
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -32,9 +33,11 @@ def problems(args: Any, device: torch.device, disable_linear: bool = False) -> I
 
 
 def _unknown_backends(args: Any) -> Iterator[str]:
+    of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
+    if {args.compile_backend, *of_some} <= ALWAYS:  # the list is torch._dynamo's, which takes seconds to load
+        return
     # Names with an underscore need not be listed; every other one is.
     every, known = torch._dynamo.list_backends(exclude_tags=()), ", ".join(sorted(torch._dynamo.list_backends()))
-    of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
     for option, names in (("compile_backend", [args.compile_backend]), ("compile_blocks", of_some)):
         for name in dict.fromkeys(names):
             if name not in every:

@@ -66,7 +66,7 @@ def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypa
     assert page.locator("#images-folder").input_value() == str(images)
     visitor.tab("LoRA")
     visitor.click("Add to queue")
-    visitor.until("No image has a caption")
+    visitor.until("It is not in the queue: no image has a caption")
     assert queue.read().waiting == []
     visitor.click("Add it without captions")
     visitor.until("cat is in the queue")

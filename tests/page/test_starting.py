@@ -7,6 +7,7 @@ import pytest
 from kohya_gui import presets, starting
 from kohya_gui.starting import Card
 from kohya_gui.training import TABS
+from library.check import isolated
 from library.config import idle
 from library.config.schema import build, changed, flat
 from library.runs import gpu_slots, machine
@@ -103,6 +104,17 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     assert not notes and config.compile.compile and config.compile.compile_fallback
 
 
+def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
+    monkeypatch.setattr(starting, "card", lambda: Card("Card", 12.0))
+    values = starting.starts("lora", TABS[0].configs)["sdxl"]["values"]
+    config = build(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
+    said = [*idle.remarks(config, []), "12 images enlarged"]
+    assert len(said) > 2
+    report = {"findings": [{"topic": "other", "verdict": "hint", "text": text, "fix": {}} for text in said]}
+    left = [one["text"] for one in isolated.without_idle(report, {"compile_mode", "resolution"})["findings"]]
+    assert left == ["compile_mode has no effect here: compile is off", "12 images enlarged"]
+
+
 # ---- in a browser
 
 
@@ -152,6 +164,7 @@ def test_another_family_brings_its_start_and_what_was_typed_stays(visit):
     visitor.family("FLUX.1")
     typed = {"learning_rate": 0.0003, "train_data_dir": "/images"}
     assert held(page, lora) == {**flux, **typed}
+    assert set(page.evaluate("window.kohya.held(window.kohya.form('lora')).typed")) == set(typed)
     assert page.locator(".changed:visible [data-option]").count() == 2
     visitor.open()  # the edited form outlives the page, and so does what it began with
     assert held(page, lora) == {**flux, **typed}

@@ -13,10 +13,11 @@ from library.check import report as checking
 from library.cli import main
 from library.config.idle import ADAPTERS, FLOW, SHARED, WHOLE, idle
 from library.config.remedies import remedy
-from library.config.schema import ConfigError, build, draft, missing, options, read_toml, replace, values
+from library.config.schema import ConfigError, build, changed, draft, flat, missing, options, read_toml, replace, values
 from library.demo.files import prepare
 from library.families import RUNS, config_class
 from library.runs import layout
+from tests.training import command
 
 LORA, FLUX, WHOLE_SDXL = (config_class(s) for s in ("sdxl_train_network", "flux_train_network", "sdxl_train"))
 READY = {"mixed_precision": "bf16", "cache_latents": True, "cache_text_encoder_outputs": True, "network_dim": 16,
@@ -106,6 +107,15 @@ def test_everything_is_looked_at_within_seconds(config, tmp_path):
     begun = time.process_time()
     report = checking.report(replace(config, train_data_dir=str(tmp_path / "many")))
     assert report.problems == [] and time.process_time() - begun < 10
+
+
+def test_a_check_loads_no_compiler_where_none_is_asked_for(config):
+    given = {name: str(value) for name, value in flat(changed(config)).items()}
+    asked = json.dumps({"script": config.script, "values": given, "problems": [], "wrong": []})
+    heavy = {"torch", "torch._dynamo", "torch._inductor", "transformers", "diffusers"}
+    code = f"import sys\nfrom library.check import report\nreport.asked()\nprint(*{heavy} & set(sys.modules))"
+    done = command([sys.executable, "-c", code], input=asked)
+    assert '"findings"' in done.stdout and done.stdout.splitlines()[-1] == "torch", done.stderr
 
 
 def test_the_command_says_it_in_lines_or_as_json(demo, capsys, tmp_path, monkeypatch):
