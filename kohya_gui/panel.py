@@ -217,7 +217,7 @@ def usage(run: Run) -> str:
     if not run.is_here:
         return ""
     own = {str(lane) for lane in run.facts.get("lanes") or ()}
-    rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu["index"] in own]
+    rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu.index in own]
     memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
     rows.append(_used("Memory", memory["used"], memory["total"], "GB"))
     if disk:
@@ -225,11 +225,13 @@ def usage(run: Run) -> str:
     return f'<div class="usage">{"".join(rows)}</div>'
 
 
-def _gpu(gpu: dict[str, Any]) -> str:
-    more = [f"{gpu['used']:.1f} / {gpu['total']:.1f} GB"]
-    for key, unit in (("busy", "%"), ("degrees", "°C"), ("watts", "W")):
-        more += [f"{gpu[key]:.0f} {unit}"] if key in gpu else []
-    return _used(f"GPU {gpu['index']}", gpu["used"], gpu["total"], "GB", ", ".join(more), gpu["name"])
+def _gpu(gpu: machine.GpuStatus) -> str:
+    told = ((gpu.utilization, "%"), (gpu.temperature, "°C"), (gpu.power, "W"))
+    more = [
+        f"{gpu.used:.1f} / {gpu.total:.1f} GB",
+        *(f"{value:.0f} {unit}" for value, unit in told if value is not None),
+    ]
+    return _used(f"GPU {gpu.index}", gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
 
 
 def _used(title: str, used: float, total: float, unit: str, words: str = "", about: str = "") -> str:

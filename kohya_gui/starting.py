@@ -33,10 +33,10 @@ def card() -> Card | None:
     if first == gpu_slots.CPU:
         return None
     found = machine.GPUS.known()
-    named = next((gpu for gpu in found if gpu["index"] == first), None)
+    named = next((gpu for gpu in found if gpu.index == first), None)
     if named is None and not first.upper().startswith("MIG"):  # named by its id, or not at all: any of them
-        named = min(found, key=lambda gpu: gpu["total"], default=None)
-    return Card(named["name"], named["total"]) if named else Card()
+        named = min(found, key=lambda gpu: gpu.total, default=None)
+    return Card(named.name, named.total) if named else Card()
 
 
 def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.Preset, str] | None:

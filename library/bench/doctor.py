@@ -26,6 +26,7 @@ from library.config import environment as surroundings
 from library.config.schema import ConfigError
 from library.packages import PACKAGES as OPTIONAL
 from library.packages import locked as locked_versions
+from library.runs import machine
 from library.runs.job_work import joined
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
@@ -200,12 +201,12 @@ def driver() -> Finding:
     """The GPU's driver, and what PyTorch brings for it."""
     import torch
 
-    found = list(dict.fromkeys(kernels.drivers()))
+    found = machine.driver_version()
     if not found:
         return ok("driver", "")
     cudnn, nccl = torch.backends.cudnn.version(), _nccl()
-    parts = [f"NVIDIA {', '.join(found)}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
-    return ok("driver", "; ".join(parts), driver=found[0], cudnn=cudnn, nccl=nccl)
+    parts = [f"NVIDIA {found}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
+    return ok("driver", "; ".join(parts), driver=found, cudnn=cudnn, nccl=nccl)
 
 
 def _nccl() -> str:

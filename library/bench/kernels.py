@@ -1,9 +1,6 @@
 """What this machine's GPU (or processor) can compute with: each kind of kernel is tried, not looked up."""
 
-import shutil
-import subprocess
 import warnings
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -64,15 +61,3 @@ def _in_8_bits(x: Any) -> tuple[Any, Any]:
 
     scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
     return (x / scale).to(torch.float8_e4m3fn), scale.float()
-
-
-def drivers() -> Iterator[str]:
-    """The NVIDIA driver's version for each GPU, as nvidia-smi has it; nothing without one."""
-    if not (program := shutil.which("nvidia-smi")):
-        return
-    asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return
-    yield from filter(None, map(str.strip, done.stdout.splitlines()))

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from library.config.command import launch_problems
 from library.config.values import ConfigError
-from library.runs import locking, registry
+from library.runs import locking, machine, registry
 
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -29,19 +27,7 @@ def lanes() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _count() -> int:
-    smi = shutil.which("nvidia-smi")
-    if not smi:
-        return 0
-    try:
-        said = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=20, check=False, **_quiet()).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in said.splitlines())
-
-
-def _quiet() -> dict[str, Any]:
-    """No console window that flashes up on Windows."""
-    return {"creationflags": subprocess.CREATE_NO_WINDOW} if os.name == "nt" else {}
+    return machine.gpu_count()
 
 
 @contextlib.contextmanager

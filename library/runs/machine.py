@@ -1,19 +1,20 @@
-"""How busy this machine is: GPUs by way of nvidia-smi, memory, disk. Looked up aside, so that nobody waits for it."""
+"""How busy this machine is: GPUs as the NVIDIA driver tells (NVML), memory, disk."""
 
-import os
+import contextlib
 import shutil
-import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pynvml
 
-SPACING = 2.5  # seconds between two looks at the GPUs; each takes a tenth of a second, and more on large machines
+SPACING = 2.5  # seconds between two looks at the GPUs; each takes some hundredths of a second, more on large machines
 SOLD = 0.945  # a card sold with 24 GB tells of 23.6 to 24 GiB, one of 8 GB of 7.6 at least
-FIELDS = ("index", "name", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu", "power.draw")
+GIB = 2**30
 
 
 def has_memory(gib: float, gigabytes: int) -> bool:
@@ -21,69 +22,112 @@ def has_memory(gib: float, gigabytes: int) -> bool:
     return gib >= gigabytes * SOLD
 
 
-@dataclass
-class Gpus:
-    """What nvidia-smi said last. The first question gets no answer yet, and a machine without GPUs never any."""
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """A GPU, numbered as nvidia-smi does it. Memory in GiB; None for what it does not tell."""
 
-    _found: list[dict[str, Any]] = field(default_factory=list)
+    index: str
+    name: str
+    used: float
+    total: float
+    utilization: float | None = None  # percent
+    temperature: float | None = None  # degrees Celsius
+    power: float | None = None  # watts
+
+
+@contextlib.contextmanager
+def _driver() -> Iterator[bool]:
+    """Open the driver's library, and close it afterwards; False where there is none that works."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def driver_version() -> str:
+    """The version of the NVIDIA driver, "" without one."""
+    with _driver() as works:
+        return str(_told(pynvml.nvmlSystemGetDriverVersion) or "") if works else ""
+
+
+def gpu_count() -> int:
+    """How many NVIDIA GPUs there are, whatever CUDA_VISIBLE_DEVICES shows of them."""
+    with _driver() as works:
+        return int(_told(pynvml.nvmlDeviceGetCount) or 0) if works else 0
+
+
+def read_gpus() -> list[GpuStatus]:
+    """Every GPU that tells of its memory. Asks the driver, which takes a moment."""
+    with _driver() as works:
+        number = int(_told(pynvml.nvmlDeviceGetCount) or 0) if works else 0
+        return [gpu for index in range(number) if (gpu := _read(index))]
+
+
+def _read(index: int) -> GpuStatus | None:
+    if (handle := _told(pynvml.nvmlDeviceGetHandleByIndex, index)) is None:
+        return None
+    # The second version does not count what the driver reserves for itself; drivers before 510 have the first only.
+    memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    memory = memory or _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    if memory is None:
+        return None
+    rates = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    milliwatts = _told(pynvml.nvmlDeviceGetPowerUsage, handle)
+    return GpuStatus(
+        index=str(index),
+        name=str(_told(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
+        used=round(memory.used / GIB, 1),
+        total=round(memory.total / GIB, 1),
+        utilization=rates.gpu if rates else None,
+        temperature=_told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        power=None if milliwatts is None else milliwatts / 1000,
+    )
+
+
+def _told(question: Callable[..., Any], *given: Any) -> Any:
+    """The driver's answer, None where it has none: not every GPU supports every question."""
+    try:
+        return question(*given)
+    except pynvml.NVMLError:
+        return None
+
+
+@dataclass
+class GpuMonitor:
+    """What the driver said last. Looked up on a thread: the first question gets no answer yet."""
+
+    _found: list[GpuStatus] = field(default_factory=list)
     _at: float = 0.0
     _busy: threading.Lock = field(default_factory=threading.Lock)
 
-    def now(self) -> list[dict[str, Any]]:
-        """Each GPU with name, used and total (GiB), busy (percent), degrees and watts, as far as it tells."""
+    def now(self) -> list[GpuStatus]:
+        """The GPUs as they were at the last look."""
         if time.monotonic() - self._at > SPACING and self._busy.acquire(blocking=False):
             self._at = time.monotonic()
-            threading.Thread(target=self._look, name="nvidia-smi", daemon=True).start()
+            threading.Thread(target=self._look, name="gpu-monitor", daemon=True).start()
         return self._found
 
-    def known(self) -> list[dict[str, Any]]:
+    def known(self) -> list[GpuStatus]:
         """The GPUs, for whoever can wait for the first look at them."""
         if not self._found:
             with self._busy:
-                self._found = self._found or _asked()
+                self._found = self._found or read_gpus()
         return self._found
 
     def _look(self) -> None:
         try:
-            self._found = _asked()
+            self._found = read_gpus()
         finally:
             self._at = time.monotonic()
             self._busy.release()
 
 
-GPUS = Gpus()
-
-
-def _asked() -> list[dict[str, Any]]:
-    smi = shutil.which("nvidia-smi")
-    if not smi:
-        return []
-    how: dict[str, Any] = {"creationflags": subprocess.CREATE_NO_WINDOW} if os.name == "nt" else {}
-    query = [smi, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False, **how).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [gpu for line in said.splitlines() if (gpu := gpu_of(line))]
-
-
-def gpu_of(line: str) -> dict[str, Any]:
-    """One line of nvidia-smi's table; {} when it is none."""
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(FIELDS):
-        return {}
-    used, total, busy, degrees, watts = (_number(cell) for cell in cells[2:])
-    if used is None or total is None:
-        return {}
-    found = {"index": cells[0], "name": cells[1], "used": round(used / 1024, 1), "total": round(total / 1024, 1)}
-    return found | {k: v for k, v in (("busy", busy), ("degrees", degrees), ("watts", watts)) if v is not None}
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None  # [N/A], [Not Supported]
+GPUS = GpuMonitor()
 
 
 def memory() -> dict[str, float]:

@@ -76,12 +76,8 @@ def test_compiling_says_what_and_how_much_of_it(tmp_path):
 
 
 def test_where_a_steps_time_goes_and_how_busy_the_machine_is(tmp_path, monkeypatch):
-    line = "0, NVIDIA RTX 4090, 18637, 24564, 97, 71, 320.5"
-    other = "1, NVIDIA RTX 4090, [N/A], 24564, 97, 71, 320.5"
-    assert panel.machine.gpu_of(other) == {} == panel.machine.gpu_of("No devices were found")
-    monkeypatch.setattr(
-        panel.machine.GPUS, "now", lambda: [panel.machine.gpu_of(line), panel.machine.gpu_of("1" + line[1:])]
-    )
+    gpus = [panel.machine.GpuStatus(index, "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5) for index in "01"]
+    monkeypatch.setattr(panel.machine.GPUS, "now", lambda: gpus)
     events = [step(1, data_s=0.25, transfer_s=0.0, compute_s=0.75)]
     page = shown(tmp_path, events, lanes=["0"], output_dir=str(tmp_path))
     for words in (

@@ -60,7 +60,7 @@ def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_a
     assert set(starting.starts("lora", TABS[0].configs)) == {"sdxl"}
 
 
-LINES = ("0, NVIDIA RTX 3060, 500, 12288, 0, 40, 20", "1, NVIDIA RTX 4090, 500, 24564, 0, 40, 20")
+GPUS = [machine.GpuStatus("0", "NVIDIA RTX 3060", 0.5, 12.0), machine.GpuStatus("1", "NVIDIA RTX 4090", 0.5, 24.0)]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ LINES = ("0, NVIDIA RTX 3060, 500, 12288, 0, 40, 20", "1, NVIDIA RTX 4090, 500, 
 )  # fmt: skip
 def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, expected):
     monkeypatch.setattr(gpu_slots, "lanes", lambda: visible)
-    monkeypatch.setattr(machine, "_asked", lambda: [machine.gpu_of(line) for line in LINES])
-    monkeypatch.setattr(machine, "GPUS", machine.Gpus())
+    monkeypatch.setattr(machine, "read_gpus", lambda: GPUS)
+    monkeypatch.setattr(machine, "GPUS", machine.GpuMonitor())
     assert starting.card() == expected
 
 
