@@ -1,0 +1,306 @@
+"""Golden runs: what tiny trainings leave behind, recorded once and compared bit for bit after a change of the code.
+
+    python -m benchmarks.golden record FOLDER [--tree PATH]    # the inputs, and one JSON file per case
+    python -m benchmarks.golden compare FOLDER [--tree PATH]   # runs them again; exits with 1 if they differ
+
+Every case trains on a CPU through the scripts in `sd-scripts/`, as a user would, so that one recording serves many
+versions of the code: `--tree` names the folder of the version to run (default: the one this file is in). A comparison
+runs the options that stand in the recording; losses, saved tensors, metadata, states, caches, previews, the names of
+files and the run's record must be equal. Texts (help, logs, the page) may be reworded: a difference there is printed
+and does not count. Bits depend on the processor and the packages: compare on the machine that recorded.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+from benchmarks.golden_files import LOOSE, Failed, Json, Options, Place, collect
+
+HERE = Path(__file__).resolve().parents[1]
+CASES = HERE / "benchmarks" / "golden.toml"
+PAGES = "pages"  # the case that trains nothing: help, options, check and the page's form
+SHOWN = 12  # differences printed per case
+MOMENT = 1_700_000_000  # modification time of the pictures: caches name it
+
+
+@dataclass(frozen=True)
+class Case:
+    """Trainings of one script, one after another in one folder; none of them for the case that only reads."""
+
+    name: str
+    script: str
+    stages: list[Options]
+    quick: bool = False
+    launched: bool = False  # by `accelerate launch`
+
+
+# ---- running a case
+
+
+def run_case(case: Case, place: Place) -> dict[str, Json]:
+    """Run the stages of a case one after another in one folder; what they left behind, by category."""
+    shutil.copytree(place.inputs / "images", place.work / "images")
+    for picture in sorted((place.work / "images").rglob("*.*")):
+        os.utime(picture, (MOMENT, MOMENT))
+    printed = []
+    for number, stage in enumerate(case.stages):
+        config = place.work / f"stage{number}.toml"
+        config.write_text(toml(stage, place), encoding="utf-8")
+        script = place.tree / "sd-scripts" / f"{case.script}.py"
+        launcher = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1", "--cpu",
+                    "--mixed_precision", "no", "--dynamo_backend", "no"] if case.launched else []  # fmt: skip
+        printed += place.run([*launcher, script, "--config_file", config]).stdout.splitlines()
+    left = collect(place)
+    unhurried = [
+        re.sub(r"\b[\d.]+ s(\b|/it.*)", "N s", line) for line in printed if not re.search(r": \d+ of \d+", line)
+    ]
+    texts = left.setdefault(LOOSE, {})
+    assert isinstance(texts, dict)
+    texts["console"] = [place.text(line) for line in unhurried]
+    return left
+
+
+def toml(options: Options, place: Place) -> str:
+    """Options as a flat TOML file, with the folders that they name."""
+    filled = json.dumps(options).replace("{work}", place.work.as_posix()).replace("{inputs}", place.inputs.as_posix())
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in json.loads(filled).items())
+
+
+# ---- what is read without training
+
+
+def read_pages(case: Case, place: Place) -> dict[str, Json]:
+    """Help, options, the answer of `kohya check --json` and the form of the page."""
+    shutil.copytree(place.inputs / "images", place.work / "images")
+    options: dict[str, Json] = {}
+    texts: dict[str, Json] = {}
+    checks: dict[str, Json] = {}
+    document = (place.tree / "docs" / "options.md").read_text(encoding="utf-8")
+    texts["docs/options.md"] = [*document.splitlines()]
+    options["docs/options.md"] = [*option_rows(document)]
+    for stage in case.stages:
+        script = str(stage["script"])
+        shown = place.run([place.tree / "sd-scripts" / f"{script}.py", "--help"]).stdout
+        texts[f"{script} --help"] = [*shown.splitlines()]
+        options[f"{script} --help"] = [*sorted(set(re.findall(r"(?m)^  (--[\w-]+)", shown)))]
+        good = {name: value for name, value in stage.items() if name != "script"}
+        for name, wrong in (("good", {}), ("bad", {"learning_rate": -1, "cache_latents": "so", "no_such_option": 1})):
+            config = place.work / f"{script}.toml"
+            config.write_text(toml({**good, **wrong}, place), encoding="utf-8")
+            done = place.run([*place.kohya(), "check", script, "--config_file", config, "--json"], may_fail=True)
+            report = json.loads(re.sub(r"[\d.]+ GB free", "N GB free", done.stdout))
+            texts[f"{script} check {name}"] = place.steady(report)
+            bad = sum(finding["verdict"] == "bad" for finding in report["findings"])
+            checks[f"{script} {name}"] = {"code": done.returncode, "mistakes": bad}
+    texts["page"], options["page"] = form(place)
+    return {"options": options, "checks": checks, LOOSE: texts}
+
+
+def option_rows(document: str) -> Iterator[str]:
+    """Chapter, name, values and default of every option in docs/options.md."""
+    chapter = ""
+    for line in document.splitlines():
+        if line.startswith("## "):
+            chapter = line
+        elif line.startswith("| `"):
+            name, value, default, _ = re.split(r"(?<!\\) \| ?", line.removeprefix("| "), maxsplit=3)
+            yield f"{chapter} | {name} | {value} | {default}"
+
+
+def form(place: Place) -> tuple[Json, Json]:
+    """What the served page says, and the fields of its forms."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, *place.kohya(), "gui", "--no-browser", "--port", str(port)]
+    with open(place.work / "page.log", "w", encoding="utf-8") as log:
+        server = subprocess.Popen(command, cwd=place.work, env=place.environment(), stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/config", timeout=60) as answer:
+                    config = json.load(answer)
+                break
+            except (urllib.error.URLError, ConnectionError):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise Failed(f"the page does not start:\n{(place.work / 'page.log').read_text()}") from None
+                time.sleep(0.2)
+    finally:
+        server.terminate()
+        server.wait()
+    markup = "".join(str(component["props"].get("value") or "") for component in config["components"])
+    reader = FormReader()
+    reader.feed(markup)
+    props = [component["props"] for component in config["components"]]
+    told = [str(each[key]) for each in props for key in ("label", "info", "placeholder") if each.get(key)]
+    return [place.text(text) for text in [*told, *reader.texts]], [place.text(field) for field in reader.fields]
+
+
+class FormReader(HTMLParser):
+    """The fields of a form, with the values that can be chosen, and what a visitor reads, in the order of the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("input", "select", "textarea", "form", "option"):
+            known = [f"{name}={given[name]}" for name in ("id", "name", "type", "value") if given.get(name)]
+            self.fields.append(f"{tag} {' '.join(known)}")
+        self.texts += [text for name in ("title", "placeholder", "aria-label") if (text := given.get(name))]
+
+    def handle_data(self, data: str) -> None:
+        self.texts += [data.strip()] if data.strip() else []
+
+
+# ---- recording and comparing
+
+
+def cases() -> list[Case]:
+    """The cases of golden.toml, and the one that reads the pages with the plain options of every script."""
+    tables = tomllib.loads(CASES.read_text(encoding="utf-8"))
+
+    def whole(script: str, stage: Options) -> Options:
+        family = script.split("_")[0]
+        return {**tables["all"], **tables["family"][family], **tables["script"].get(script, {}), **stage}
+
+    found = [
+        Case(name, **{**case, "stages": [whole(case["script"], stage) for stage in case["stages"]]})
+        for name, case in tables["case"].items()
+    ]
+    scripts = dict.fromkeys(case.script for case in found)
+    return [*found, Case(PAGES, "", [whole(script, {"script": script}) for script in scripts])]
+
+
+def make_inputs(folder: Path) -> None:
+    """Tiny models, pictures and prompts, once: a comparison must not depend on what makes them."""
+    from library.demo import files
+
+    unfinished = folder.with_name("inputs-unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    demo = files.prepare(unfinished / "demo", ("flux", "sdxl"))
+    shutil.move(demo.folder / "models", unfinished / "models")
+    shutil.move(demo.images, unfinished / "images")
+    shutil.copytree(unfinished / "images" / "2_plix house", unfinished / "regularisation" / "1_house")
+    prompts = "a cat --w 64 --h 64 --s 2 --d 1\na house --w 64 --h 128 --s 2 --d 2 --l 3 --n blurry\n"
+    (unfinished / "prompts.txt").write_text(prompts, encoding="utf-8")
+    shutil.rmtree(unfinished / "demo")
+    unfinished.rename(folder)
+
+
+def result(case: Case, tree: Path, folder: Path, keep: bool) -> dict[str, Json]:
+    """Run a case in a folder of its own, which is deleted unless `keep`."""
+    work = Path(tempfile.mkdtemp(prefix=f"golden-{case.name}-")).resolve()
+    try:
+        place = Place(tree, folder / "inputs", work, folder / "compiled")
+        return (run_case if case.script else read_pages)(case, place)
+    finally:
+        if keep:
+            print(f"{case.name}: kept {work}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def differences(before: Json, after: Json, where: str = "") -> Iterator[str]:
+    """A line for every value that is not the same."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in [*before, *(key for key in after if key not in before)]:
+            name = f"{where}: {key}" if where else key
+            if key not in after or key not in before:
+                yield f"{name}: {'new' if key in after else 'missing'}"
+            else:
+                yield from differences(before[key], after[key], name)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from differences(one, other, f"{where} [{number}]")
+    elif isinstance(before, list) and isinstance(after, list):
+        for line in difflib.unified_diff([*map(json.dumps, before)], [*map(json.dumps, after)], n=0, lineterm=""):
+            if not line.startswith(("---", "+++", "@@")):
+                yield f"{where}: {line}"
+    elif before != after or type(before) is not type(after):
+        yield f"{where}: {json.dumps(before)} -> {json.dumps(after)}"
+
+
+def record(case: Case, tree: Path, folder: Path, keep: bool) -> bool:
+    """Run a case and keep what it left."""
+    started = time.monotonic()
+    left = {"case": asdict(case), "result": result(case, tree, folder, keep)}
+    (folder / f"{case.name}.json").write_text(json.dumps(left, indent=1) + "\n", encoding="utf-8")
+    print(f"{case.name}: recorded in {time.monotonic() - started:.0f} s", flush=True)
+    return True
+
+
+def compare(case: Case, tree: Path, folder: Path, keep: bool) -> bool:
+    """Run a recorded case again, and print what differs; whether nothing that counts does."""
+    started = time.monotonic()
+    before = json.loads((folder / f"{case.name}.json").read_text(encoding="utf-8"))["result"]
+    after = result(case, tree, folder, keep)
+    texts = list(differences(before.pop(LOOSE), after.pop(LOOSE)))
+    wrong = list(differences(before, after))
+    lines = [f"{case.name}: {'differs' if wrong else 'equal'} ({time.monotonic() - started:.0f} s)"]
+    for found, title in ((wrong, "  "), (texts, "  text differs: ")):
+        lines += [f"{title}{line[:300]}" for line in found[:SHOWN]]
+        lines += [f"{title}... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    print("\n".join(lines), flush=True)
+    return not wrong
+
+
+def succeeded(name: str, future: "Future[bool]") -> bool:
+    """Wait for a case; one that fails is a difference and no end of the others."""
+    try:
+        return future.result()
+    except Failed as error:
+        print(f"{name}: {error}", flush=True)
+        return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["record", "compare"])
+    parser.add_argument("folder", type=Path, help="the recording")
+    parser.add_argument("--tree", type=Path, default=HERE, help="the version of the code that is run")
+    parser.add_argument("--quick", action="store_true", help="a few cases, in less than a minute")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
+    parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time")
+    parser.add_argument("--keep", action="store_true", help="keep the folders in which the cases ran")
+    asked = parser.parse_args(argv)
+    folder, tree = asked.folder.resolve(), asked.tree.resolve()
+    if asked.what == "record":
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "inputs").exists():
+            make_inputs(folder / "inputs")
+        known = cases()
+    else:
+        known = [Case(**json.loads(path.read_text(encoding="utf-8"))["case"]) for path in sorted(folder.glob("*.json"))]
+    if unknown := set(asked.case) - {case.name for case in known} or (not known and {str(folder)}):
+        parser.error(f"no such case or recording: {', '.join(sorted(unknown))}")
+    chosen = [case for case in known if (case.quick or not asked.quick) and (case.name in asked.case or not asked.case)]
+    work = record if asked.what == "record" else compare
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        waiting = {case.name: pool.submit(work, case, tree, folder, asked.keep) for case in chosen}
+        good = [succeeded(name, future) for name, future in waiting.items()]
+    print(f"{sum(good)} of {len(good)} cases {'recorded' if asked.what == 'record' else 'equal'}")
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""What a run of a case in golden.py leaves behind, as digests, numbers and texts that are the same in every run."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+Options: TypeAlias = dict[str, Json]
+
+
+LOOSE = "texts"  # what may differ
+# Different in every run: moments, durations, sizes of memory, random ids, and the version of the program.
+UNSTEADY = re.compile(
+    r"^(t|s_it|eta|bytes|total|(.*/)?seconds|cache_hits|id|started|ended|heartbeat|pid|process_start|host|versions|"
+    r"hardware|folder|modelspec\.date|modelspec\.implementation_version|ss_session_id|"
+    r"ss_training_(started|finished)_at|ss_sd_scripts_commit_hash|.*_s|.*_gb)$"
+)
+
+
+class Failed(Exception):
+    """A case could not be run to its end."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folders of one run of a case, and how the text in its files is made the same everywhere."""
+
+    tree: Path
+    inputs: Path
+    work: Path
+    compiled: Path
+
+    def text(self, raw: str) -> str:
+        """`raw` without folders, moments and the ids of runs."""
+        for folder, name in ((self.work, "WORK"), (self.inputs, "INPUTS"), (self.tree, "TREE")):
+            raw = raw.replace(str(folder), name)
+        raw = re.sub(r"-\d{8}-\d{6}-[0-9a-f]{4}\b", "-RUN", raw)
+        return re.sub(r"\b20\d{12}\b|(?<=_)20\d{12}(?=_)", "TIME", raw)
+
+    def steady(self, value: Json) -> Json:
+        """A JSON value without what differs in every run."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.steady(part) for part in value]
+        if isinstance(value, dict):
+            return {self.text(key): self.steady(part) for key, part in value.items() if not UNSTEADY.match(key)}
+        return value
+
+    def environment(self) -> dict[str, str]:
+        """Of a process that uses this tree alone, one thread, no network, and no folder of the user."""
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))},
+            "PYTHONPATH": str(self.tree),
+            "PYTHONIOENCODING": "utf-8",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "KOHYA_HOME": str(self.work / "home"),
+            "HF_HOME": str(self.work / "huggingface"),
+            "HF_HUB_OFFLINE": "1",
+            "GRADIO_ANALYTICS_ENABLED": "False",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
+            "COLUMNS": "120",
+        }
+
+    def run(self, arguments: Sequence[str | Path], may_fail: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run this Python with arguments. Raises Failed with the end of what it printed when it fails."""
+        command = [sys.executable, *map(str, arguments)]
+        done = subprocess.run(
+            command,
+            cwd=self.work,
+            env=self.environment(),
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )
+        if done.returncode and not may_fail:
+            raise Failed(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        return done
+
+    def kohya(self) -> list[str]:
+        """The arguments of Python that are the console command of this tree."""
+        project = tomllib.loads((self.tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        module, function = project["scripts"]["kohya"].split(":")
+        return ["-c", f"import sys; from {module} import {function} as main; sys.exit(main())"]
+
+
+def collect(place: Place) -> dict[str, Json]:
+    """Everything that is below out/, images/ and logs/, as digests and numbers."""
+    found: dict[str, dict[str, Json]] = {}
+    for path in sorted(path for top in ("out", "images", "logs") for path in (place.work / top).rglob("*")):
+        if path.is_dir():
+            continue
+        name = place.text(path.relative_to(place.work).as_posix())
+        if "tfevents" in name:
+            losses = found.setdefault("losses", {})
+            losses[f"{name.split('/')[-2]} {len(losses) + 1}"] = scalars(path)
+        elif path.name == "progress.jsonl":
+            found.setdefault("record", {})[name], found.setdefault(LOOSE, {})[name] = events(path, place)
+        elif path.name == "log.txt":
+            continue  # what the console shows, with times
+        elif not (name.startswith("images/") and path.suffix in (".png", ".txt")):
+            category = "record" if path.name == "run.json" else "caches" if path.suffix == ".npz" else "files"
+            found.setdefault(category, {})[name] = READERS.get(path.suffix, plain)(path, place)
+    return {category: dict(values) for category, values in found.items()}
+
+
+# ---- reading files
+
+
+def digest(data: bytes) -> str:
+    """The first 16 digits of the SHA-256: enough to see that something differs."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def safetensors(path: Path, place: Place) -> Json:
+    """Tensors by key, as type, shape and digest, and the metadata."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    metadata = header.pop("__metadata__", None)
+    tensors: dict[str, Json] = {
+        key: f"{tensor['dtype']} {tensor['shape']} {digest(data[slice(*tensor['data_offsets'])])}"
+        for key, tensor in header.items()
+    }
+    return {"metadata": place.steady(metadata), "tensors": tensors}
+
+
+def pickled(path: Path, place: Place) -> Json:
+    """A file of torch.save, without running code from it."""
+    import torch
+
+    def summed(value: object) -> Json:
+        if isinstance(value, torch.Tensor):
+            data = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+            return f"{value.dtype} {list(value.shape)} {digest(data)}"
+        if isinstance(value, dict):
+            return {str(key): summed(part) for key, part in value.items() if not UNSTEADY.match(str(key))}
+        if isinstance(value, (list, tuple)):
+            return [summed(part) for part in value] if len(value) < 100 else digest(repr(value).encode())
+        return place.text(repr(value))
+
+    return summed(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def arrays(path: Path, place: Place) -> Json:
+    """The arrays of a cache by key."""
+    import numpy as np
+
+    with np.load(path) as stored:
+        parts = {key: stored[key] for key in stored.files}
+    return {
+        key: place.text(str(value)) if value.dtype.kind == "U"
+        else f"{value.dtype} {list(value.shape)} {digest(value.tobytes())}"
+        for key, value in parts.items()
+    }  # fmt: skip
+
+
+def picture(path: Path, place: Place) -> Json:
+    """The pixels of a preview, and what is written into its file."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        about = {str(key): place.text(str(value)) for key, value in image.info.items()}
+        return {"pixels": f"{image.mode} {list(image.size)} {digest(image.tobytes())}", "info": {**about}}
+
+
+def parsed(path: Path, place: Place) -> Json:
+    return place.steady(json.loads(path.read_text(encoding="utf-8")))
+
+
+def plain(path: Path, place: Place) -> Json:
+    return digest(path.read_bytes())
+
+
+READERS: dict[str, Callable[[Path, Place], Json]] = {
+    ".safetensors": safetensors, ".npz": arrays, ".png": picture, ".json": parsed,
+    ".bin": pickled, ".pt": pickled, ".ckpt": pickled,
+}  # fmt: skip
+
+
+def scalars(path: Path) -> dict[str, Json]:
+    """The numbers of a TensorBoard file: by name, those of each step."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
+
+    out: dict[str, Json] = {}
+    for event in EventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            if value.HasField("tensor") and not re.search(r"_s$|_gb$|second|memory", value.tag):
+                array = make_ndarray(value.tensor)
+                out[f"{value.tag} {event.step}"] = float(array) if array.dtype.kind == "f" and array.ndim == 0 else None
+    return out
+
+
+def events(path: Path, place: Place) -> tuple[Json, Json]:
+    """What a run has noted: the numbers by kind, and the sentences, each once."""
+    numbers: list[Json] = []
+    sentences: dict[str, None] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        said = {key: event.pop(key) for key in ("text", "name") if key in event}
+        sentences |= {f"{event['kind']}: {place.text(str(text))}": None for text in said.values()}
+        if event["kind"] not in ("phase", "warning", "note"):
+            numbers.append(place.steady(event))
+    return numbers, list(sentences)
