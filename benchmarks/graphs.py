@@ -110,8 +110,8 @@ def adapt(model, regions):
     """A LoRA on every Linear layer of the blocks."""
     from torch import nn
 
-    from library.methods.adapters import LoraLinear, Spec
-    from library.methods.factor_cache import Ready
+    from library.methods.adapters import AdapterSpec, LoraLinear
+    from library.methods.factor_cache import FactorCache
 
     model.requires_grad_(False)
     adapters = []
@@ -119,9 +119,9 @@ def adapt(model, regions):
         for name, layer in list(block.named_modules()):
             if isinstance(layer, nn.Linear):
                 parent = block.get_submodule(name.rpartition(".")[0])
-                adapters.append(LoraLinear.around(layer, Spec(rank=4, alpha=4.0)))
+                adapters.append(LoraLinear.around(layer, AdapterSpec(rank=4, alpha=4.0)))
                 setattr(parent, name.rpartition(".")[2], adapters[-1])
-    Ready(model, adapters)
+    FactorCache(model, adapters)
 
 
 def wrap(model, regions, backend):

@@ -69,9 +69,9 @@ def watch(family):
     from accelerate import Accelerator
 
     from library.train import loss
-    from library.train.checkpointer import Keeper
+    from library.train.checkpointer import Checkpointer
     from library.train.run import Run
-    from library.train.samples import Previews
+    from library.train.samples import SampleRunner
     from library.train.updates import Updates
     from library.train.validation import Validation
 
@@ -84,7 +84,7 @@ def watch(family):
     clock.wrap(Updates, "apply", "update")
     for owner, method in ((Updates, "rates"), (Run, "log")):
         clock.wrap(owner, method, "log")
-    for owner in (Validation, Previews, Keeper):
+    for owner in (Validation, SampleRunner, Checkpointer):
         clock.wrap(owner, "when_due", "when due")
     begin, steps, backward = Updates.__init__, Run.steps, Accelerator.backward
 

@@ -12,7 +12,7 @@ from library.config.remedies import COMMON_ARGUMENTS
 
 
 @dataclass(frozen=True)
-class Maker:
+class OptimizerSpec:
     """Where an optimizer comes from."""
 
     module: str
@@ -35,50 +35,52 @@ NESTEROV = {"always": {"nesterov": True}, "defaults": {"momentum": 0.9}}
 FINDS = {"finds_rate": True, "instead": ("Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "AdamW")}
 FINDS_ONE = {**FINDS, "one_rate": True}
 # Names are read without regard to case, as sd-scripts does.
-MAKERS = {
-    "adamw": Maker("torch.optim", "AdamW"),
-    "sgdnesterov": Maker("torch.optim", "SGD", **NESTEROV),
-    "adamw8bit": Maker(BNB, "AdamW8bit"),
-    "pagedadamw": Maker(BNB, "PagedAdamW"),
-    "pagedadamw8bit": Maker(BNB, "PagedAdamW8bit"),
-    "pagedadamw32bit": Maker(BNB, "PagedAdamW32bit"),
-    "lion8bit": Maker(BNB, "Lion8bit", instead=("Lion", "AdamW")),
-    "pagedlion8bit": Maker(BNB, "PagedLion8bit", instead=("Lion", "AdamW")),
-    "sgdnesterov8bit": Maker(BNB, "SGD8bit", **NESTEROV, instead=("SGDNesterov",)),
-    "lion": Maker("lion_pytorch", "Lion"),
-    "prodigy": Maker("prodigyopt", "Prodigy", **FINDS_ONE),
-    "prodigyplusschedulefree": Maker("prodigyplus", "ProdigyPlusScheduleFree", **FINDS),
-    "adafactor": Maker("transformers.optimization", "Adafactor"),
-    "dadaptation": Maker(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS_ONE),
-    "dadaptadampreprint": Maker(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS_ONE),
-    "dadaptadagrad": Maker(DADAPT, "DAdaptAdaGrad", **FINDS_ONE),
-    "dadaptadam": Maker(DADAPT, "DAdaptAdam", **FINDS_ONE),
-    "dadaptadan": Maker(DADAPT, "DAdaptAdan", **FINDS),
-    "dadaptadanip": Maker(EXPERIMENTAL, "DAdaptAdanIP", **FINDS),
-    "dadaptlion": Maker(DADAPT, "DAdaptLion", **FINDS_ONE),
-    "dadaptsgd": Maker(DADAPT, "DAdaptSGD", **FINDS_ONE),
-    "adamwschedulefree": Maker(FREE, "AdamWScheduleFree"),
-    "radamschedulefree": Maker(FREE, "RAdamScheduleFree", instead=("RAdam",)),
-    "sgdschedulefree": Maker(FREE, "SGDScheduleFree", instead=("SGDNesterov",)),
-    "came": Maker("pytorch_optimizer", "CAME"),
-    "adammini": Maker("library.train.sorted_optimizers", "AdamMini", "pytorch_optimizer"),
+SPECS = {
+    "adamw": OptimizerSpec("torch.optim", "AdamW"),
+    "sgdnesterov": OptimizerSpec("torch.optim", "SGD", **NESTEROV),
+    "adamw8bit": OptimizerSpec(BNB, "AdamW8bit"),
+    "pagedadamw": OptimizerSpec(BNB, "PagedAdamW"),
+    "pagedadamw8bit": OptimizerSpec(BNB, "PagedAdamW8bit"),
+    "pagedadamw32bit": OptimizerSpec(BNB, "PagedAdamW32bit"),
+    "lion8bit": OptimizerSpec(BNB, "Lion8bit", instead=("Lion", "AdamW")),
+    "pagedlion8bit": OptimizerSpec(BNB, "PagedLion8bit", instead=("Lion", "AdamW")),
+    "sgdnesterov8bit": OptimizerSpec(BNB, "SGD8bit", **NESTEROV, instead=("SGDNesterov",)),
+    "lion": OptimizerSpec("lion_pytorch", "Lion"),
+    "prodigy": OptimizerSpec("prodigyopt", "Prodigy", **FINDS_ONE),
+    "prodigyplusschedulefree": OptimizerSpec("prodigyplus", "ProdigyPlusScheduleFree", **FINDS),
+    "adafactor": OptimizerSpec("transformers.optimization", "Adafactor"),
+    "dadaptation": OptimizerSpec(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS_ONE),
+    "dadaptadampreprint": OptimizerSpec(EXPERIMENTAL, "DAdaptAdamPreprint", **FINDS_ONE),
+    "dadaptadagrad": OptimizerSpec(DADAPT, "DAdaptAdaGrad", **FINDS_ONE),
+    "dadaptadam": OptimizerSpec(DADAPT, "DAdaptAdam", **FINDS_ONE),
+    "dadaptadan": OptimizerSpec(DADAPT, "DAdaptAdan", **FINDS),
+    "dadaptadanip": OptimizerSpec(EXPERIMENTAL, "DAdaptAdanIP", **FINDS),
+    "dadaptlion": OptimizerSpec(DADAPT, "DAdaptLion", **FINDS_ONE),
+    "dadaptsgd": OptimizerSpec(DADAPT, "DAdaptSGD", **FINDS_ONE),
+    "adamwschedulefree": OptimizerSpec(FREE, "AdamWScheduleFree"),
+    "radamschedulefree": OptimizerSpec(FREE, "RAdamScheduleFree", instead=("RAdam",)),
+    "sgdschedulefree": OptimizerSpec(FREE, "SGDScheduleFree", instead=("SGDNesterov",)),
+    "came": OptimizerSpec("pytorch_optimizer", "CAME"),
+    "adammini": OptimizerSpec("library.train.sorted_optimizers", "AdamMini", "pytorch_optimizer"),
     # By default steps are as long as AdamW's, so that its learning rates serve.
-    "muon": Maker("library.train.sorted_optimizers", "Muon", "pytorch_optimizer", defaults={"use_adjusted_lr": True}),
+    "muon": OptimizerSpec(
+        "library.train.sorted_optimizers", "Muon", "pytorch_optimizer", defaults={"use_adjusted_lr": True}
+    ),
 }
 
 
-def maker(name: str) -> Maker:
+def spec_of(name: str) -> OptimizerSpec:
     """Who makes an optimizer: a line of the table, torch.optim.<Name>, or module.Class."""
     module, _, cls = name.rpartition(".")
-    known = MAKERS.get(cls.lower())
+    known = SPECS.get(cls.lower())
     if known and (not module or known.package == module.split(".")[0]):
         return known
-    return Maker(module or "torch.optim", cls)
+    return OptimizerSpec(module or "torch.optim", cls)
 
 
 def trouble(name: str) -> str:
     """Why the package of an optimizer cannot be used, as far as that is known without loading it; '' where it can."""
-    package = maker(name).package
+    package = spec_of(name).package
     if not packages.installed(package):
         return packages.absent(package)
     error = packages.failure(package) if package in packages.PACKAGES else ""
@@ -87,15 +89,15 @@ def trouble(name: str) -> str:
 
 def nearest(name: str) -> str:
     """The optimizer to use where the package of this one does not work: the first whose package does."""
-    own = maker(name)
-    others = (other for other in own.instead if maker(other).package != own.package)
+    own = spec_of(name)
+    others = (other for other in own.instead if spec_of(other).package != own.package)
     return next((other for other in others if not trouble(other)), "AdamW")
 
 
 def advice(name: str, adapters: bool) -> str:
     """What to set where the package of an optimizer does not work."""
     other = nearest(name)
-    if not maker(name).finds_rate or maker(other).finds_rate:
+    if not spec_of(name).finds_rate or spec_of(other).finds_rate:
         return f"set optimizer_type = {other}"
     return f"set optimizer_type = {other} and learning_rate = {'1e-4' if adapters else '1e-5'}"
 

@@ -67,8 +67,8 @@ def warm_up(family: Any) -> None:
     with torch.no_grad():
         family.latents(parts, torch.zeros(1, 3, 64, 64), torch.Generator())
         family.text(parts, ["zorb"])
-    learner = methods.attach(parts, family, family.config)
-    torch.optim.AdamW(learner.parameters())
+    method = methods.attach(parts, family, family.config)
+    torch.optim.AdamW(method.parameters())
     Accelerator(cpu=True).state._reset_state(True)
 
 

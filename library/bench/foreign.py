@@ -22,7 +22,7 @@ from library.bench.subjects import Made, usual
 from library.config.schema import ConfigError, build
 from library.config.values import meant
 from library.families.base import Parts
-from library.methods.adapters import LoraLinear, Spec
+from library.methods.adapters import AdapterSpec, LoraLinear
 
 SCRIPT = "flux_train_network"  # whose options say how to train it
 
@@ -58,14 +58,14 @@ class Adapters:
         for block in [m for m in model.modules() if type(m).__name__ in regions]:
             for path, layer in [(p, m) for p, m in block.named_modules() if type(m) is nn.Linear]:
                 place, _, name = path.rpartition(".")
-                self.layers.append(LoraLinear.around(layer, Spec(rank=rank, alpha=rank)))
+                self.layers.append(LoraLinear.around(layer, AdapterSpec(rank=rank, alpha=rank)))
                 setattr(block.get_submodule(place), name, self.layers[-1])
 
     def parameters(self) -> list[nn.Parameter]:
         """All that learns."""
         return [p for layer in self.layers for p in (*layer.lora_down.parameters(), *layer.lora_up.parameters())]
 
-    def groups(self, _: Any = None) -> list[dict[str, Any]]:
+    def groups(self) -> list[dict[str, Any]]:
         """One group for the optimizer."""
         return [{"params": self.parameters(), "lr": self.rate, "name": "adapters"}]
 
@@ -105,8 +105,8 @@ class Foreign:
         model = networks.filled(model, networks.place(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
             model.to = functools.partial(_to, model)
-        learner = Adapters(model, self.regions, config.network.network_dim or 4, config.optim.learning_rate)
-        return Made(Parts(model, None, {}, {}, {}), Stranger(self.regions), learner)
+        method = Adapters(model, self.regions, config.network.network_dim or 4, config.optim.learning_rate)
+        return Made(Parts(model, None, {}, {}, {}), Stranger(self.regions), method)
 
     def _empty(self) -> nn.Module:
         try:

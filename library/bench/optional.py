@@ -5,7 +5,7 @@ from typing import get_args
 from library import packages
 from library.bench.finding import Finding, hint, ok
 from library.config.sections.learning import OptimizerName
-from library.optimizers import MAKERS, nearest
+from library.optimizers import SPECS, nearest
 
 
 def optimizers() -> Finding:
@@ -18,7 +18,7 @@ def optimizers() -> Finding:
         for module in packages.PACKAGES
         if module not in absent and (error := optimizer_trial.package(module))
     }
-    names = [name for name in get_args(OptimizerName) if MAKERS[name.lower()].package in (*absent, *wrong)]
+    names = [name for name in get_args(OptimizerName) if SPECS[name.lower()].package in (*absent, *wrong)]
     without = names + ["LyCORIS"] * ("lycoris" in (*absent, *wrong))
     text = f"not installed: {', '.join(map(packages.title, absent))}: {packages.command(*absent)}" if absent else ""
     for module, error in wrong.items():

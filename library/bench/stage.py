@@ -90,12 +90,12 @@ class Stage:
         self.made, self.generator, self.encoding, self.ranks, self.rank = made, torch.Generator(device), None, 1, 0
         compile_utils.start_over()
         self.not_compiled = memory.prepare(made.parts.denoiser, made.family, config, device, _latents(sides))
-        self.optimizer = optimizers.optimizer(made.learner, config)
+        self.optimizer = optimizers.optimizer(made.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
         self._swap = None if config.adapters else swapping.of(made.parts.denoiser)
         optimizers.train_mode(self.optimizer)
-        made.learner.train()
+        made.method.train()
         self._losses = itertools.cycle([self._loss(width, height) for width, height in sides])
 
     def autocast(self) -> contextlib.AbstractContextManager:
@@ -127,7 +127,7 @@ class Stage:
             latents=subject.latents((width, height), self.device),
             text=subject.text(self.made, self.device),
         )
-        return lambda: loss.of(batch, self.made.family, self.made.parts, self.made.learner, self)
+        return lambda: loss.of(batch, self.made.family, self.made.parts, self.made.method, self)
 
     def step(self) -> Tensor:
         """Forward, backward, clipping, optimizer: what a training repeats, one size after another. Returns the loss."""
@@ -136,7 +136,7 @@ class Stage:
             self._swap.bring_home()
         if not self.config.optim.stepped_early:
             if self.config.optim.max_grad_norm:
-                torch.nn.utils.clip_grad_norm_(self.made.learner.parameters(), self.config.optim.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(self.made.method.parameters(), self.config.optim.max_grad_norm)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self._swap:
@@ -152,11 +152,11 @@ class Stage:
     def _begin_pass(self, block: nn.Module) -> None:
         """What a pass of the whole model does before its blocks: adapters get the factors that they multiply with."""
         with self.autocast():
-            for prepared in getattr(self.made.learner, "ready", ()):
+            for prepared in getattr(self.made.method, "factor_caches", ()):
                 prepared.prepare()
         for layer in block.modules():
-            if factors := getattr(layer, "ready", None):
-                layer.ready = tuple(x.detach().requires_grad_(x.requires_grad) for x in factors)
+            if factors := getattr(layer, "cached_factors", None):
+                layer.cached_factors = tuple(x.detach().requires_grad_(x.requires_grad) for x in factors)
 
     def compiling(self) -> dict[str, Any]:
         """What the compiler did since the stage was made."""

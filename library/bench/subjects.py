@@ -24,7 +24,7 @@ class Made:
 
     parts: Parts
     family: Any
-    learner: Any
+    method: Any
 
 
 class Subject(Protocol):

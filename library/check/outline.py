@@ -25,7 +25,7 @@ def problems(config: Any) -> Iterator[str]:
     if not _in_question(config) or not _here(config):
         return
     try:
-        learner = _learner(config)
+        method = _method(config)
     except ConfigError as e:
         yield from str(e).splitlines()
         return
@@ -35,7 +35,7 @@ def problems(config: Any) -> Iterator[str]:
         logging.getLogger(__name__).debug("%s could not be tried beforehand: %s", config.network.module, e)
         return
     if _resumes(config):
-        yield from _misfits(Path(config.steps.resume), learner, config)
+        yield from _misfits(Path(config.steps.resume), method, config)
 
 
 def _in_question(config: Any) -> bool:
@@ -56,7 +56,7 @@ def _here(config: Any) -> bool:
     return all(Path(name).exists() for name in given if name)
 
 
-def _learner(config: Any) -> Any:
+def _method(config: Any) -> Any:
     import torch
 
     level = logging.root.manager.disable
@@ -72,14 +72,14 @@ def _learner(config: Any) -> Any:
         logging.disable(level)
 
 
-def _misfits(folder: Path, learner: Any, config: Any) -> Iterator[str]:
+def _misfits(folder: Path, method: Any, config: Any) -> Iterator[str]:
     """A state of other networks, or of another optimizer over the same."""
-    here = {name: tuple(tensor.shape) for name, tensor in learner.snapshot().items()}
+    here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
     if problem := snapshot.differing(here, weights.header(folder / resume_state.WEIGHTS)):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # a damaged file is not looked into here
         saved = resume_state.counts(folder)
-        now = [len(group["params"]) for group in learner.groups(config.optim) if group["params"]]
+        now = [len(group["params"]) for group in method.groups() if group["params"]]
         if saved and saved != now:
             yield resume_state.OTHER_OPTIMIZER

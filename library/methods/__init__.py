@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Learner(Protocol):
+class TrainingMethod(Protocol):
     """What the trainer needs to know about what learns. Adapters can also load a file: `load_state_dict`."""
 
-    trains: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
+    trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
 
-    def groups(self, optim: Any = None) -> list[dict[str, Any]]:
+    def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""
         ...
 
@@ -40,7 +40,7 @@ class Learner(Protocol):
         ...
 
 
-def attach(parts: Any, family: Any, config: Any) -> Learner:
+def attach(parts: Any, family: Any, config: Any) -> TrainingMethod:
     """Freeze the model, make what shall learn, and return it. Call it once, before dtypes, devices and compiling."""
     for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
         if network is not None:

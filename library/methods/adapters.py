@@ -21,7 +21,7 @@ from library.methods import ggpo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spec:
+class AdapterSpec:
     """What one adapter is made of."""
 
     rank: int
@@ -46,10 +46,10 @@ class Adapter(nn.Module):
     lora_down: nn.Module
     lora_up: nn.Module
     scale: Tensor
-    ready: tuple[Tensor, ...] | None = None  # the factors as this pass multiplies with them, see ready.py
+    cached_factors: tuple[Tensor, ...] | None = None  # factors as this pass uses them, see factor_cache.py
 
     @classmethod
-    def around(cls, layer: nn.Module, spec: Spec, dtype: torch.dtype = torch.float32) -> "Adapter":
+    def around(cls, layer: nn.Module, spec: AdapterSpec, dtype: torch.dtype = torch.float32) -> "Adapter":
         """An adapted layer that shares `layer`'s parameters. It changes nothing until lora_up has learned something."""
         new = cls.__new__(cls)
         # The registries are copied, or the adapter would appear inside the original layer too.
@@ -86,7 +86,7 @@ class Adapter(nn.Module):
 
     def delta(self, x: Tensor) -> Tensor:
         """What the adapter adds to the layer's answer."""
-        down, *ups = self.ready or self._own_factors(x)
+        down, *ups = self.cached_factors or self._own_factors(x)
         hidden = self._dropped(self._down(x, down))
         if not scaled_in(ups[0].dtype):
             hidden = hidden * self.scale
@@ -144,7 +144,7 @@ class Adapter(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes over: what was made for a pass is no part of it."""
-        return {**self.__dict__, "ready": None}
+        return {**self.__dict__, "cached_factors": None}
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Adapter":
         """Casting the model must not round the scale: alpha / rank = 1/24 in bfloat16 is 0.2 % off."""
@@ -156,7 +156,7 @@ class Adapter(nn.Module):
 
     # ---- for the two kinds of layer
 
-    def _grow(self, spec: Spec, where: dict) -> None:
+    def _grow(self, spec: AdapterSpec, where: dict) -> None:
         raise NotImplementedError
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class LoraLinear(Adapter, nn.Linear):
         """The frozen layer's own answer."""
         return F.linear(x, fit(self.weight, x), fit(self.bias, x))
 
-    def _grow(self, spec: Spec, where: dict) -> None:
+    def _grow(self, spec: AdapterSpec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank, where)
         self.lora_up = _linear(spec.rank, self.out_features, where)
         _start(self.lora_down, [self.lora_up], spec.frozen_down)
@@ -221,7 +221,7 @@ class SplitLoraLinear(LoraLinear):
     times n, so that alpha / rows is the strength that was trained.
     """
 
-    def _grow(self, spec: Spec, where: dict) -> None:
+    def _grow(self, spec: AdapterSpec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank * len(spec.split), where)
         self.lora_up = nn.ModuleList(_linear(spec.rank, size, where) for size in spec.split)
         _start(self.lora_down, self.lora_up, spec.frozen_down)
@@ -253,7 +253,7 @@ class LoraConv2d(Adapter, nn.Conv2d):
         """The frozen layer's own answer."""
         return self._conv_forward(x, fit(self.weight, x), fit(self.bias, x))
 
-    def _grow(self, spec: Spec, where: dict) -> None:
+    def _grow(self, spec: AdapterSpec, where: dict) -> None:
         shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}
         skip = nn.utils.skip_init
         self.lora_down = skip(nn.Conv2d, self.in_channels, spec.rank, self.kernel_size, **shape, **where)
@@ -270,7 +270,7 @@ class LoraConv2d(Adapter, nn.Conv2d):
         return (*hidden.shape[:2], 1, 1)
 
 
-def kind_of(layer: nn.Module, spec: Spec) -> type[Adapter] | None:
+def adapter_class(layer: nn.Module, spec: AdapterSpec) -> type[Adapter] | None:
     """The class that adapts this layer, or None when no adapter fits it."""
     if isinstance(layer, nn.Linear):
         return SplitLoraLinear if spec.split else LoraLinear

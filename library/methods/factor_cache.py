@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from library.methods.adapters import Adapter, scaled_in
 
 
-class Ready:
+class FactorCache:
     """Prepares the factors of all adapters of a network whenever that is called.
 
     A layer that is called by itself afterwards goes on with the factors of the network's last pass.
@@ -35,12 +35,12 @@ class Ready:
         self.multiplier = self.multiplier.to(first.device)
         cast = torch.is_autocast_enabled(first.device.type)
         dtype = torch.get_autocast_dtype(first.device.type) if cast else first.dtype
-        jobs: dict[Any, list[tuple[Tensor, float | None]]] = {_Made.apply: [], _made: []}
+        jobs: dict[Any, list[tuple[Tensor, float | None]]] = {_CastAndScale.apply: [], _cast_and_scale: []}
         learned = [adapter.factors() for adapter in self.adapters]
         for adapter, factors in zip(self.adapters, learned, strict=True):
             # What has no learning rate, or is frozen, needs no gradient, whatever the others beside it need.
             for factor, strength in adapter.with_strength(factors):
-                jobs[_Made.apply if factor.requires_grad else _made].append((factor, strength))
+                jobs[_CastAndScale.apply if factor.requires_grad else _cast_and_scale].append((factor, strength))
         made: dict[int, Tensor] = {}
         for make, some in jobs.items():
             if some:
@@ -48,17 +48,17 @@ class Ready:
                 answers = make(dtype, [s for _, s in some], self.multiplier.clone(), *given)
                 made.update(zip(map(id, given), answers, strict=True))
         for adapter, factors in zip(self.adapters, learned, strict=True):
-            adapter.ready = tuple(made[id(factor)] for factor in factors)
+            adapter.cached_factors = tuple(made[id(factor)] for factor in factors)
 
 
-class _Made(torch.autograd.Function):
+class _CastAndScale(torch.autograd.Function):
     """Factors as they are learned -> as they are multiplied with, all at once."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor):
         ctx.set_materialize_grads(False)
         ctx.learned_in, ctx.made_in, ctx.strengths, ctx.multiplier = factors[0].dtype, dtype, strengths, multiplier
-        return tuple(_made(dtype, strengths, multiplier, *factors))
+        return tuple(_cast_and_scale(dtype, strengths, multiplier, *factors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class _Made(torch.autograd.Function):
         return None, None, None, *(None if g is None else next(done) for g in gradients)
 
 
-def _made(
+def _cast_and_scale(
     dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor
 ) -> Sequence[Tensor]:
     """Multiplied first, then rounded once."""

@@ -18,7 +18,7 @@ RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
 LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
 
 
-class Whole:
+class FullFinetune:
     """All or most parameters of a model."""
 
     def __init__(self, parts: Any, family: Any, groups: list[dict[str, Any]]) -> None:
@@ -28,13 +28,13 @@ class Whole:
         self.parts.encoders = dict(parts.encoders)
         for parameter in self.parameters():
             parameter.requires_grad_(True)
-        self.trains = {
+        self.trained_parts = {
             name: any(p.requires_grad for p in network.parameters()) for name, network in _networks(parts).items()
         }
-        if not any(self.trains.values()):
+        if not any(self.trained_parts.values()):
             raise ConfigError("nothing is trained: every learning rate is 0")
 
-    def groups(self, _optim: Any = None) -> list[dict[str, Any]]:
+    def groups(self) -> list[dict[str, Any]]:
         """Parameter groups: {"params", "lr", "name"}, the denoiser first. A group with rate 0 is left out."""
         return [dict(group) for group in self._groups]
 
@@ -59,10 +59,10 @@ class Whole:
         """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
         snapshot.put_back(self._named(), tensors)
 
-    def train(self, mode: bool = True) -> "Whole":
+    def train(self, mode: bool = True) -> "FullFinetune":
         """Training or evaluation mode of the networks that learn."""
         for name, network in _networks(self.parts).items():
-            network.train(mode and self.trains[name])
+            network.train(mode and self.trained_parts[name])
         return self
 
     def _named(self) -> dict[str, nn.Parameter]:
@@ -70,10 +70,10 @@ class Whole:
         return {name: p for name, p in every if p.requires_grad}
 
 
-def attach(parts: Any, family: Any, config: Any) -> Whole:
+def attach(parts: Any, family: Any, config: Any) -> FullFinetune:
     """Make the model learn, in the groups that the learning rates ask for. The model must be frozen already."""
     groups = [*_denoiser_groups(parts, family, config), *_encoder_groups(parts, config)]
-    return Whole(parts, family, [g for g in groups if g["lr"] and g["params"]])
+    return FullFinetune(parts, family, [g for g in groups if g["lr"] and g["params"]])
 
 
 def _networks(parts: Any) -> dict[str, nn.Module]:

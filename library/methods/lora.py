@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from library.config.schema import ConfigError
 from library.methods import ggpo, network_args, snapshot, targets
-from library.methods.adapters import Adapter, Spec, kind_of, saved_alpha
-from library.methods.factor_cache import Ready
-from library.methods.targets import Found, Plan
+from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
+from library.methods.factor_cache import FactorCache
+from library.methods.targets import AdapterPlan, TargetLayer
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Unmatched:
 
 
 @dataclass(frozen=True)
-class Place:
+class AdapterLocation:
     """Where an adapter is. No reference to the layer: what replaces its weights later would not be let go."""
 
     part: str
@@ -53,26 +53,26 @@ class Place:
         return f"lora_unet_{self.path.replace('.', '_')}" if self.part == "denoiser" else ""
 
 
-class Lora:
+class LoraAdapters:
     """Adapters inside a frozen model."""
 
-    def __init__(self, adapters: dict[str, Adapter], places: dict[str, Place], config: Any) -> None:
+    def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: Any) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
-        self.ready: list[Ready] = []
+        self.factor_caches: list[FactorCache] = []
         self.args = network_args.read(config)
         self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
         if not learning:
             raise ConfigError(NOTHING)
-        self.trains: dict[str, bool] = {}
+        self.trained_parts: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):
                 # What has no learning rate stays as it is, and costs no gradient.
                 parameter.requires_grad_(id(parameter) in learning)
-                self.trains[place.part] = self.trains.get(place.part, False) or parameter.requires_grad
+                self.trained_parts[place.part] = self.trained_parts.get(place.part, False) or parameter.requires_grad
 
-    def groups(self, _optim: Any = None) -> list[dict[str, Any]]:
+    def groups(self) -> list[dict[str, Any]]:
         """Parameter groups: {"params", "lr", "name"}, text encoders first. A group with rate 0 is left out."""
         return [dict(group) for group in self._groups]
 
@@ -116,7 +116,7 @@ class Lora:
         """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
         snapshot.put_back(self._named() | self._noted(), tensors)
 
-    def train(self, mode: bool = True) -> "Lora":
+    def train(self, mode: bool = True) -> "LoraAdapters":
         """Switch dropout on or off."""
         for adapter in self.adapters.values():
             adapter.train(mode)
@@ -124,7 +124,7 @@ class Lora:
 
     def set_multiplier(self, multiplier: float) -> None:
         """Strength of all adapters; 0 shows the base model. Compiled graphs stay valid."""
-        for adapters in (*self.adapters.values(), *self.ready):
+        for adapters in (*self.adapters.values(), *self.factor_caches):
             adapters.set_multiplier(multiplier)
 
     @property
@@ -170,7 +170,7 @@ class Lora:
         return {name: p for name, p in every if name.partition(".")[2].startswith(own)}
 
 
-def attach(parts: Any, family: Any, config: Any) -> Lora:
+def attach(parts: Any, family: Any, config: Any) -> LoraAdapters:
     """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
     weights = file_of(network.network_weights) if network.network_weights else None
@@ -178,13 +178,13 @@ def attach(parts: Any, family: Any, config: Any) -> Lora:
     adapters, places = {}, {}
     for root, found, spec in _chosen(parts, family, plan, sizes):
         adapters[found.name] = _adapt(root, found, spec, dtype_of(config))
-        places[found.name] = Place(found.part, found.path)
-    learner = Lora(adapters, places, config)
-    learner.ready = [*_prepared(learner, parts, config)]
-    _tell(learner)
+        places[found.name] = AdapterLocation(found.part, found.path)
+    method = LoraAdapters(adapters, places, config)
+    method.factor_caches = [*_prepared(method, parts, config)]
+    _tell(method)
     if weights is not None:
-        tell("network_weights", network.network_weights, learner.load_state_dict(weights), len(by_name(weights)))
-    return learner
+        tell("network_weights", network.network_weights, method.load_state_dict(weights), len(by_name(weights)))
+    return method
 
 
 def tell(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> None:
@@ -205,7 +205,7 @@ def merge(parts: Any, family: Any, tensors: Mapping[str, Tensor], multiplier: fl
     found, used = by_name(tensors), set()
     for part, root in networks(parts).items():
         for layer in targets.layers(root, part, family.adapter_name, ()):
-            name = layer.name if layer.name in found else Place(part, layer.path).alias
+            name = layer.name if layer.name in found else AdapterLocation(part, layer.path).alias
             if "lora_down.weight" in found.get(name, {}):
                 _add(layer.layer, found[name], multiplier)
                 used.add(name)
@@ -282,18 +282,18 @@ def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 # ---- attaching
 
 
-def _prepared(learner: Lora, parts: Any, config: Any) -> Iterator[Ready]:
+def _prepared(method: LoraAdapters, parts: Any, config: Any) -> Iterator[FactorCache]:
     for part, network in networks(parts).items():
-        adapters = [adapter for name, adapter in learner.adapters.items() if learner.places[name].part == part]
+        adapters = [adapter for name, adapter in method.adapters.items() if method.places[name].part == part]
         # Where the whole denoiser is one graph, that would take the preparation in, and make it anew for each layer.
         whole = part == "denoiser" and config.compile.compile and config.compile.compile_scope == "model"
         if adapters and not whole:
-            yield Ready(network, adapters)
+            yield FactorCache(network, adapters)
 
 
 def _chosen(
-    parts: Any, family: Any, plan: Plan, sizes: dict[str, dict[str, Tensor]] | None
-) -> list[tuple[nn.Module, Found, Spec]]:
+    parts: Any, family: Any, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]] | None
+) -> list[tuple[nn.Module, TargetLayer, AdapterSpec]]:
     chosen = []
     for part, root in networks(parts).items():
         if not plan.wants(part):
@@ -301,14 +301,14 @@ def _chosen(
         blocks = plan.blocks if part == "denoiser" else targets.TEXT
         for found in targets.layers(root, part, family.adapter_name, blocks):
             spec = plan.spec(found) if sizes is None else _from_file(found, plan, sizes)
-            if spec and kind_of(found.layer, spec):
+            if spec and adapter_class(found.layer, spec):
                 chosen.append((root, found, spec))
     return chosen
 
 
-def _from_file(found: Found, plan: Plan, sizes: dict[str, dict[str, Tensor]]) -> Spec | None:
+def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
     """`dim_from_weights`: the adapters of the file, each with its own rank and alpha."""
-    tensors = sizes.get(found.name) or sizes.get(Place(found.part, found.path).alias)
+    tensors = sizes.get(found.name) or sizes.get(AdapterLocation(found.part, found.path).alias)
     if not tensors or "lora_down.weight" not in tensors:
         return None
     rows = tensors["lora_down.weight"].shape[0]
@@ -317,8 +317,8 @@ def _from_file(found: Found, plan: Plan, sizes: dict[str, dict[str, Tensor]]) ->
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 
 
-def _adapt(root: nn.Module, found: Found, spec: Spec, dtype: torch.dtype) -> Adapter:
-    adapter = kind_of(found.layer, spec).around(found.layer, spec, dtype)
+def _adapt(root: nn.Module, found: TargetLayer, spec: AdapterSpec, dtype: torch.dtype) -> Adapter:
+    adapter = adapter_class(found.layer, spec).around(found.layer, spec, dtype)
     parent, _, child = found.path.rpartition(".")
     setattr(root.get_submodule(parent), child, adapter)
     return adapter
@@ -333,11 +333,11 @@ def _add(layer: nn.Module, tensors: Mapping[str, Tensor], multiplier: float) -> 
     layer.weight.copy_((layer.weight.float() + delta).to(layer.weight.dtype))
 
 
-def _tell(learner: Lora) -> None:
-    for part, learns in learner.trains.items():
-        count = sum(place.part == part for place in learner.places.values())
+def _tell(method: LoraAdapters) -> None:
+    for part, learns in method.trained_parts.items():
+        count = sum(place.part == part for place in method.places.values())
         log.info("LoRA on %s: %d layers%s", part, count, "" if learns else ", not trained (learning rate 0)")
-    for name, adapter in learner.adapters.items() if getattr(learner.args, "verbose", False) else ():
+    for name, adapter in method.adapters.items() if getattr(method.args, "verbose", False) else ():
         log.info("  %s: rank %d, alpha %s", name, adapter.spec.rank, adapter.alpha)
 
 
@@ -348,44 +348,46 @@ def _some(names: list[str]) -> str:
 # ---- learning rates
 
 
-def _groups(learner: Lora, config: Any) -> Iterator[dict[str, Any]]:
-    optim, args = config.optim, learner.args
+def _groups(method: LoraAdapters, config: Any) -> Iterator[dict[str, Any]]:
+    optim, args = config.optim, method.args
     ratio = args.loraplus_text_encoder_lr_ratio or args.loraplus_lr_ratio
-    for names, rate, label in _encoder_rates(learner, config):
-        yield from _rated(learner, names, rate, label, ratio)
-    unet = [n for n, place in learner.places.items() if place.part == "denoiser"]
+    for names, rate, label in _encoder_rates(method, config):
+        yield from _rated(method, names, rate, label, ratio)
+    unet = [n for n, place in method.places.items() if place.part == "denoiser"]
     rate = optim.learning_rate if optim.unet_lr is None else optim.unet_lr
     ratio = args.loraplus_unet_lr_ratio or args.loraplus_lr_ratio
     weights = getattr(args, "block_weights", ())
     if not weights:
-        yield from _rated(learner, unet, rate, "unet", ratio)
+        yield from _rated(method, unet, rate, "unet", ratio)
         return
     blocks: dict[int, list[str]] = {}
     for name in unet:
         blocks.setdefault(targets.block_of(name), []).append(name)
     for block, names in blocks.items():
-        yield from _rated(learner, names, rate * weights[block], f"unet_block{block}", ratio)
+        yield from _rated(method, names, rate * weights[block], f"unet_block{block}", ratio)
 
 
-def _encoder_rates(learner: Lora, config: Any) -> Iterable[tuple[list[str], float, str]]:
+def _encoder_rates(method: LoraAdapters, config: Any) -> Iterable[tuple[list[str], float, str]]:
     """`text_encoder_lr`: SDXL has one rate for both encoders, the first value; FLUX has one for CLIP-L, one for T5."""
     given = tuple(config.optim.text_encoder_lr)
     rates = (*given, *given[-1:], config.optim.learning_rate, config.optim.learning_rate)
-    encoders = {n: place.part for n, place in learner.places.items() if place.part != "denoiser"}
-    if not isinstance(learner.args, network_args.FluxArgs):
+    encoders = {n: place.part for n, place in method.places.items() if place.part != "denoiser"}
+    if not isinstance(method.args, network_args.FluxArgs):
         yield list(encoders), rates[0], "textencoder"
         return
     for i, t5 in enumerate((False, True)):
         yield [n for n, part in encoders.items() if (part == "t5xxl") == t5], rates[i], f"textencoder {i + 1}"
 
 
-def _rated(learner: Lora, names: list[str], rate: float, label: str, ratio: float | None) -> Iterator[dict[str, Any]]:
+def _rated(
+    method: LoraAdapters, names: list[str], rate: float, label: str, ratio: float | None
+) -> Iterator[dict[str, Any]]:
     """One group, or several: patterns of `network_reg_lrs` have their own, and LoRA+ gives lora_up another rate."""
-    patterns = network_args.patterns(getattr(learner.args, "network_reg_lrs", ""), float)
+    patterns = network_args.patterns(getattr(method.args, "network_reg_lrs", ""), float)
     members: dict[tuple[str, float], list[Adapter]] = {}
     for name in names:
         own = ((f"{label} reg_lr_{i}", lr) for i, (pattern, lr) in enumerate(patterns) if re.search(pattern, name))
-        members.setdefault(next(own, (label, rate)), []).append(learner.adapters[name])
+        members.setdefault(next(own, (label, rate)), []).append(method.adapters[name])
     for (title, lr), adapters in members.items():
         if ratio:
             downs = [p for a in adapters if not a.spec.frozen_down for p in a.lora_down.parameters()]

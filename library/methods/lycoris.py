@@ -29,7 +29,7 @@ from library.methods.lora import Unmatched, dtype_of, file_of, tell
 OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
 
 
-class Inside:
+class VisibleDenoiser:
     """The denoiser as the package may see it: without what is in OUTSIDE. It asks for nothing but `named_modules`."""
 
     def __init__(self, root: nn.Module) -> None:
@@ -41,7 +41,7 @@ class Inside:
         return ((path, m) for path, m in self._root.named_modules() if path.split(".")[0] not in OUTSIDE)
 
 
-class Foreign:
+class LycorisAdapters:
     """Adapters that another package made, behind our protocol."""
 
     def __init__(self, network: Any, places: dict[str, str], config: Any) -> None:
@@ -51,15 +51,15 @@ class Foreign:
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
             raise ConfigError(lora.NOTHING)
-        self.trains: dict[str, bool] = {}
+        self.trained_parts: dict[str, bool] = {}
         for adapter in network.loras:
             for parameter in adapter.parameters():
                 parameter.requires_grad_(id(parameter) in learning)
             part = places[adapter.lora_name]
             learns = any(p.requires_grad for p in adapter.parameters())
-            self.trains[part] = self.trains.get(part, False) or learns
+            self.trained_parts[part] = self.trained_parts.get(part, False) or learns
 
-    def groups(self, _optim: Any = None) -> list[dict[str, Any]]:
+    def groups(self) -> list[dict[str, Any]]:
         """Parameter groups as the package divides them: {"params", "lr", "name"}."""
         return [dict(group) for group in self._groups]
 
@@ -103,7 +103,7 @@ class Foreign:
         """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
         snapshot.put_back(self._named(), tensors)
 
-    def train(self, mode: bool = True) -> "Foreign":
+    def train(self, mode: bool = True) -> "LycorisAdapters":
         """Switch dropout on or off."""
         for parameter in self.parameters():  # the package views some as matrices, whatever order the model is in
             if not parameter.is_contiguous():
@@ -158,7 +158,7 @@ def problems(config: Any) -> Iterator[str]:
         yield f"network_module {module} {packages.broken(package, error)}"
 
 
-def attach(parts: Any, family: Any, config: Any) -> Foreign:
+def attach(parts: Any, family: Any, config: Any) -> LycorisAdapters:
     """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
     if wrong := [*problems(config), *network_args.problems(config)]:
         raise ConfigError("\n".join(wrong))
@@ -182,7 +182,7 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
             alpha,
             parts.vae,
             list(encoders.values()) or None,
-            Inside(parts.denoiser),
+            VisibleDenoiser(parts.denoiser),
             **settings,
         )
     places = _name(network, {**encoders, "denoiser": parts.denoiser}, family)
@@ -195,16 +195,16 @@ def attach(parts: Any, family: Any, config: Any) -> Foreign:
             adapter.org_forward = types.MethodType(_as_it_is, layer)
         if getattr(adapter, "op", None) is functional.group_norm:
             adapter.op = _group_norm
-    learner = Foreign(network, places, config)
+    method = LycorisAdapters(network, places, config)
     if weights := config.network.network_weights:
         tensors = file_of(weights)
         try:
-            unmatched = learner.load_state_dict(tensors)
+            unmatched = method.load_state_dict(tensors)
         except ConfigError as e:
             raise ConfigError(f"network_weights: {e}") from e
         # Each kind of adapter has an alpha, so that alone does not make it the same kind.
         tell("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
-    return learner
+    return method
 
 
 def _as_it_is(layer: Any, *args: Any, **kwargs: Any) -> Any:

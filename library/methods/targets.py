@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from library.methods import network_args
-from library.methods.adapters import Spec
+from library.methods.adapters import AdapterSpec
 from library.methods.network_args import FluxArgs, LoraArgs
 
 # Classes inside the text encoders whose linear layers carry adapters.
@@ -19,7 +19,7 @@ DEFAULT_RANK = 4
 
 
 @dataclass(frozen=True)
-class Found:
+class TargetLayer:
     """A layer that could carry an adapter."""
 
     part: str  # "denoiser", or a text encoder's short name
@@ -39,27 +39,27 @@ NONE: Rank = (0, 0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class AdapterPlan:
     """What the config says about adapters, ready to be asked layer by layer."""
 
     args: Any
     rank: int
     alpha: float | int
     dropout: float
-    size: Callable[["Plan", Found], Rank]  # the line of the table
+    size: Callable[["AdapterPlan", TargetLayer], Rank]  # the line of the table
     blocks: tuple[str, ...]  # class names of the denoiser's blocks
     denoiser: bool
     encoders: bool
     frozen_down: bool = False  # LoRA-FA
 
-    def spec(self, found: Found) -> Spec | None:
+    def spec(self, found: TargetLayer) -> AdapterSpec | None:
         """The adapter for this layer, or None."""
         rank, alpha = self.size(self, found)
         return self.made(found, rank, alpha) if rank else None
 
-    def made(self, found: Found, rank: int, alpha: float | int) -> Spec:
+    def made(self, found: TargetLayer, rank: int, alpha: float | int) -> AdapterSpec:
         """A spec of this rank, with the dropouts and the splitting the config asks for."""
-        return Spec(
+        return AdapterSpec(
             rank=rank,
             alpha=alpha or rank,
             dropout=self.dropout,
@@ -83,13 +83,13 @@ class Plan:
         return self.encoders and (part != "t5xxl" or getattr(self.args, "train_t5xxl", False))
 
 
-def plan(config: Any, blocks: tuple[str, ...]) -> Plan:
+def plan(config: Any, blocks: tuple[str, ...]) -> AdapterPlan:
     """Read the config. `blocks` are the class names that the family offers. Raises ConfigError for wrong arguments."""
     network, args = config.network, network_args.read(config)
     if not isinstance(args, LoraArgs) or args.conv_dim is not None or args.conv_block_dims:
         blocks = (*blocks, *CONV)
     only = {"single": "Single", "double": "Double"}.get(getattr(args, "train_blocks", "all"), "")
-    return Plan(
+    return AdapterPlan(
         args=args,
         rank=network.network_dim or DEFAULT_RANK,
         alpha=1 if network.network_alpha == 1 else network.network_alpha,  # sd-scripts' default is an integer
@@ -102,7 +102,9 @@ def plan(config: Any, blocks: tuple[str, ...]) -> Plan:
     )
 
 
-def layers(root: nn.Module, part: str, name_of: Callable[[str, str], str], blocks: tuple[str, ...]) -> Iterator[Found]:
+def layers(
+    root: nn.Module, part: str, name_of: Callable[[str, str], str], blocks: tuple[str, ...]
+) -> Iterator[TargetLayer]:
     """Every linear layer and convolution of one network, in the order of its tree, with the block it is in."""
     inside: dict[str, str] = {}
     for path, module in root.named_modules():
@@ -110,7 +112,7 @@ def layers(root: nn.Module, part: str, name_of: Callable[[str, str], str], block
         kind = type(module).__name__
         inside[path] = inside.get(parent, "") or (kind if kind in blocks else "")
         if isinstance(module, nn.Linear | nn.Conv2d):
-            yield Found(part, path, name_of(part, path), module, inside[path])
+            yield TargetLayer(part, path, name_of(part, path), module, inside[path])
 
 
 def block_of(name: str) -> int:
@@ -122,7 +124,7 @@ def block_of(name: str) -> int:
     return first[match[1]] + int(match[2]) if match[1] in first else network_args.NUM_BLOCKS - 1
 
 
-def split_sizes(found: Found) -> tuple[int, ...]:
+def split_sizes(found: TargetLayer) -> tuple[int, ...]:
     """Output sizes of query, key, value (and MLP) inside FLUX's fused matrices; () for other layers."""
     if not re.search(r"_blocks_\d+_(?:\w+_attn_qkv|linear1)$", found.name):
         return ()
@@ -133,7 +135,7 @@ def split_sizes(found: Found) -> tuple[int, ...]:
 # ---- the table
 
 
-def _sdxl(plan: Plan, found: Found) -> Rank:
+def _sdxl(plan: AdapterPlan, found: TargetLayer) -> Rank:
     args: LoraArgs = plan.args
     if not found.inside:
         return NONE
@@ -161,7 +163,7 @@ TYPES = (
 )
 
 
-def _flux(plan: Plan, found: Found) -> Rank:
+def _flux(plan: AdapterPlan, found: TargetLayer) -> Rank:
     args: FluxArgs = plan.args
     embedder = _embedder_rank(args, found)
     if not found.inside and embedder is None:
@@ -183,14 +185,14 @@ def _flux(plan: Plan, found: Found) -> Rank:
     return plan.rank, plan.alpha
 
 
-def _embedder_rank(args: FluxArgs, found: Found) -> int | None:
+def _embedder_rank(args: FluxArgs, found: TargetLayer) -> int | None:
     ranks = network_args.ranks(args.in_dims)
     if not ranks or found.part != "denoiser":
         return None
     return next((r for name, r in zip(EMBEDDERS, ranks, strict=True) if found.path.split(".")[0] == name), None)
 
 
-SIZES: dict[str, Callable[[Plan, Found], Rank]] = {
+SIZES: dict[str, Callable[[AdapterPlan, TargetLayer], Rank]] = {
     "networks.lora": _sdxl,
     "networks.lora_fa": _sdxl,
     "networks.lora_flux": _flux,

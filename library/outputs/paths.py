@@ -135,14 +135,14 @@ def problems(config: Any) -> Iterator[str]:
         )
 
 
-def result(path: Path, learner: Any, config: Any, metadata: Mapping[str, str], progress: tuple[int, int]) -> Path:
+def result(path: Path, method: Any, config: Any, metadata: Mapping[str, str], progress: tuple[int, int]) -> Path:
     """Write what has been learned, as a file or as a folder of diffusers'; see `model`."""
     if extension(config):
-        return model(path, learner.state_dict(), config, metadata, progress)
-    return folder(path, learner, config)
+        return model(path, method.state_dict(), config, metadata, progress)
+    return folder(path, method, config)
 
 
-def folder(path: Path, learner: Any, config: Any) -> Path:
+def folder(path: Path, method: Any, config: Any) -> Path:
     """Write a whole model as a diffusers folder, which is there only when it is complete.
 
     Weights are always safetensors, written tensor by tensor. Raises ConfigError as `model` does.
@@ -155,7 +155,7 @@ def folder(path: Path, learner: Any, config: Any) -> Path:
         need_space(file, layout.data_size)
         layout.write(file, {"format": "pt"})
 
-    written = write_folder_atomic(path, lambda place: learner.write_folder(place, put))
+    written = write_folder_atomic(path, lambda place: method.write_folder(place, put))
     log.info("saved %s", written)
     return written
 

@@ -13,9 +13,9 @@ OURS = ("networks.lora", "networks.lora_fa", "networks.lora_flux")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def expected(learner: Any) -> Shapes:
-    """The names and shapes that a file of this learner holds; they stay the same for the whole run."""
-    return {name: tuple(tensor.shape) for name, tensor in learner.state_dict().items()}
+def expected(method: Any) -> Shapes:
+    """The names and shapes that a file of this method holds; they stay the same for the whole run."""
+    return {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
 
 
 def check(path: Path, shapes_of: Callable[[], Shapes], config: Any) -> dict[str, Any]:

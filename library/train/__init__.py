@@ -15,7 +15,7 @@ def train(config: Any, notes: Sequence[str] | None = None) -> Path | None:
     from library.config import schema
     from library.outputs import hub, paths
     from library.train import logging_setup
-    from library.train.loop import tell
+    from library.train.loop import run_training
 
     logging_setup.listen(config.log)
     if config.data.debug_dataset:
@@ -23,4 +23,4 @@ def train(config: Any, notes: Sequence[str] | None = None) -> Path | None:
     config = hub.fetched(config)
     paths.tidy(config)
     remarks = preflight.check(config)
-    return tell(config, remarks, schema.notes(config) if notes is None else notes)
+    return run_training(config, remarks, schema.notes(config) if notes is None else notes)

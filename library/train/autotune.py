@@ -58,7 +58,7 @@ class Bench:
     batches: Any
     family: Any
     parts: Any
-    learner: Any
+    method: Any
     run: Any
     results: list[Result] = field(default_factory=list)
     kernels: attention.Watch | None = None  # what attention this model asks for, once that has been seen
@@ -70,14 +70,14 @@ class Bench:
         return self.run.clock.total * self.run.config.steps.gradient_accumulation_steps
 
 
-def best(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> Any:
+def best(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> Any:
     """The config to train with: the run's own, or with `compile_autotune` the fastest way of it on this machine.
 
     Where there are several processes, one measures for all.
     """
     if not run.config.compile.compile_autotune:
         return run.config
-    bench = Bench(batches, family, parts, learner, run)
+    bench = Bench(batches, family, parts, method, run)
     found = [_decided(bench) if run.main else None]
     if run.ranks > 1:
         _wait_for_main(run)
@@ -163,9 +163,9 @@ def told(chosen: Result, results: list[Result], passes: int, known: bool) -> str
 
 def _measure(bench: Bench) -> None:
     """Try eager and compiled first, then one thing after the other around the best so far."""
-    run, before, asked = bench.run, rng.state(bench.run.device), bench.run.config
+    run, before, asked = bench.run, rng.get_rng_state(bench.run.device), bench.run.config
     cudagraph.leave_default_stream()  # some ways are recorded, and all of them share their weights
-    bench.learner.train()
+    bench.method.train()
     try:
         for number, ways in enumerate(rounds(bench)):
             for way in ways:
@@ -177,7 +177,7 @@ def _measure(bench: Bench) -> None:
                 return  # where compiling does not work there is nothing to choose about it
     finally:
         run.config = asked
-        rng.restore(before, run.device)
+        rng.set_rng_state(before, run.device)
         run.meter.pause()
 
 
@@ -252,7 +252,7 @@ def _rehearsed(bench: Bench, result: Result) -> None:
     run, parts, batches = bench.run, bench.parts, bench.batches
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.device)
-    texts = any(map(bench.learner.trains.get, parts.encoders))
+    texts = any(map(bench.method.trained_parts.get, parts.encoders))
     memory.prepare(parts.denoiser, bench.family, run.config, run.device, batches.kinds(), texts)
     kinds = Counter(dict(batches.kinds().most_common(SIZES)))
     first, steady = 0.0, 0.0
@@ -273,7 +273,7 @@ def _rehearsed(bench: Bench, result: Result) -> None:
     if run.device.type == "cuda":
         result.peak = cudagraph.peak(run.device) / GIB
         room = ROOM * torch.cuda.get_device_properties(run.device).total_memory / GIB
-        room -= 12 * sum(p.numel() for p in bench.learner.parameters()) / GIB  # gradients and the optimizer's memory
+        room -= 12 * sum(p.numel() for p in bench.method.parameters()) / GIB  # gradients and the optimizer's memory
         if result.peak > room:
             result.why = f"needs {result.peak:.1f} GiB, and with the optimizer there are {room:.1f} GiB"
 
@@ -282,14 +282,14 @@ def _watched(bench: Bench, batch: Any) -> None:
     """See what attention the model asks for, where it can be seen: in eager blocks."""
     bench.kernels = bench.kernels or attention.Watch(bench.run.device)
     with bench.kernels:
-        compiling.rehearse(batch, bench.family, bench.parts, bench.learner, bench.run)
+        compiling.rehearse(batch, bench.family, bench.parts, bench.method, bench.run)
 
 
 def seconds_of(bench: Bench, batch: Any) -> float:
     """One rehearsal by the clock."""
     _wait(bench.run.device)
     begin = time.perf_counter()
-    compiling.rehearse(batch, bench.family, bench.parts, bench.learner, bench.run)
+    compiling.rehearse(batch, bench.family, bench.parts, bench.method, bench.run)
     _wait(bench.run.device)
     return time.perf_counter() - begin
 

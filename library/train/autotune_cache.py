@@ -47,7 +47,7 @@ def name_of(bench: Any) -> str:
         "model": [
             [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in bench.parts.denoiser.named_parameters()
         ],
-        "encoders": {name: bool(bench.learner.trains.get(name)) for name in sorted(bench.parts.encoders)},
+        "encoders": {name: bool(bench.method.trained_parts.get(name)) for name in sorted(bench.parts.encoders)},
         "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
         "sizes": _shares(bench.batches.kinds()),
     }

@@ -11,12 +11,12 @@ from library.train import errors, optimizers, resume_state
 from library.train.backups import Backups
 
 
-class Keeper:
+class Checkpointer:
     """Saves what is due and removes what is outdated."""
 
-    def __init__(self, run: Any, family: Any, learner: Any, updates: Any, batches: Any, images: Any) -> None:
+    def __init__(self, run: Any, family: Any, method: Any, updates: Any, batches: Any, images: Any) -> None:
         config = self._config = run.config
-        self._run, self._learner, self._updates, self._batches = run, learner, updates, batches
+        self._run, self._learner, self._updates, self._batches = run, method, updates, batches
         self._names, self._backups = paths.names(config), Backups(run)
         self._every_epochs = paths.every_n_epochs(config, run.clock.epochs)
         self._shapes: verify.Shapes = {}
@@ -85,7 +85,7 @@ class Keeper:
     def _check(self) -> None:
         """Nothing is saved that is not sound: neither after a step that failed, nor weights that are no numbers."""
         self._run.settle()
-        if why := errors.broken(self._learner.parameters(), self._run):
+        if why := errors.weights_problem(self._learner.parameters(), self._run):
             raise ConfigError(why)
 
     def _file(self, path: Path) -> None:

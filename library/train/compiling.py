@@ -24,7 +24,7 @@ def getting_ready(run: Any) -> contextlib.AbstractContextManager[None]:
     return prewarm.getting_ready(run.config.compile, run.device)
 
 
-def ahead(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
+def ahead(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
     """Make every graph that the training needs before its first step, with its own images.
 
     Nothing that the training learns or draws by chance changes. Where eager steps come first, to be compared with
@@ -36,7 +36,7 @@ def ahead(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None
     _warn(run)
     if not run.config.compile.ahead:
         return
-    work = functools.partial(_in_turn, batches, family, bare(parts), learner, run)
+    work = functools.partial(_in_turn, batches, family, bare(parts), method, run)
     if LEDGER.held and LEDGER.savings.begin:
         LEDGER.savings.begin = functools.partial(_both, LEDGER.savings.begin, work)
     else:
@@ -64,7 +64,7 @@ def _both(first: Any, then: Any) -> None:
     then()
 
 
-def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
+def _in_turn(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
     if run.clock.done:
         return
     graphs = sum(LEDGER.predicted().values())
@@ -72,18 +72,18 @@ def _in_turn(batches: Any, family: Any, parts: Any, learner: Any, run: Any) -> N
     single = memory.size_by_size(run.config, run.device)
     run.say(sizes_told(run.config.compile, len(batches.shapes), single))
     with run.accelerator.local_main_process_first():
-        before = rng.state(run.device)
+        before = rng.get_rng_state(run.device)
         try:
             options = run.config.compile
             every = single or options.dynamic is False or (options.records_graphs and run.device.type == "cuda")
             for kind in needed(batches.kinds(), every):
-                _once(batches.example(kind), family, parts, learner, run)
+                _once(batches.example(kind), family, parts, method, run)
         except Exception as error:
             if not blocks.is_compile_error(error):
                 raise
             give_up(run, error)
         finally:
-            rng.restore(before, run.device)
+            rng.set_rng_state(before, run.device)
     if not LEDGER.fallback:
         prove(run)
     run.phase("compiling", graphs, graphs)
@@ -122,20 +122,20 @@ def needed(kinds: Counter[Kind], every: bool) -> Iterator[Kind]:
             return
 
 
-def _once(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
-    rehearse(batch, family, parts, learner, run)
+def _once(batch: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
+    rehearse(batch, family, parts, method, run)
     note(run)
 
 
-def rehearse(batch: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
+def rehearse(batch: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
     """Forward and backward as in a step, without a trace: no gradient is kept, and no hook of a weight runs."""
-    wrong = loss.of(batch, family, parts, learner, run)
-    torch.autograd.grad(wrong, _enough(learner, run.config.adapters), allow_unused=True)
+    wrong = loss.of(batch, family, parts, method, run)
+    torch.autograd.grad(wrong, _enough(method, run.config.adapters), allow_unused=True)
 
 
-def _enough(learner: Any, adapters: bool) -> list[nn.Parameter]:
+def _enough(method: Any, adapters: bool) -> list[nn.Parameter]:
     """Weights whose gradients take a backward pass through all blocks, and little memory."""
-    every = learner.parameters()
+    every = method.parameters()
     return every if adapters else [p for p in every if p.dim() < 2] or every
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from library.config.schema import ConfigError
 
 
-class Average:
+class ExponentialMovingAverage:
     """The average of all that learns, in float32: a step moves it by a share that half precision could not hold."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], config: Any, device: torch.device) -> None:
@@ -21,10 +21,10 @@ class Average:
         self.start()
 
     @classmethod
-    def wanted(cls, learner: Any, config: Any, run: Any) -> "Average | None":
+    def wanted(cls, method: Any, config: Any, run: Any) -> "ExponentialMovingAverage | None":
         """The average of a run, if it is to keep one. The process that saves is the only one that needs it."""
         on = config.optim.ema_decay and run.main
-        return cls(learner.parameters(), config, run.device) if on else None
+        return cls(method.parameters(), config, run.device) if on else None
 
     def start(self) -> None:
         """Begin with the weights as they are."""

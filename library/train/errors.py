@@ -14,7 +14,7 @@ MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it ha
 NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
-def told(error: BaseException, run: Any) -> BaseException:
+def explain_error(error: BaseException, run: Any) -> BaseException:
     """The error as the user should read it; itself, where there is nothing better to say."""
     if isinstance(error, torch.OutOfMemoryError):
         ways = _listed([*_smaller(run), "lower resolution"])
@@ -25,14 +25,14 @@ def told(error: BaseException, run: Any) -> BaseException:
     return error
 
 
-class Numbers:
+class NonFiniteWatch:
     """Watches the numbers of the steps for those that are none."""
 
     def __init__(self, scaled: bool) -> None:
         self._scaled = scaled  # with scaled losses (fp16), infinite gradients are part of the search for the scale
         self._skipped = 0
 
-    def odd(self, line: Mapping[str, Any]) -> str:
+    def check(self, line: Mapping[str, Any]) -> str:
         """Which number of a step ends the training: "loss", "gradient", "gradients" of too many steps, or ""."""
         if not math.isfinite(line["loss"]):
             return "loss"
@@ -45,7 +45,7 @@ class Numbers:
         return "gradient"
 
 
-def no_number(what: str, line: Mapping[str, Any], images: list[str], run: Any) -> str:
+def non_finite_message(what: str, line: Mapping[str, Any], images: list[str], run: Any) -> str:
     """The sentence about a number of a step that is none; `images` are those whose loss it is."""
     config, ways = run.config, ["lower the learning rate"]
     if config.precision.mixed_precision == "fp16":
@@ -62,7 +62,7 @@ def no_number(what: str, line: Mapping[str, Any], images: list[str], run: Any) -
     return f"{about}{f' with {some(images, 8)}' if images else ''}: {_listed(ways)}{_go_on(run)}"
 
 
-def broken(parameters: list[torch.nn.Parameter], run: Any) -> str:
+def weights_problem(parameters: list[torch.nn.Parameter], run: Any) -> str:
     """Why these weights must not be saved, "" when they may. Waits for the device."""
     sound: dict[torch.device, list[torch.Tensor]] = {}  # swapped blocks are in host memory
     for p in parameters:

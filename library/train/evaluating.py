@@ -11,11 +11,11 @@ from library.train import optimizers
 
 
 @contextlib.contextmanager
-def as_for_use(networks: Iterable[torch.nn.Module], run: Any) -> Iterator[None]:
+def evaluation_mode(networks: Iterable[torch.nn.Module], run: Any) -> Iterator[None]:
     """Networks in evaluation mode and without compiled blocks, nothing learns; afterwards all is as before.
 
     A compiled block would need other graphs here, and compiling them would cost more than running eagerly. Raises
-    CutShort out of the first network when somebody wants the training to end now.
+    WorkCancelled out of the first network when somebody wants the training to end now.
     """
     networks = list(networks)
     hook = networks[0].register_forward_pre_hook(lambda *given: run.wishes.hurry())

@@ -14,29 +14,31 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.train.stochastic_rounding import Dice, write
+from library.train.stochastic_rounding import StepRNG, write
 
 Group = dict[str, Any]
 WIDENED = 2**24  # weights that are in float32 at once, if that is more than one tensor
 HALF = (torch.bfloat16, torch.float16)
 
 
-class Bundle:
+class PartialOptimizer:
     """Weights that are stepped together, by an optimizer of their own.
 
-    It steps stand-ins: for the moment of the step they are the weights, or their copies in float32. So the weights'
-    memory, type and place in the graph of gradients never change.
+    It steps master parameters: for the moment of the step they are the weights, or their copies in float32. So the
+    weights' memory, dtype and place in the autograd graph never change.
     """
 
-    def __init__(self, group: Group, weights: Sequence[tuple[int, nn.Parameter]], make: Callable, dice: Dice) -> None:
+    def __init__(
+        self, group: Group, weights: Sequence[tuple[int, nn.Parameter]], make: Callable, dice: StepRNG
+    ) -> None:
         """`group` is the whole optimizer's, whose learning rate counts; weights come with their number in it."""
         self.group, self.weights, self._dice = group, weights, dice
         self.waiting: set[int] = set()  # weights whose gradient has not come yet, by id
         self.stepped = -1  # the last step that was taken
         own = {key: value for key, value in group.items() if key != "params"}
         # Of as many dimensions as the weights, by which an optimizer may sort them.
-        self._stand_ins = [nn.Parameter(torch.empty((0,) * max(1, p.dim()), device=p.device)) for _, p in weights]
-        self.optimizer = make([{**own, "params": self._stand_ins}])
+        self._master_params = [nn.Parameter(torch.empty((0,) * max(1, p.dim()), device=p.device)) for _, p in weights]
+        self.optimizer = make([{**own, "params": self._master_params}])
 
     def wait(self) -> None:
         """Expect a gradient of every weight."""
@@ -49,36 +51,36 @@ class Bundle:
         for group in self.optimizer.param_groups:  # several where it has sorted the weights
             group["lr"] = self.group["lr"]
         lent = []
-        for (number, p), stand_in in zip(self.weights, self._stand_ins, strict=True):
+        for (number, p), master_param in zip(self.weights, self._master_params, strict=True):
             gradient, p.grad = p.grad, None
             if gradient is not None:
-                self._lend(p, gradient, stand_in)
-                lent.append((number, p, stand_in))
+                self._to_fp32(p, gradient, master_param)
+                lent.append((number, p, master_param))
         self.optimizer.step()
-        for number, p, stand_in in lent:
-            self._give_back(p, stand_in, self._dice.on(p.device, step, number))
+        for number, p, master_param in lent:
+            self._write_back(p, master_param, self._dice.generator_for(p.device, step, number))
 
-    def _lend(self, p: nn.Parameter, gradient: Tensor, stand_in: nn.Parameter) -> None:
+    def _to_fp32(self, p: nn.Parameter, gradient: Tensor, master_param: nn.Parameter) -> None:
         wide = torch.float32 if p.dtype in HALF else p.dtype
-        stand_in.data = p.detach().to(wide)
-        stand_in.grad = gradient.to(wide)
-        state = self.optimizer.state[stand_in]
+        master_param.data = p.detach().to(wide)
+        master_param.grad = gradient.to(wide)
+        state = self.optimizer.state[master_param]
         for key, value in state.items():
             if _follows(value, p):  # a resumed state may still be where the weight was then
                 state[key] = value.to(p.device, wide if value.dtype in HALF else value.dtype)
 
-    def _give_back(self, p: nn.Parameter, stand_in: nn.Parameter, chance: torch.Generator) -> None:
+    def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, chance: torch.Generator) -> None:
         if p.dtype in HALF:
-            write(p, stand_in.data, chance)
-            self._narrow(stand_in, p, lambda into, exact: write(into, exact, chance))
-        stand_in.grad = None
-        stand_in.data = stand_in.new_empty(0)
+            write(p, master_param.data, chance)
+            self._narrow(master_param, p, lambda into, exact: write(into, exact, chance))
+        master_param.grad = None
+        master_param.data = master_param.new_empty(0)
 
-    def _narrow(self, stand_in: nn.Parameter, p: nn.Parameter, put: Callable[[Tensor, Tensor], Any]) -> None:
+    def _narrow(self, master_param: nn.Parameter, p: nn.Parameter, put: Callable[[Tensor, Tensor], Any]) -> None:
         """Keep the optimizer's memory of matrices in bfloat16 too; float16 cannot hold the squares of gradients."""
         if p.dtype != torch.bfloat16 or p.dim() < 2:
             return
-        state = self.optimizer.state[stand_in]
+        state = self.optimizer.state[master_param]
         for key, value in state.items():
             if _follows(value, p) and value.dtype == torch.float32:
                 state[key] = torch.empty_like(value, dtype=p.dtype)
@@ -87,11 +89,11 @@ class Bundle:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what the optimizer remembered; what was kept in bfloat16 is so again, without loss."""
         self.optimizer.load_state_dict(state)
-        for (_, p), stand_in in zip(self.weights, self._stand_ins, strict=True):
-            self._narrow(stand_in, p, Tensor.copy_)
+        for (_, p), master_param in zip(self.weights, self._master_params, strict=True):
+            self._narrow(master_param, p, Tensor.copy_)
 
 
-class Bundles(torch.optim.Optimizer):
+class PartitionedOptimizer(torch.optim.Optimizer):
     """All bundles as one optimizer, with the groups and learning rates of the whole."""
 
     def __init__(
@@ -104,9 +106,9 @@ class Bundles(torch.optim.Optimizer):
         self._norms: list[Tensor] = []
         self._share: Callable[[Tensor], Any] | None = None
         numbers = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
-        dice = Dice(seed)
+        dice = StepRNG(seed)
         self.bundles = [
-            Bundle(group, [(numbers[p], p) for p in cut], make, dice)
+            PartialOptimizer(group, [(numbers[p], p) for p in cut], make, dice)
             for group in self.param_groups
             for cut in bundles(group)
         ]
@@ -123,7 +125,7 @@ class Bundles(torch.optim.Optimizer):
             for _, p in bundle.weights:
                 p.register_post_accumulate_grad_hook(functools.partial(self._arrived, bundle))
 
-    def _arrived(self, bundle: Bundle, p: nn.Parameter) -> None:
+    def _arrived(self, bundle: PartialOptimizer, p: nn.Parameter) -> None:
         """A gradient is there."""
         if bundle.stepped == self.steps:  # the step is done again, as compiling has failed halfway
             p.grad = None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Guard:
+class NonFiniteGuard:
     """Looks at the loss and the norm of the gradients before the optimizer steps.
 
     On a CPU the step is left out. On a GPU a fused optimizer leaves it out by itself, told by a flag that never leaves
@@ -20,7 +20,7 @@ class Guard:
         self.waits = run.device.type == "cpu"  # where reading a number costs nothing
         self._flagged = [one for one in _within(optimizer) if getattr(one, "_step_supports_amp_scaling", False)]
 
-    def passes(self, *numbers: Tensor) -> bool:
+    def should_step(self, *numbers: Tensor) -> bool:
         """Whether to step, as far as the host can know; the optimizer is told the rest."""
         if self._scaled or not (self.waits or self._flagged):
             return True

@@ -7,14 +7,14 @@ from typing import Any
 from library import data, families, memory, methods
 from library.memory.quantization import fp8_storage
 from library.train import autotune, compiling, loss
-from library.train.checkpointer import Keeper
+from library.train.checkpointer import Checkpointer
 from library.train.run import Run
-from library.train.samples import Previews
+from library.train.samples import SampleRunner
 from library.train.updates import Updates
 from library.train.validation import Validation
 
 
-def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
+def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
     """Train what `config` describes and return the file that came of it.
 
     `remarks` and `notes` go into the run's record; the notes have been said before.
@@ -30,31 +30,31 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
         with compiling.getting_ready(run):
             parts = family.load(run.storage, run.compute)
         fp8_storage.store_encoders(parts.encoders, config)
-        previews = Previews(family, parts, config, run)
+        previews = SampleRunner(family, parts, config, run)
         previews.remember()
         data.encode(images, family, parts, config, run)
         batches = data.batches(images, config, run.seed, run.rank, run.ranks)
         run.plan(batches, data.summary(images))
 
         # What learns: the whole model, or adapters inside it. Then make it fit and fly.
-        learner = methods.attach(parts, family, config)
-        run.place(parts, learner, keep_vae=previews.wanted)
-        config = autotune.best(batches, family, parts, learner, run)
-        memory.prepare_encoders(parts.encoders, learner.trains, config)
-        texts = any(map(learner.trains.get, parts.encoders))
+        method = methods.attach(parts, family, config)
+        run.place(parts, method, keep_vae=previews.wanted)
+        config = autotune.best(batches, family, parts, method, run)
+        memory.prepare_encoders(parts.encoders, method.trained_parts, config)
+        texts = any(map(method.trained_parts.get, parts.encoders))
         if why := memory.prepare(parts.denoiser, family, config, run.device, batches.kinds(), texts):
             run.warn(f"Not compiled: {why}")
-        updates = Updates(learner, config, run)
-        run.distribute(parts, learner)
-        learner.train()
-        keeper = Keeper(run, family, learner, updates, batches, images)
-        validation = Validation(images, family, parts, learner, run)
-        keeper.resume()
-        compiling.ahead(batches, family, parts, learner, run)
+        updates = Updates(method, config, run)
+        run.distribute(parts, method)
+        method.train()
+        checkpointer = Checkpointer(run, family, method, updates, batches, images)
+        validation = Validation(images, family, parts, method, run)
+        checkpointer.resume()
+        compiling.ahead(batches, family, parts, method, run)
         previews.at_first()
 
         for window in run.steps(batches):  # starts where the resumed state stopped
-            wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, learner, run))
+            wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, method, run))
             if wrong is None:  # the step is dropped: somebody wants an end now
                 break
             norms = updates.apply(wrong)
@@ -63,6 +63,6 @@ def tell(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) ->
             # Once in a while: measure it, look at it, keep it.
             validation.when_due()
             previews.when_due()
-            keeper.when_due()
+            checkpointer.when_due()
 
-        return keeper.final()
+        return checkpointer.final()

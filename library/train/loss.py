@@ -15,7 +15,7 @@ from library.objectives import loss as objective
 
 
 def of(
-    batch: Any, family: Any, parts: Any, learner: Any, run: Any, noise: Callable[[Tensor], Noised] | None = None
+    batch: Any, family: Any, parts: Any, method: Any, run: Any, noise: Callable[[Tensor], Noised] | None = None
 ) -> Tensor:
     """Mean weighted error over a batch, a scalar on the device. Nothing here waits for the device.
 
@@ -30,14 +30,14 @@ def of(
         LEDGER.bucket = f"{latents.shape[-1] * LATENT}x{latents.shape[-2] * LATENT}"
         noised = noise(latents) if noise else noised_here(family, latents, run)
     with run.autocast():
-        text = conditions(batch, family, parts, learner)
+        text = conditions(batch, family, parts, method)
         compiled = run.config.compile.compile and not LEDGER.fallback
         size = batch.full if compiled else len(batch)
         predict = functools.partial(filled_up, size, functools.partial(family.predict, parts.denoiser))
         predicted = predict(noised, text, batch.sizes)
         target = noised.target
         if batch.keep_base is not None:
-            base = without_adapters(learner, lambda: predict(noised, text, batch.sizes))
+            base = without_adapters(method, lambda: predict(noised, text, batch.sizes))
             target = torch.where(batch.keep_base[:, None, None, None], base, target)
     wrong = objective.elementwise(predicted, target, run.config, noised)
     return objective.reduce(wrong, noised.weight, batch.weights, batch.mask)
@@ -74,29 +74,29 @@ def filled_up(size: int, predict: Any, noised: Noised, text: dict[str, Tensor], 
     return predict(full, {name: fill(rows) for name, rows in text.items()}, fill(sizes))[: len(sizes)]
 
 
-def without_adapters(learner: Any, predict: Callable[[], Tensor]) -> Tensor:
+def without_adapters(method: Any, predict: Callable[[], Tensor]) -> Tensor:
     """The base model's own answer, for images that shall not change it (diff_output_preservation).
 
     Gradients stay on, and their graph is thrown away: a compiled block would need another graph without them.
     """
-    learner.set_multiplier(0.0)
+    method.set_multiplier(0.0)
     try:
         return predict().detach()
     finally:
-        learner.set_multiplier(1.0)
+        method.set_multiplier(1.0)
 
 
-def conditions(batch: Any, family: Any, parts: Any, learner: Any) -> dict[str, Tensor]:
+def conditions(batch: Any, family: Any, parts: Any, method: Any) -> dict[str, Tensor]:
     """Text outputs: the cached ones, and those of the encoders that learn or were never cached."""
     text = dict(batch.text or {})
-    live = live_encoders(parts, learner, cached=batch.text is not None)
+    live = live_encoders(parts, method, cached=batch.text is not None)
     if live:
-        learns = any(learner.trains.get(name) for name in live)
+        learns = any(method.trained_parts.get(name) for name in live)
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
             text |= family.text(parts, batch.captions, live)
     return text
 
 
-def live_encoders(parts: Any, learner: Any, cached: bool) -> Sequence[str]:
+def live_encoders(parts: Any, method: Any, cached: bool) -> Sequence[str]:
     """Which text encoders have to run in every step."""
-    return tuple(name for name in parts.encoders if not cached or learner.trains.get(name))
+    return tuple(name for name in parts.encoders if not cached or method.trained_parts.get(name))

@@ -6,29 +6,29 @@ from typing import Any
 from library.config.schema import ConfigError
 from library.config.values import meant
 from library.train.optimizer_classes import (
-    Maker,
+    OptimizerSpec,
+    import_class,
     is_schedule_free,
-    load,
-    maker,
     missing_package,
     read_arguments,
     relative_step,
+    spec_of,
     unknown_arguments,
 )
 
 TRANSFORMERS, DIFFUSERS = "transformers.optimization", "diffusers.optimization"
 FUNCTIONS = {
-    "constant": Maker(TRANSFORMERS, "get_constant_schedule"),
-    "constant_with_warmup": Maker(TRANSFORMERS, "get_constant_schedule_with_warmup"),
-    "linear": Maker(TRANSFORMERS, "get_linear_schedule_with_warmup"),
-    "cosine": Maker(TRANSFORMERS, "get_cosine_schedule_with_warmup"),
-    "cosine_with_restarts": Maker(TRANSFORMERS, "get_cosine_with_hard_restarts_schedule_with_warmup"),
-    "polynomial": Maker(TRANSFORMERS, "get_polynomial_decay_schedule_with_warmup"),
-    "inverse_sqrt": Maker(TRANSFORMERS, "get_inverse_sqrt_schedule"),
-    "cosine_with_min_lr": Maker(TRANSFORMERS, "get_cosine_with_min_lr_schedule_with_warmup"),
-    "warmup_stable_decay": Maker(TRANSFORMERS, "get_wsd_schedule"),
-    "piecewise_constant": Maker(DIFFUSERS, "get_piecewise_constant_schedule"),
-    "adafactor": Maker(TRANSFORMERS, "AdafactorSchedule"),
+    "constant": OptimizerSpec(TRANSFORMERS, "get_constant_schedule"),
+    "constant_with_warmup": OptimizerSpec(TRANSFORMERS, "get_constant_schedule_with_warmup"),
+    "linear": OptimizerSpec(TRANSFORMERS, "get_linear_schedule_with_warmup"),
+    "cosine": OptimizerSpec(TRANSFORMERS, "get_cosine_schedule_with_warmup"),
+    "cosine_with_restarts": OptimizerSpec(TRANSFORMERS, "get_cosine_with_hard_restarts_schedule_with_warmup"),
+    "polynomial": OptimizerSpec(TRANSFORMERS, "get_polynomial_decay_schedule_with_warmup"),
+    "inverse_sqrt": OptimizerSpec(TRANSFORMERS, "get_inverse_sqrt_schedule"),
+    "cosine_with_min_lr": OptimizerSpec(TRANSFORMERS, "get_cosine_with_min_lr_schedule_with_warmup"),
+    "warmup_stable_decay": OptimizerSpec(TRANSFORMERS, "get_wsd_schedule"),
+    "piecewise_constant": OptimizerSpec(DIFFUSERS, "get_piecewise_constant_schedule"),
+    "adafactor": OptimizerSpec(TRANSFORMERS, "AdafactorSchedule"),
 }
 
 
@@ -45,12 +45,12 @@ def schedule(optimizer: Any, config: Any, total_steps: int) -> Any:
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
     if config.optim.lr_scheduler_type:
-        return load(_custom(config))(optimizer, **own)
+        return import_class(_custom(config))(optimizer, **own)
     name, given = _chosen(config)
     if name == "adafactor":
         initial = float(given) if given else config.optim.learning_rate
-        return load(FUNCTIONS[name])(optimizer, initial_lr=initial)
-    return load(FUNCTIONS[name])(optimizer, **{**_settings(name, config.optim, total_steps), **own})
+        return import_class(FUNCTIONS[name])(optimizer, initial_lr=initial)
+    return import_class(FUNCTIONS[name])(optimizer, **{**_settings(name, config.optim, total_steps), **own})
 
 
 def problems(config: Any) -> Iterator[str]:
@@ -69,12 +69,12 @@ def problems(config: Any) -> Iterator[str]:
         return
     yield from _needs(name, config, own)
     if own and name != "adafactor":  # loading one loads much else
-        yield from unknown_arguments(load(FUNCTIONS[name]), own, "lr_scheduler_args", name)
+        yield from unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)
 
 
 def _needs(name: str, config: Any, own: dict[str, Any]) -> Iterator[str]:
     optim = config.optim
-    if name == "adafactor" and maker(config).name != "Adafactor":
+    if name == "adafactor" and spec_of(config).name != "Adafactor":
         yield f"lr_scheduler adafactor goes with optimizer_type Adafactor only, not {optim.optimizer}"
     if name == "adafactor" and ":" in optim.lr_scheduler:
         try:
@@ -94,14 +94,14 @@ def _custom_problems(config: Any, own: dict[str, Any]) -> Iterator[str]:
         yield f"lr_scheduler_type {config.optim.lr_scheduler_type} {absent}"
         return
     try:
-        yield from unknown_arguments(load(cls), own, "lr_scheduler_args", cls.name)
+        yield from unknown_arguments(import_class(cls), own, "lr_scheduler_args", cls.name)
     except ConfigError as e:
         yield f"lr_scheduler_type {config.optim.lr_scheduler_type}: {e}"
 
 
-def _custom(config: Any) -> Maker:
+def _custom(config: Any) -> OptimizerSpec:
     module, _, name = config.optim.lr_scheduler_type.rpartition(".")
-    return Maker(module or "torch.optim.lr_scheduler", name)
+    return OptimizerSpec(module or "torch.optim.lr_scheduler", name)
 
 
 def _chosen(config: Any) -> tuple[str, str]:

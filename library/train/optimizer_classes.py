@@ -11,21 +11,21 @@ from typing import Any
 from library import optimizers, packages
 from library.config.schema import ConfigError
 from library.config.values import meant, shown
-from library.optimizers import MAKERS, Maker
+from library.optimizers import SPECS, OptimizerSpec
 
 # What belongs to one weight alone, and steps it in the type that it is given: besides these, all of three packages.
 ALONE = ("came", "adammini", "muon")
 
 
-def maker(config: Any) -> Maker:
+def spec_of(config: Any) -> OptimizerSpec:
     """Who makes the optimizer of a config."""
-    return optimizers.maker(config.optim.optimizer)
+    return optimizers.spec_of(config.optim.optimizer)
 
 
 def arguments(config: Any) -> dict[str, Any]:
     """optimizer_args read, over the defaults of the table. Raises ConfigError naming all that cannot be read."""
-    own = {**maker(config).defaults, **read_arguments(config.optim.optimizer_args, "optimizer_args")}
-    if maker(config) is MAKERS["adafactor"]:
+    own = {**spec_of(config).defaults, **read_arguments(config.optim.optimizer_args, "optimizer_args")}
+    if spec_of(config) is SPECS["adafactor"]:
         own.setdefault("relative_step", True)
         if own.get("warmup_init"):
             own["relative_step"] = True
@@ -34,13 +34,13 @@ def arguments(config: Any) -> dict[str, Any]:
 
 def relative_step(config: Any) -> bool:
     """Whether Adafactor finds the learning rate itself, which is its default."""
-    return maker(config) is MAKERS["adafactor"] and bool(arguments(config).get("relative_step"))
+    return spec_of(config) is SPECS["adafactor"] and bool(arguments(config).get("relative_step"))
 
 
 def is_schedule_free(config: Any) -> bool:
     """Whether the optimizer keeps an average that must be swapped in for samples and saving."""
-    cls = maker(config)
-    if cls is MAKERS["prodigyplusschedulefree"]:
+    cls = spec_of(config)
+    if cls is SPECS["prodigyplusschedulefree"]:
         return bool(arguments(config).get("use_schedulefree", True))
     return "ScheduleFree" in cls.name
 
@@ -50,8 +50,8 @@ def steps_alone(config: Any) -> bool:
 
     The 8-bit and paged ones of bitsandbytes have kernels of their own; those that find their rate look at all weights.
     """
-    cls = maker(config)
-    if cls in [MAKERS[name] for name in ALONE]:
+    cls = spec_of(config)
+    if cls in [SPECS[name] for name in ALONE]:
         return True
     return cls.module in ("torch.optim", "lion_pytorch", "transformers.optimization") and cls.name != "LBFGS"
 
@@ -83,7 +83,7 @@ def missing_package(module: str) -> str:
     return "" if packages.installed(package) else packages.absent(package)
 
 
-def load(cls: Maker) -> type:
+def import_class(cls: OptimizerSpec) -> type:
     """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
     try:
         with _without_warnings(cls.module):

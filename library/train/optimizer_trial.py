@@ -16,29 +16,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from library import packages
-from library.optimizers import MAKERS, Maker
+from library.optimizers import SPECS, OptimizerSpec
 
 SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to others
 
 
 def package(module: str) -> str:
     """Why a package does not work, '' if it does. That is remembered."""
-    cls = next((maker for maker in MAKERS.values() if maker.package == module), None)
+    cls = next((spec for spec in SPECS.values() if spec.package == module), None)
     error = optimizer(cls) if cls else _loaded(module)
     packages.remember(module, error)
     return error
 
 
-def optimizer(cls: Maker) -> str:
+def optimizer(cls: OptimizerSpec) -> str:
     """Why no weight can be stepped by an optimizer, '' if it can."""
     import torch
 
-    from library.train.optimizer_classes import load
+    from library.train.optimizer_classes import import_class
 
     try:
         with _quiet():
             weight = torch.nn.Parameter(torch.ones(SIZE, device=device()))
-            made = load(cls)([{"params": [weight], "name": "trial"}], lr=1.0, **cls.always, **cls.defaults)
+            made = import_class(cls)([{"params": [weight], "name": "trial"}], lr=1.0, **cls.always, **cls.defaults)
             if callable(switch := getattr(made, "train", None)):
                 switch()
             weight.grad = torch.full_like(weight, 0.5)
@@ -49,17 +49,17 @@ def optimizer(cls: Maker) -> str:
     return "" if moved == moved else "its first step ends in NaN"
 
 
-def arguments(cls: Maker, own: Mapping[str, Any]) -> str:
+def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     """Why an optimizer does not take these values of its arguments, '' if it does."""
     import torch
 
-    from library.train.optimizer_classes import load
+    from library.train.optimizer_classes import import_class
 
     rate = None if own.get("relative_step") else 1.0
     try:
         with _quiet():
             group = {"params": [torch.nn.Parameter(torch.ones(2, 2))], "name": "trial"}
-            load(cls)([group], lr=rate, **{**cls.always, **own})
+            import_class(cls)([group], lr=rate, **{**cls.always, **own})
     except (ValueError, TypeError, AssertionError) as error:
         return told(error)
     return ""

@@ -13,13 +13,13 @@ from library.train import fused_step, optimizer_trial
 from library.train.lr_schedule import problems as schedule_problems
 from library.train.lr_schedule import schedule
 from library.train.optimizer_classes import (
-    Maker,
+    OptimizerSpec,
     arguments,
+    import_class,
     is_schedule_free,
-    load,
-    maker,
     missing_package,
     relative_step,
+    spec_of,
     steps_alone,
     theirs,
     unknown_arguments,
@@ -34,7 +34,7 @@ USUAL_RATES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW
                "PagedLion8bit", "CAME", "AdamMini", "Muon")  # fmt: skip
 
 
-def optimizer(learner: Any, config: Any, seed: int = 0) -> Any:
+def optimizer(method: Any, config: Any, seed: int = 0) -> Any:
     """The optimizer over what learns, one group per learning rate. Call it when parameters are where they will stay.
 
     AdamW is fused on CUDA, unless optimizer_args say otherwise. Weights in half precision, and those that are stepped
@@ -43,17 +43,21 @@ def optimizer(learner: Any, config: Any, seed: int = 0) -> Any:
     """
     if wrong := list(problems(config)):
         raise ConfigError("\n".join(wrong))
-    groups = learner.groups(config.optim)
+    groups = method.groups()
     if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
         raise ConfigError(wrong)
     if relative_step(config):  # Adafactor finds its own rate; one that is given would be refused
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
-    cut = bundled(learner, groups, config)
-    return fused_step.Bundles(groups, cut, functools.partial(_made, config), seed) if cut else _made(config, groups)
+    cut = bundled(method, groups, config)
+    return (
+        fused_step.PartitionedOptimizer(groups, cut, functools.partial(_made, config), seed)
+        if cut
+        else _made(config, groups)
+    )
 
 
-def bundled(learner: Any, groups: list[dict[str, Any]], config: Any) -> Any:
+def bundled(method: Any, groups: list[dict[str, Any]], config: Any) -> Any:
     """How the weights are cut into bundles that are stepped one after the other; None: all are stepped at once."""
     early = config.optim.stepped_early
     if early == "fused_backward_pass":
@@ -62,14 +66,14 @@ def bundled(learner: Any, groups: list[dict[str, Any]], config: Any) -> Any:
         total = sum(len(group["params"]) for group in groups)
         return fused_step.by_count(config.optim.fused_optimizer_groups, total)
     if early == "blockwise_fused_optimizers":
-        regions = learner.family.regions
-        return fused_step.by_block(m for m in learner.parts.denoiser.modules() if type(m).__name__ in regions)
+        regions = method.family.regions
+        return fused_step.by_block(m for m in method.parts.denoiser.modules() if type(m).__name__ in regions)
     half = config.precision.full_bf16 or config.precision.full_fp16
     return fused_step.by_size if half and steps_alone(config) else None
 
 
 def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
-    cls, own = maker(config), arguments(config)
+    cls, own = spec_of(config), arguments(config)
     always = dict(cls.always)
     # Weights that are swapped are on the host at this moment, and may be stepped there; the fused kernels do both.
     with_cuda = any(p.is_cuda for group in groups for p in group["params"])
@@ -77,7 +81,7 @@ def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
     try:
-        return load(cls)(groups, lr=rate, **always, **own)
+        return import_class(cls)(groups, lr=rate, **always, **own)
     except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which takes nothing but matrices
         raise ConfigError(
             f"optimizer_type {config.optim.optimizer} does not take these weights or arguments: {error}"
@@ -86,7 +90,7 @@ def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
 
 def problems(config: Any) -> Iterator[str]:
     """What is wrong with the choice of optimizer and its arguments, a sentence each."""
-    cls, own = maker(config), {}
+    cls, own = spec_of(config), {}
     try:
         own = arguments(config)
     except ConfigError as e:
@@ -109,7 +113,7 @@ def problems(config: Any) -> Iterator[str]:
 
 def _rates(config: Any, rates: Mapping[str, float | None]) -> str:
     """A sentence where rates differ and the optimizer has one for all: it would stop at its first step."""
-    if not maker(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
+    if not spec_of(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return ""
     told = " and ".join(f"{name} {rate}" for name, rate in rates.items())
     return (
@@ -120,7 +124,7 @@ def _rates(config: Any, rates: Mapping[str, float | None]) -> str:
 
 def still(config: Any) -> Iterator[str]:
     """Nothing would learn, whatever the model is: every rate that counts here is 0."""
-    if maker(config) is optimizers.MAKERS["adafactor"]:
+    if spec_of(config) is optimizers.SPECS["adafactor"]:
         return
     rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
     if rates and not any(rates.values()):
@@ -159,8 +163,8 @@ def _rates_of_models(config: Any) -> dict[str, float]:
 
 def notes(config: Any) -> Iterator[str]:
     """What is allowed but seldom meant, or has no effect, a sentence each."""
-    name = maker(config).name
-    if maker(config).finds_rate and config.optim.learning_rate <= 0.1:
+    name = spec_of(config).name
+    if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:
         yield f"learning_rate {config.optim.learning_rate} is small for {name}, which adapts its own: use about 1.0"
     if name == "ProdigyPlusScheduleFree" and config.optim.max_grad_norm:
         yield f"max_grad_norm hinders {name}, which limits its steps by itself: set max_grad_norm = 0"
@@ -190,8 +194,8 @@ def notes(config: Any) -> Iterator[str]:
 
 def describe(config: Any) -> str:
     """The optimizer as metadata names it: module.Class(k=v,...)."""
-    cls, own = maker(config), arguments(config)
-    made = theirs(load(cls))
+    cls, own = spec_of(config), arguments(config)
+    made = theirs(import_class(cls))
     text = ",".join(f"{key}={value}" for key, value in own.items())
     return f"{made.__module__}.{made.__name__}" + (f"({text})" if text else "")
 
@@ -218,26 +222,26 @@ def averaged(made: Any) -> Iterator[None]:
         train_mode(made)
 
 
-def _unusable(cls: Maker) -> str:
+def _unusable(cls: OptimizerSpec) -> str:
     """Why the package of an optimizer cannot be used, and how to get it; it is really tried."""
     if absent := missing_package(cls.package):
         return absent
-    error = tried(cls) if cls in optimizers.MAKERS.values() and cls.package in packages.PACKAGES else ""
+    error = tried(cls) if cls in optimizers.SPECS.values() and cls.package in packages.PACKAGES else ""
     return packages.broken(cls.package, error) if error else ""
 
 
-def tried(cls: Maker) -> str:
+def tried(cls: OptimizerSpec) -> str:
     """What went wrong when this optimizer stepped a small weight here, '' if nothing did."""
     packages.remember(cls.package, error := optimizer_trial.optimizer(cls))
     return error
 
 
-def _signature_problems(cls: Maker, own: dict[str, Any], title: str) -> Iterator[str]:
+def _signature_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[str]:
     try:
-        if not isinstance(load(cls), type):
+        if not isinstance(import_class(cls), type):
             yield f"optimizer_type {title}: this is no class of optimizers; AdamW is one"
             return
-        unknown = list(unknown_arguments(load(cls), own, "optimizer_args", title))
+        unknown = list(unknown_arguments(import_class(cls), own, "optimizer_args", title))
     except ConfigError as e:
         yield f"optimizer_type {title}: {e}"
         return

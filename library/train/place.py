@@ -10,7 +10,7 @@ class Place:
 
     def __init__(self, run: Any, batches: Any) -> None:
         self._clock, self._batches = run.clock.state(), batches
-        self._data, self._chance = batches.state_dict(), rng.state(run.device)
+        self._data, self._chance = batches.state_dict(), rng.get_rng_state(run.device)
 
     def go_back(self, run: Any) -> bool:
         """Be there again. The gradients of the dropped step go."""
@@ -18,7 +18,7 @@ class Place:
         run.clock.step, run.clock.epoch = self._clock["current_step"], self._clock["current_epoch"]
         run.clock.in_epoch = self._clock["step_in_epoch"]
         self._batches.load_state_dict(self._data)
-        rng.restore(self._chance, run.device)
+        rng.set_rng_state(self._chance, run.device)
         return True
 
 

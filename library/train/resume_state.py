@@ -15,7 +15,7 @@ from torch import Tensor
 from library.config.schema import ConfigError
 from library.families.weights import header
 from library.files import need_space, write_folder_atomic
-from library.optimizers import maker
+from library.optimizers import spec_of
 from library.outputs.paths import names
 from library.outputs.writer import Layout
 from library.tools.names import family_of
@@ -68,12 +68,12 @@ class State:
         (place / PROGRESS).write_text(json.dumps(self.facts), encoding="utf-8")
 
 
-def collect(run: Any, learner: Any, updates: Any, batches: Any) -> State | None:
+def collect(run: Any, method: Any, updates: Any, batches: Any) -> State | None:
     """The state as it is now, in the main process; every process must ask."""
-    sources = run.gathered(rng.state(run.device))
+    sources = run.gathered(rng.get_rng_state(run.device))
     if not run.main:
         return None
-    tensors = {WEIGHTS: learner.snapshot()}
+    tensors = {WEIGHTS: method.snapshot()}
     values = {OPTIMIZER: updates.bare.state_dict(), SCHEDULER: updates.schedule.state_dict()}
     values |= {_randomness(rank): source for rank, source in enumerate(sources)}
     if updates.average:
@@ -85,13 +85,13 @@ def collect(run: Any, learner: Any, updates: Any, batches: Any) -> State | None:
     return State(tensors, values, facts)
 
 
-def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> None:
+def load(folder: Path, run: Any, method: Any, updates: Any, batches: Any) -> None:
     """Take over a state folder written by `State.write`. ConfigError when it does not fit this run."""
     device = run.device
     facts = read_progress(folder)
     if not run.config.steps.moved and (why := finished(folder, facts, run.clock.total, names(run.config).last)):
         raise ConfigError(why)
-    learner.restore(_tensors(folder / WEIGHTS))
+    method.restore(_tensors(folder / WEIGHTS))
     try:
         updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
     except ConfigError:
@@ -110,7 +110,7 @@ def load(folder: Path, run: Any, learner: Any, updates: Any, batches: Any) -> No
     else:
         _go_on(facts, run, batches)
     if (folder / _randomness(run.rank)).is_file():
-        rng.restore(_read(folder / _randomness(run.rank), "cpu"), device)
+        rng.set_rng_state(_read(folder / _randomness(run.rank), "cpu"), device)
 
 
 def _go_on(facts: Mapping[str, Any], run: Any, batches: Any) -> None:
@@ -203,7 +203,7 @@ def _other_training(folder: Path, facts: Mapping[str, Any], config: Any) -> Iter
 
 def _memory(optimizer: str) -> tuple[str, str]:
     """What decides which memory an optimizer has: its class. Paged ones have that of the others."""
-    made = maker(optimizer or "AdamW")
+    made = spec_of(optimizer or "AdamW")
     return made.module.split(".")[0], made.name.removeprefix("Paged").lower()
 
 

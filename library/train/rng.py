@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 
-def begin(seed: int | None, ranks: int) -> int:
+def seed_everything(seed: int | None, ranks: int) -> int:
     """Seed every source of random numbers of this process; the seed, which is one by chance where none is given."""
     if seed is None:
         box = [random.SystemRandom().randint(0, 2**31 - 1)]
@@ -21,12 +21,12 @@ def begin(seed: int | None, ranks: int) -> int:
     return seed
 
 
-def as_seed(text: str) -> int:
+def derive_seed(text: str) -> int:
     """A seed that depends on a text and on nothing else: as many independent generators as there are texts."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
-def state(device: torch.device) -> dict[str, Any]:
+def get_rng_state(device: torch.device) -> dict[str, Any]:
     """Where the sources stand that everyone shares; plain values and tensors."""
     version, numbers, gauss = random.getstate()
     return {
@@ -36,7 +36,7 @@ def state(device: torch.device) -> dict[str, Any]:
     }
 
 
-def restore(known: dict[str, Any], device: torch.device) -> None:
+def set_rng_state(known: dict[str, Any], device: torch.device) -> None:
     """Put them back there."""
     version, numbers, gauss = known["python"]
     random.setstate((version, tuple(numbers), gauss))

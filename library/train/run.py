@@ -25,8 +25,8 @@ from library.train.clock import Clock, windows
 from library.train.meter import Batch, Line, Meter
 from library.train.place import Place, place
 from library.train.progress import Progress, clock
-from library.train.step_timer import Split
-from library.train.stop_requests import ASKED, CutShort, Wishes
+from library.train.step_timer import StepTimer
+from library.train.stop_requests import ASKED, ControlRequests, WorkCancelled
 from library.train.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -49,18 +49,18 @@ class Run:
         self.rank: int = self.accelerator.process_index
         self.ranks: int = self.accelerator.num_processes
         self.storage, self.compute = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
-        self.seed = rng.begin(config.steps.seed, self.ranks)
+        self.seed = rng.seed_everything(config.steps.seed, self.ranks)
         self.generator = torch.Generator(self.device)
         self.encoding = torch.Generator(self.device)  # of the VAE's own noise, for latents that are not cached
         self.record = self._record() if self.main else None
         self.trackers: Trackers | None = None
         self.clock = Clock(total=0, per_epoch=1, epochs=1)
         self.meter = Meter(total=0, per_epoch=1)
-        self.split = Split(self.device)
+        self.split = StepTimer(self.device)
         self._footprint = footprint.Footprint(self.device)
-        self._numbers = errors.Numbers(scaled=self.accelerator.scaler is not None)
+        self._non_finite = errors.NonFiniteWatch(scaled=self.accelerator.scaler is not None)
         self.uploads = Uploads(config, self)
-        self.wishes = Wishes(self.record, config.save.save_state_every_n_minutes)
+        self.wishes = ControlRequests(self.record, config.save.save_state_every_n_minutes)
         self.stopping = False
         self._place: Place | None = None  # where it stood before this step, if the step can be dropped
         self.wished: set[str] = set()  # what somebody wants to be done after this step
@@ -79,7 +79,7 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        told = errors.told(error, self) if error else None
+        told = errors.explain_error(error, self) if error else None
         LEDGER.begins = None
         if told is not None and told is not error:
             told.__cause__ = error  # whose traceback belongs into the log
@@ -179,7 +179,7 @@ class Run:
         """Mixed precision, as asked for. It stays around compiled blocks, never inside of them."""
         return self.accelerator.autocast()
 
-    def place(self, parts: Any, learner: Any, keep_vae: bool) -> None:
+    def place(self, parts: Any, method: Any, keep_vae: bool) -> None:
         """Encoders that have nothing left to do leave; the others move to the device. The denoiser's place is decided
         in `memory.prepare`."""
         if not self.config.cache.latents:
@@ -187,7 +187,7 @@ class Run:
         elif not keep_vae:
             parts.vae = None
         for name in list(parts.encoders):
-            if self.config.cache.text and not learner.trains.get(name):
+            if self.config.cache.text and not method.trained_parts.get(name):
                 parts.encoders.pop(name).to("cpu")  # a model that learns keeps them for its file
             else:
                 parts.encoders[name].to(self.device)
@@ -195,12 +195,12 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def distribute(self, parts: Any, learner: Any) -> None:
+    def distribute(self, parts: Any, method: Any) -> None:
         """Let several processes average the gradients of what learns."""
         for name, encoder in parts.encoders.items():
-            if learner.trains.get(name):
+            if method.trained_parts.get(name):
                 parts.encoders[name] = self._shared(encoder, whole=False)
-        if learner.trains.get("denoiser"):
+        if method.trained_parts.get("denoiser"):
             parts.denoiser = self._shared(parts.denoiser, whole=True)
 
     def _shared(self, network: nn.Module, whole: bool) -> nn.Module:
@@ -253,7 +253,7 @@ class Run:
     def steps(self, batches: Any) -> Iterator[list[Any]]:
         """The batches of each optimizer step, from where the clock stands to the end, or until someone says stop."""
         size = self.config.steps.gradient_accumulation_steps
-        self.wishes.be_patient()
+        self.wishes.defer_signals()
         while not self.clock.done and not self.stopping:
             if self.clock.epoch_ended:
                 batches.set_epoch(self.clock.epoch + 1)
@@ -275,21 +275,21 @@ class Run:
         """
         try:
             return self._over_all(self._learned(window, wrong))
-        except CutShort:
+        except WorkCancelled:
             self.stopping = self._place is not None and self._place.go_back(self)
             return None
 
     def _learned(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
         if not LEDGER.expected or LEDGER.fallback:
             return self._accumulate(window, wrong)
-        before = rng.state(self.device)
+        before = rng.get_rng_state(self.device)
         try:
             loss = self._accumulate(window, wrong)
         except Exception as error:
             if not blocks.is_compile_error(error):
                 raise
             compiling.give_up(self, error)
-            rng.restore(before, self.device)
+            rng.set_rng_state(before, self.device)
             loss = self._accumulate(window, wrong)
         return loss
 
@@ -313,7 +313,7 @@ class Run:
         """The mean over all processes, and on the way whether one of them was asked for something."""
         if self.ranks == 1:
             return loss
-        all_ = torch.stack([loss, *(torch.full_like(loss, float(said)) for said in self.wishes.said())])
+        all_ = torch.stack([loss, *(torch.full_like(loss, float(said)) for said in self.wishes.flags())])
         self.average(all_)
         self._asked = dict(zip(ASKED, all_[1:], strict=True))
         return all_[0]
@@ -342,9 +342,9 @@ class Run:
             self.wished |= {name for name in ASKED if line.pop(name, 0.0) > 0}
             self.stopping |= "stop" in self.wished
             self._write(line)
-            if odd := self._numbers.odd(line):
+            if odd := self._non_finite.check(line):
                 every = [path for own in self.gathered(images) for path in own]
-                raise ConfigError(errors.no_number(odd, line, every, self))
+                raise ConfigError(errors.non_finite_message(odd, line, every, self))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.record and self.trackers:
@@ -363,7 +363,7 @@ class Run:
     def _asked_to_stop(self) -> bool:
         if self.ranks == 1:  # of several, all have read the same answer in the lines of the step before
             self.stopping = self.wishes.asked()
-            self.wished |= self.wishes.taken()
+            self.wished |= self.wishes.pop()
         return self.stopping
 
     def granted(self, wish: str) -> bool:
@@ -379,8 +379,8 @@ class Run:
     def _reseed(self, number: int) -> None:
         """The noise of a batch depends on the seed, the step and the batch's number in it, and on nothing before."""
         text = f"{self.seed} {self.clock.step} {number}"
-        self.generator.manual_seed(rng.as_seed(text))
-        self.encoding.manual_seed(rng.as_seed(f"{text} {self.rank}"))
+        self.generator.manual_seed(rng.derive_seed(text))
+        self.encoding.manual_seed(rng.derive_seed(f"{text} {self.rank}"))
 
     # The diary.
 

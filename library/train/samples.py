@@ -9,11 +9,11 @@ from typing import Any
 from library.files import write_atomic
 from library.outputs import prompts
 from library.outputs.prompts import Prompt
-from library.train.evaluating import as_for_use
-from library.train.stop_requests import CutShort
+from library.train.evaluating import evaluation_mode
+from library.train.stop_requests import WorkCancelled
 
 
-class Previews:
+class SampleRunner:
     """Draws the prompt file when it is due.
 
     Neither the random numbers nor the compiled graphs of training notice: every image has a generator of its own, and
@@ -66,7 +66,7 @@ class Previews:
                     if number % run.ranks == run.rank:
                         self._draw_one(number, prompt)
                     run.phase("drawing samples", number + 1, len(self._prompts))
-        except CutShort:
+        except WorkCancelled:
             run.say("The samples are not drawn to the end, as the training ends now.")
         run.accelerator.wait_for_everyone()
 
@@ -77,7 +77,7 @@ class Previews:
         home = parts.vae.device
         parts.vae.to(run.device)
         try:
-            with as_for_use([parts.denoiser, parts.vae, *parts.encoders.values()], run):
+            with evaluation_mode([parts.denoiser, parts.vae, *parts.encoders.values()], run):
                 yield
         finally:
             parts.vae.to(home)

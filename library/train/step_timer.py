@@ -13,7 +13,7 @@ import torch
 
 
 @dataclass
-class Split:
+class StepTimer:
     """Notes the moments of one step after the other."""
 
     device: torch.device

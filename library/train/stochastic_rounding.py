@@ -14,14 +14,14 @@ from torch import Tensor
 LOW = 1 << 16  # what bfloat16 cuts off a float32
 
 
-class Dice:
+class StepRNG:
     """Random numbers that depend on the seed, the step and the weight alone: a resumed run throws the same ones."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def on(self, device: torch.device, step: int, number: int) -> torch.Generator:
+    def generator_for(self, device: torch.device, step: int, number: int) -> torch.Generator:
         """The random numbers of a step for the `number`-th weight."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device)

@@ -36,11 +36,11 @@ class Stopped(KeyboardInterrupt):
     """The training was stopped before its first step: nothing has been learned that could be saved."""
 
 
-class CutShort(Exception):
+class WorkCancelled(Exception):
     """Somebody cannot wait for the end of this piece of work; what was learned before it is to be saved."""
 
 
-class Wishes:
+class ControlRequests:
     """Listens for the wish to stop. `record` is the run's diary, in the process that writes one.
 
     There, every so many `minutes` after the last state was saved, another one ("backup") is a wish, too.
@@ -58,37 +58,37 @@ class Wishes:
         self._wished: set[str] = set()  # what to do after this step, and then go on
         self._launcher = _launcher()
         self._before: dict[int, Any] = {}
-        self._ears: socket.socket | None = None
+        self._wakeup_read: socket.socket | None = None
 
     def listen(self) -> None:
         """Take signals over, until `forget`. Only a main thread can; elsewhere signals are not ours."""
         if threading.current_thread() is not threading.main_thread():
             return
         # The system writes the signal's number into this pair at once, whatever the main thread is busy with.
-        self._ears, self._mouth = socket.socketpair()
-        self._mouth.setblocking(False)
-        self._other = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        self._wakeup_read, self._wakeup_write = socket.socketpair()
+        self._wakeup_write.setblocking(False)
+        self._other = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
         for name in SIGNALS:
             number = getattr(signal, name, None)
             if number is None or (name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN):
                 continue  # nohup has said that a closed terminal shall not matter
             self._before[number] = signal.signal(number, self._interrupt)
-        threading.Thread(target=self._listen, args=(self._ears,), name="signals", daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._wakeup_read,), name="signals", daemon=True).start()
         if self._record:
             threading.Thread(target=self._watch, name="stop file", daemon=True).start()
 
     def forget(self) -> None:
         """Give signals back to whom they belonged."""
-        if self._ears is None:
+        if self._wakeup_read is None:
             return
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._other)
         self._before.clear()
-        self._mouth.close()
-        self._ears = None
+        self._wakeup_write.close()
+        self._wakeup_read = None
 
-    def be_patient(self) -> None:
+    def defer_signals(self) -> None:
         """From now on there is something to save: a signal is noted, and interrupts nothing."""
         self.check()
         self._patient = True
@@ -119,21 +119,21 @@ class Wishes:
         return bool(self._how)
 
     def hurry(self) -> None:
-        """Within a piece of work that can be dropped: raise CutShort when somebody cannot wait for its end.
+        """Within a piece of work that can be dropped: raise WorkCancelled when somebody cannot wait for its end.
 
         Before the first step is done, it is Stopped, as nothing is there to be saved.
         """
         if self.asked() and self._how == "now":
-            raise CutShort if self._learned else Stopped
+            raise WorkCancelled if self._learned else Stopped
 
-    def taken(self) -> set[str]:
+    def pop(self) -> set[str]:
         """What is wanted after this step ("sample", "save", "backup"), each wish once; see `asked`."""
         taken, self._wished = self._wished, set()
         return taken
 
-    def said(self) -> tuple[bool, ...]:
+    def flags(self) -> tuple[bool, ...]:
         """All that was asked for, in the order of ASKED."""
-        stop, taken = self.asked(), self.taken()
+        stop, taken = self.asked(), self.pop()
         return (stop, *(name in taken for name in ASKED[1:]))
 
     def check(self) -> None:
@@ -150,7 +150,7 @@ class Wishes:
 
     def _watch(self) -> None:
         """Loading and compiling look for no wishes; who wants an end now, need not wait for the first step."""
-        while self._ears is not None and not self._learned:
+        while self._wakeup_read is not None and not self._learned:
             if self._on_disk() == "now":
                 self._note("now")
                 self._break_off()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from library.memory import swapping
 from library.train import optimizers, stochastic_rounding
-from library.train.ema import Average
-from library.train.guard import Guard
+from library.train.ema import ExponentialMovingAverage
+from library.train.guard import NonFiniteGuard
 from library.train.lr_schedule import schedule
 
 NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_norm", "average": "norm/avg_key_norm"}
@@ -19,14 +19,14 @@ NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_nor
 class Updates:
     """Optimizer and schedule of a run, stepped together."""
 
-    def __init__(self, learner: Any, config: Any, run: Any) -> None:
+    def __init__(self, method: Any, config: Any, run: Any) -> None:
         self._run, self._limit = run, config.optim.max_grad_norm
-        self._learner, self._parameters = learner, learner.parameters()
+        self._learner, self._parameters = method, method.parameters()
         self._norm_limit = config.network.scale_weight_norms if config.adapters else None
-        self.bare = optimizers.optimizer(learner, config, run.seed)
+        self.bare = optimizers.optimizer(method, config, run.seed)
         watched = run.trackers is not None and run.trackers.open and not self._norm_limit
-        self._gradient = getattr(learner, "mean_gradient", None) if watched else None
-        self._notes = learner.note_gradients if getattr(learner, "disturbed", False) else None
+        self._gradient = getattr(method, "mean_gradient", None) if watched else None
+        self._notes = method.note_gradients if getattr(method, "disturbed", False) else None
         self._early = bool(config.optim.stepped_early)
         if self._early:
             self.bare.step_early(self._limit, run.average if run.ranks > 1 else None)
@@ -36,9 +36,9 @@ class Updates:
         self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
         self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)
         # Blocks that wait in host memory, if they learn; adapters never leave the device.
-        self._swap = None if config.adapters else swapping.of(learner.parts.denoiser)
-        self.average = Average.wanted(learner, config, run)
-        self._guard = Guard(self.bare, run)
+        self._swap = None if config.adapters else swapping.of(method.parts.denoiser)
+        self.average = ExponentialMovingAverage.wanted(method, config, run)
+        self._guard = NonFiniteGuard(self.bare, run)
         optimizers.train_mode(self.bare)
         run.optimizer, run.forget_gradients = self.bare, self.forget
 
@@ -55,7 +55,7 @@ class Updates:
         elif self._limit:
             norm = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
             norms["grad_norm"] = norm.to(self._run.device)
-        if self._guard.passes(wrong, *norms.values()):
+        if self._guard.should_step(wrong, *norms.values()):
             if self._gradient and (mean := self._gradient()) is not None:
                 norms["norm/avg_grad_norm"] = mean.to(self._run.device)
             if self._notes:

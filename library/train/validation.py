@@ -10,9 +10,9 @@ from torch import Tensor
 from library import data
 from library.data.threads import ahead, num_workers
 from library.train import loss
-from library.train.evaluating import as_for_use
-from library.train.rng import as_seed
-from library.train.stop_requests import CutShort
+from library.train.evaluating import evaluation_mode
+from library.train.rng import derive_seed
+from library.train.stop_requests import WorkCancelled
 
 
 class Validation:
@@ -21,8 +21,8 @@ class Validation:
     Neither the random numbers nor the compiled graphs of training notice.
     """
 
-    def __init__(self, images: Any, family: Any, parts: Any, learner: Any, run: Any) -> None:
-        self._family, self._parts, self._learner, self._run = family, parts, learner, run
+    def __init__(self, images: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
+        self._family, self._parts, self._learner, self._run = family, parts, method, run
         # The full trainings have no such options, but their dataset_config may hold images back as well.
         self._options = getattr(run.config, "validation", None)
         seed = getattr(self._options, "validation_seed", None)
@@ -49,11 +49,11 @@ class Validation:
         sums, cut = torch.zeros(len(levels) + 1, device=run.device), torch.zeros(1, device=run.device)
         networks = [self._parts.denoiser, *self._parts.encoders.values()]
         try:
-            with as_for_use(networks, run):
+            with evaluation_mode(networks, run):
                 for number, batch in self._own_batches():
                     losses = [self._loss(batch, number, level) for level in levels]
                     sums += torch.stack([*losses, torch.ones_like(losses[0])])
-        except CutShort:
+        except WorkCancelled:
             run.say("The validation is not done to the end, as the training ends now.")
             cut += 1
         if run.ranks > 1:
@@ -87,4 +87,4 @@ class Validation:
         return loss.of(batch, self._family, self._parts, self._learner, self._run, noise)
 
     def _generator(self, number: int, level: Any) -> torch.Generator:
-        return torch.Generator(self._run.device).manual_seed(as_seed(f"validation {self._seed} {number} {level}"))
+        return torch.Generator(self._run.device).manual_seed(derive_seed(f"validation {self._seed} {number} {level}"))

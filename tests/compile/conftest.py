@@ -24,7 +24,7 @@ class Model:
     config: Any
     family: Any
     parts: Any
-    learner: Any
+    method: Any
     text: dict[str, torch.Tensor]
 
     def loss(self, size: tuple[int, ...]) -> torch.Tensor:
@@ -48,7 +48,7 @@ class Model:
             loss = self.loss(size)
             loss.backward()
             losses.append(loss.detach())
-        got = [p.grad.flatten().float() for p in self.learner.parameters() if p.grad is not None]
+        got = [p.grad.flatten().float() for p in self.method.parameters() if p.grad is not None]
         return torch.stack(losses), torch.cat(got)
 
 
@@ -90,12 +90,12 @@ def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
         with torch.no_grad():
             text = {name: part.clone() for name, part in family.text(parts, ["zorb toy", "plix, red"]).items()}
         torch.manual_seed(0)
-        learner = methods.attach(parts, family, config)
-        for parameter in learner.parameters():
+        method = methods.attach(parts, family, config)
+        for parameter in method.parameters():
             if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
                 parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02
         assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), sizes)
-        learner.train()
-        return Model(config, family, parts, learner, text)
+        method.train()
+        return Model(config, family, parts, method, text)
 
     return make

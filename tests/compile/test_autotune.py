@@ -121,7 +121,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         run = SimpleNamespace(config=replace(config, **values), device=torch.device("cpu"), ranks=ranks)
         return autotune_cache.name_of(SimpleNamespace(
             run=run, family=SimpleNamespace(name="flux"), parts=SimpleNamespace(denoiser=model, encoders={}),
-            learner=SimpleNamespace(trains={}),
+            method=SimpleNamespace(trains={}),
             batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
         ))  # fmt: skip
 

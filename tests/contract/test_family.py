@@ -96,9 +96,9 @@ def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script):
 
     config = config_of(demo, script, **names)
     family, parts = loaded(config)
-    learner = methods.attach(parts, family, config)
-    learner.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
-    learner.train(False)
+    method = methods.attach(parts, family, config)
+    method.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
+    method.train(False)
     assert torch.equal(answer(family, parts), from_file)
     assert (from_file - base).abs().max() > 1e-3 * base.std()
 
@@ -119,8 +119,8 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script):
     from safetensors.torch import load_file
 
     family, parts = loaded(start)
-    learner = methods.attach(parts, family, start)
-    learner.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
+    method = methods.attach(parts, family, start)
+    method.restore(load_file(made.file.with_name(f"{made.file.stem}-state") / "model.safetensors"))
     assert torch.equal(answer(family, parts), from_file)
     assert (from_file - base).abs().max() > 1e-3 * base.std()
 

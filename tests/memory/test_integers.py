@@ -8,11 +8,11 @@ from torch import nn
 
 from library.config.schema import ConfigError
 from library.memory.quantization import fp8_storage, int8
-from library.methods.adapters import LoraConv2d, LoraLinear, Spec
+from library.methods.adapters import AdapterSpec, LoraConv2d, LoraLinear
 from tests import training
 
 CPU = torch.device("cpu")
-SPEC = Spec(rank=4, alpha=4.0)
+SPEC = AdapterSpec(rank=4, alpha=4.0)
 
 
 @pytest.mark.parametrize(

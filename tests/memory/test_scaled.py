@@ -7,7 +7,7 @@ from torch import nn
 from library.check import preflight
 from library.config.schema import ConfigError
 from library.memory.quantization import fp8_matmul, fp8_storage
-from library.methods.adapters import LoraLinear, Spec
+from library.methods.adapters import AdapterSpec, LoraLinear
 from tests.training import LORAS, config_of
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def test_rows_of_zeros_stay_zeros():
 
 def test_adapters_go_on_learning_around_it_and_names_stay():
     exact, _ = layers()
-    adapted = LoraLinear.around(exact, Spec(rank=4, alpha=4.0))
+    adapted = LoraLinear.around(exact, AdapterSpec(rank=4, alpha=4.0))
     names = [*adapted.state_dict()]
     fp8_matmul.keep(adapted, CPU)
     assert type(adapted).__name__ == "LoraLinear" and isinstance(adapted, nn.Linear)

@@ -27,7 +27,7 @@ class Model:
         self.config = training.config_of(demo, script, gradient_checkpointing=True, **values)
         self.family = families.of(self.config)
         self.parts = self.family.load(torch.float32)
-        self.learner = methods.attach(self.parts, self.family, self.config)
+        self.method = methods.attach(self.parts, self.family, self.config)
         self.denoiser = self.parts.denoiser
         assert not memory.prepare(self.denoiser, self.family, self.config, CPU, ((8, 8), (8, 16)))
         self.swap = swapping.of(self.denoiser)
@@ -81,12 +81,12 @@ def test_compiled_gradients_are_the_same_for_every_number_of_blocks(demo, script
 
     def gradients(**values):
         model = Model(demo, script, **values)
-        for number, p in enumerate(model.learner.parameters()):
+        for number, p in enumerate(model.method.parameters()):
             if number == len(start):  # adapters begin with zeros, and would hide what gradients are worth
                 start.append(torch.randn(p.shape, generator=chance) * 0.02 if model.config.adapters else p.data.clone())
             p.data.copy_(start[number])
         model.backward()
-        return [p.grad for p in model.learner.parameters()], model.denoiser.__dict__.get("_swap")
+        return [p.grad for p in model.method.parameters()], model.denoiser.__dict__.get("_swap")
 
     wanted, most = gradients()[0], max(BLOCKS[name] for name in BLOCKS if script.startswith(name))
     for number in range(1, most + 1):
@@ -101,12 +101,12 @@ def test_a_second_step_reads_what_the_first_has_written(demo):
 
     def losses(**values):
         model = Model(demo, "flux_train", **values)
-        made = torch.optim.SGD(model.learner.parameters(), lr=0.1)
+        made = torch.optim.SGD(model.method.parameters(), lr=0.1)
         for seed in range(3):
             model.backward(seed)
             made.step()
             made.zero_grad()
-        return model.learner.snapshot()
+        return model.method.snapshot()
 
     one, other = losses(), losses(blocks_to_swap=3)
     assert all(torch.equal(one[name], other[name]) for name in one)

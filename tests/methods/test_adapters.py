@@ -4,13 +4,13 @@ import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import nn
 
-from library.methods.adapters import LoraConv2d, LoraLinear, Spec, SplitLoraLinear, kind_of
+from library.methods.adapters import AdapterSpec, LoraConv2d, LoraLinear, SplitLoraLinear, adapter_class
 
 
 def adapted(layer, **spec):
-    spec = Spec(**{"rank": 3, "alpha": 1.5, **spec})
+    spec = AdapterSpec(**{"rank": 3, "alpha": 1.5, **spec})
     torch.manual_seed(1)
-    new = kind_of(layer, spec).around(layer, spec)
+    new = adapter_class(layer, spec).around(layer, spec)
     with torch.no_grad():
         for up in new.lora_up if isinstance(new, SplitLoraLinear) else [new.lora_up]:
             up.weight.normal_()
@@ -38,8 +38,8 @@ def test_conv_is_the_sum_of_two_convolutions(kernel, stride, padding):
 
 def test_a_new_adapter_changes_nothing():
     for layer, x in ((nn.Linear(5, 7), torch.randn(2, 5)), (nn.Conv2d(4, 6, 3), torch.randn(1, 4, 8, 8))):
-        spec = Spec(rank=4, alpha=1)
-        assert torch.equal(kind_of(layer, spec).around(layer, spec)(x), layer(x))
+        spec = AdapterSpec(rank=4, alpha=1)
+        assert torch.equal(adapter_class(layer, spec).around(layer, spec)(x), layer(x))
 
 
 def test_split_adapters_are_block_diagonal_and_scale_alike():
@@ -157,6 +157,6 @@ def test_compiled_equals_eager():
 
 
 def test_only_layers_that_fit_are_adapted():
-    spec = Spec(rank=2, alpha=1)
-    assert kind_of(nn.Linear(2, 2), spec) is LoraLinear and kind_of(nn.Conv2d(2, 2, 1), spec) is LoraConv2d
-    assert kind_of(nn.Conv2d(2, 2, 1, groups=2), spec) is None and kind_of(nn.LayerNorm(2), spec) is None
+    spec = AdapterSpec(rank=2, alpha=1)
+    assert adapter_class(nn.Linear(2, 2), spec) is LoraLinear and adapter_class(nn.Conv2d(2, 2, 1), spec) is LoraConv2d
+    assert adapter_class(nn.Conv2d(2, 2, 1, groups=2), spec) is None and adapter_class(nn.LayerNorm(2), spec) is None

@@ -64,8 +64,8 @@ class SdxlNames:
         return adapter_name(part, path, Layout())
 
 
-def sizes(learner):
-    return {n: (a.lora_down.weight.shape[1], a.lora_up.weight.shape[0]) for n, a in learner.adapters.items()}
+def sizes(method):
+    return {n: (a.lora_down.weight.shape[1], a.lora_up.weight.shape[0]) for n, a in method.adapters.items()}
 
 
 def test_sdxl_adapters_at_full_size():
@@ -147,12 +147,12 @@ def test_diffusers_reads_an_sdxl_file_and_draws_the_same(tiny_sdxl):
     from diffusers import StableDiffusionXLPipeline
 
     config, family, model = loaded(tiny_sdxl, network_dim=3, network_alpha=2.0, network_args=["conv_dim=2"])
-    learner = methods.attach(model, family, config)
+    method = methods.attach(model, family, config)
     before = asked(model.denoiser)
     with torch.no_grad():
-        for p in learner.parameters():
+        for p in method.parameters():
             p.normal_(std=0.05)
-    expected, state = asked(model.denoiser), learner.state_dict()
+    expected, state = asked(model.denoiser), method.state_dict()
     assert not torch.allclose(before, expected, atol=1e-3)
 
     unet = loaded(tiny_sdxl)[2].denoiser
@@ -165,24 +165,24 @@ def test_diffusers_reads_an_sdxl_file_and_draws_the_same(tiny_sdxl):
 
 def test_names_of_diffusers_trees_are_read(tiny_sdxl):
     config, family, model = loaded(tiny_sdxl, network_dim=3, network_train_unet_only=True)
-    learner = methods.attach(model, family, config)
+    method = methods.attach(model, family, config)
     renamed = {
-        f"{learner.places[name].alias}.{key}": torch.ones_like(tensor)
-        for name, adapter in learner.adapters.items()
+        f"{method.places[name].alias}.{key}": torch.ones_like(tensor)
+        for name, adapter in method.adapters.items()
         for key, tensor in adapter.tensors().items()
     }
     assert any(key.startswith("lora_unet_down_blocks_1_attentions_0") for key in renamed)
-    assert not learner.load_state_dict(renamed)
-    assert all(bool((t == 1).all()) for t in learner.state_dict().values())
+    assert not method.load_state_dict(renamed)
+    assert all(bool((t == 1).all()) for t in method.state_dict().values())
 
 
 def test_the_whole_of_sdxl_learns_in_groups(tiny_sdxl):
     lrs = ",".join(["1e-4", *["0"] * 9, *["3e-4"] * 13])
     values = {"block_lr": lrs, "train_text_encoder": True, "learning_rate_te1": 2e-5, "learning_rate_te2": 0}
     config, family, model = loaded(tiny_sdxl, SdxlTrain, **values)
-    learner = methods.attach(model, family, config)
-    assert learner.trains == {"denoiser": True, "clip_l": True, "clip_g": False}
-    rates = {g["name"]: g["lr"] for g in learner.groups()}
+    method = methods.attach(model, family, config)
+    assert method.trained_parts == {"denoiser": True, "clip_l": True, "clip_g": False}
+    rates = {g["name"]: g["lr"] for g in method.groups()}
     assert rates["block0"] == 1e-4 and rates["block22"] == 3e-4 and rates["text_encoder1"] == 2e-5
     assert not any(f"block{i}" in rates for i in range(1, 10))
     frozen = {n for n, p in model.denoiser.named_parameters() if not p.requires_grad}
@@ -192,28 +192,28 @@ def test_the_whole_of_sdxl_learns_in_groups(tiny_sdxl):
     ]
     assert frozen and all(n.startswith(("encoder.layers.1.", "final_layer_norm.")) for n in frozen)
     assert not any(p.requires_grad for p in [*model.vae.parameters(), *model.encoders["clip_g"].parameters()])
-    assert len({id(p) for p in learner.parameters()}) == len(learner.parameters())
-    half = learner.state_dict(torch.float16)
+    assert len({id(p) for p in method.parameters()}) == len(method.parameters())
+    half = method.state_dict(torch.float16)
     assert {t.dtype for t in half.values() if t.is_floating_point()} == {torch.float16}
     assert any(k.startswith("first_stage_model.") for k in half)
 
 
 def test_the_denoiser_alone_learns_by_default(tiny_sdxl):
     config, family, model = loaded(tiny_sdxl, SdxlTrain)
-    learner = methods.attach(model, family, config)
-    assert [(g["name"], g["lr"]) for g in learner.groups()] == [("unet", 1e-3)]
-    assert learner.trains == {"denoiser": True, "clip_l": False, "clip_g": False}
-    assert len(learner.parameters()) == len(list(model.denoiser.parameters()))
+    method = methods.attach(model, family, config)
+    assert [(g["name"], g["lr"]) for g in method.groups()] == [("unet", 1e-3)]
+    assert method.trained_parts == {"denoiser": True, "clip_l": False, "clip_g": False}
+    assert len(method.parameters()) == len(list(model.denoiser.parameters()))
     bare, model.denoiser = model.denoiser, torch.nn.ModuleDict({"module": model.denoiser})  # as when distributed
-    taken = {name: tensor.clone() for name, tensor in learner.snapshot().items()}
-    assert len(taken) == len(learner.parameters()) and "denoiser.conv_in.weight" in taken
+    taken = {name: tensor.clone() for name, tensor in method.snapshot().items()}
+    assert len(taken) == len(method.parameters()) and "denoiser.conv_in.weight" in taken
     with torch.no_grad():
-        learner.parameters()[0].add_(1)
-    learner.restore(taken)
-    assert all(torch.equal(t, taken[n]) for n, t in learner.snapshot().items())
-    assert "model.diffusion_model.input_blocks.0.0.weight" in learner.state_dict()
+        method.parameters()[0].add_(1)
+    method.restore(taken)
+    assert all(torch.equal(t, taken[n]) for n, t in method.snapshot().items())
+    assert "model.diffusion_model.input_blocks.0.0.weight" in method.state_dict()
     model.denoiser = bare
-    learner.train()
+    method.train()
     assert model.denoiser.training and not model.encoders["clip_l"].training
 
 

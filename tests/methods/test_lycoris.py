@@ -26,17 +26,17 @@ def lycoris(flux_like, flux_config, *args, **options):
 def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, algo):
     before, untouched = flux_like[1].denoiser(*inputs()), copy.deepcopy(flux_like)
     args = [f"algo={algo}", *(["factor=4"] if algo == "lokr" else [])]
-    parts, learner = lycoris(flux_like, flux_config, *args)
-    assert learner.trains["denoiser"]
+    parts, method = lycoris(flux_like, flux_config, *args)
+    assert method.trained_parts["denoiser"]
     torch.testing.assert_close(parts.denoiser(*inputs()), before, rtol=1e-4, atol=1e-5)
     parts.denoiser(*inputs()).square().mean().backward()
-    learning = {id(p) for p in learner.parameters()}
+    learning = {id(p) for p in method.parameters()}
     got = {id(p) for p in parts.denoiser.parameters() if p.grad is not None}
     assert got and got <= learning
     with torch.no_grad():
-        for p in learner.parameters():
+        for p in method.parameters():
             p.add_(torch.randn_like(p) * 0.05)
-    learned, state = parts.denoiser(*inputs()), {k: v.clone() for k, v in learner.state_dict().items()}
+    learned, state = parts.denoiser(*inputs()), {k: v.clone() for k, v in method.state_dict().items()}
     assert not torch.equal(learned, before)
     if algo == "full":
         return  # the package reads it into a fresh network only
@@ -46,32 +46,32 @@ def test_every_algorithm_attaches_learns_and_comes_back(flux_like, flux_config, 
         assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
         return
     with torch.no_grad():
-        for p in learner.parameters():
+        for p in method.parameters():
             p.zero_()
-    assert not learner.load_state_dict(state).unexpected
+    assert not method.load_state_dict(state).unexpected
     torch.testing.assert_close(parts.denoiser(*inputs()), learned)
 
 
 def test_names_are_those_of_kohya_files(flux_like, flux_config):
-    parts, learner = lycoris(flux_like, flux_config, "algo=lokr", "factor=2")
-    names = {key.split(".")[0] for key in learner.state_dict()}
+    parts, method = lycoris(flux_like, flux_config, "algo=lokr", "factor=2")
+    names = {key.split(".")[0] for key in method.state_dict()}
     assert "lora_unet_double_blocks_0_img_attn_qkv" in names and "lora_te1_text_model_0_q_proj" in names
     assert not any(name.startswith("lora_te3") for name in names)
-    assert {k.split(".")[1] for k in learner.state_dict()} <= {"lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "alpha"}
+    assert {k.split(".")[1] for k in method.state_dict()} <= {"lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "alpha"}
 
 
 def test_adapters_move_with_their_layers(flux_like, flux_config):
-    parts, learner = lycoris(flux_like, flux_config, "algo=loha", network_train_unet_only=True)
+    parts, method = lycoris(flux_like, flux_config, "algo=loha", network_train_unet_only=True)
     inside = {id(p) for p in parts.denoiser.parameters()}
-    assert all(id(p) in inside for p in learner.parameters())
-    assert learner.trains == {"denoiser": True}
+    assert all(id(p) in inside for p in method.parameters())
+    assert method.trained_parts == {"denoiser": True}
 
 
 def test_rates_and_loraplus(flux_like, flux_config):
-    _, learner = lycoris(
+    _, method = lycoris(
         flux_like, flux_config, "algo=lora", "loraplus_unet_lr_ratio=4", unet_lr=1e-4, text_encoder_lr=[1e-5]
     )
-    assert [(g["name"], g["lr"]) for g in learner.groups()] == [
+    assert [(g["name"], g["lr"]) for g in method.groups()] == [
         ("textencoder", 1e-5),
         ("unet", 1e-4),
         ("unet plus", 4e-4),
@@ -104,13 +104,13 @@ def test_blocks_share_graphs(flux_like, flux_config):
 
 def test_rank_and_strength_come_from_the_file(flux_like, flux_config, tmp_path):
     other, third = copy.deepcopy(flux_like), copy.deepcopy(flux_like)
-    parts, learner = lycoris(flux_like, flux_config, "algo=loha", network_alpha=2)
+    parts, method = lycoris(flux_like, flux_config, "algo=loha", network_alpha=2)
     with torch.no_grad():
-        for p in learner.parameters():
+        for p in method.parameters():
             p.add_(torch.randn_like(p) * 0.05)
     facts = {"ss_network_dim": "4", "ss_network_alpha": "2.0", "ss_network_args": json.dumps({"algo": "loha"})}
-    save_file(learner.state_dict(), tmp_path / "a.safetensors", facts)
-    save_file(learner.state_dict(), tmp_path / "b.safetensors")
+    save_file(method.state_dict(), tmp_path / "a.safetensors", facts)
+    save_file(method.state_dict(), tmp_path / "b.safetensors")
     learned, file = parts.denoiser(*inputs()), str(tmp_path / "a.safetensors")
     family, fresh = other
     config = flux_config(network_module="lycoris.kohya", network_dim=9, network_weights=file, dim_from_weights=True)
@@ -127,11 +127,11 @@ def test_rank_and_strength_come_from_the_file(flux_like, flux_config, tmp_path):
 
 def test_weights_are_in_the_order_that_the_package_expects(flux_like, flux_config):
     """Models whose convolutions are faster channels last change that of what is inside them, too."""
-    parts, learner = lycoris(flux_like, flux_config, "algo=glora")
-    for parameter in learner.parameters():
+    parts, method = lycoris(flux_like, flux_config, "algo=glora")
+    for parameter in method.parameters():
         parameter.data = parameter.data.t().contiguous().t()
-    learner.train()
-    assert all(parameter.is_contiguous() for parameter in learner.parameters())
+    method.train()
+    assert all(parameter.is_contiguous() for parameter in method.parameters())
 
 
 @pytest.mark.parametrize("precision", [{}, {"full_fp16": True, "mixed_precision": "fp16"}])
@@ -155,8 +155,8 @@ def test_whole_matrices_of_lokr_come_back_from_a_file_of_any_alpha(flux_like, fl
 
 
 def test_an_infinite_alpha_that_counts_is_named(flux_like, flux_config):
-    _, learner = lycoris(flux_like, flux_config, "algo=lora")
-    state = learner.state_dict()
+    _, method = lycoris(flux_like, flux_config, "algo=lora")
+    state = method.state_dict()
     name = next(name for name in state if name.endswith(".alpha"))
     with pytest.raises(ConfigError, match=f"{name} of the file is infinite"):
-        learner.load_state_dict({**state, name: torch.tensor(float("inf"))})
+        method.load_state_dict({**state, name: torch.tensor(float("inf"))})

@@ -24,14 +24,14 @@ def loaded(base, **values):
 
 
 def trained(base, seed=0, size=0.05, **values):
-    """(learner, parts) of a model with adapters of random numbers."""
+    """(method, parts) of a model with adapters of random numbers."""
     config, family, parts = loaded(base, **values)
-    learner = methods.attach(parts, family, config)
+    method = methods.attach(parts, family, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for p in learner.parameters():
+        for p in method.parameters():
             p.normal_(std=size, generator=generator)
-    return learner, parts
+    return method, parts
 
 
 def asked(base, parts):
@@ -71,10 +71,10 @@ def file_of(base):
     return base["flux"] if isinstance(base, dict) else base
 
 
-def saved(learner, path, metadata=None, dtype=None):
+def saved(method, path, metadata=None, dtype=None):
     from safetensors.torch import save_file
 
-    save_file(learner.state_dict(dtype), path, metadata or {})
+    save_file(method.state_dict(dtype), path, metadata or {})
     return path
 
 
@@ -84,8 +84,8 @@ def lora_files(bases, tmp_path_factory):
     folder, out = tmp_path_factory.mktemp("loras"), {}
     for name, base in bases.items():
         args = ["conv_dim=2", "conv_alpha=1"] if name == "sdxl" else []
-        learner, parts = trained(base, network_dim=3, network_alpha=2.0, network_args=args)
-        first = saved(learner, folder / f"{name}-a.safetensors", {"ss_training_comment": "hello"})
+        method, parts = trained(base, network_dim=3, network_alpha=2.0, network_args=args)
+        first = saved(method, folder / f"{name}-a.safetensors", {"ss_training_comment": "hello"})
         other, _ = trained(base, seed=1, network_dim=4, network_alpha=4.0, network_args=args)
         second = saved(other, folder / f"{name}-b.safetensors")
         out[name] = (first, second, asked(base, parts))

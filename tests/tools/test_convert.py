@@ -28,8 +28,8 @@ def same(one, two):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_there_and_back_is_the_same_to_the_bit(name, alpha, dtype, through, bases, tmp_path):
     args = ["conv_dim=4", "conv_alpha=2"] if name == "sdxl" else ["train_t5xxl=True", "in_dims=[4,4,4,4,4]"]
-    learner, _ = trained(bases[name], network_dim=4, network_alpha=alpha, network_args=args)
-    file = saved(learner, tmp_path / "a.safetensors", {"ss_network_dim": "4"}, dtype)
+    method, _ = trained(bases[name], network_dim=4, network_alpha=alpha, network_args=args)
+    file = saved(method, tmp_path / "a.safetensors", {"ss_network_dim": "4"}, dtype)
     there = convert(file, tmp_path / "there.safetensors", to=through)
     assert not load_file(there).keys() & load_file(file).keys()
     back = convert(there, tmp_path / "back.safetensors", to="kohya")
@@ -40,8 +40,8 @@ def test_there_and_back_is_the_same_to_the_bit(name, alpha, dtype, through, base
 
 @pytest.mark.parametrize("alpha", [1.0, 2.5])
 def test_an_odd_strength_comes_back_from_half_precision_exactly(alpha, bases, tmp_path):
-    learner, _ = trained(bases["flux"], network_dim=3, network_alpha=alpha)
-    file = saved(learner, tmp_path / "a.safetensors", dtype=torch.bfloat16)
+    method, _ = trained(bases["flux"], network_dim=3, network_alpha=alpha)
+    file = saved(method, tmp_path / "a.safetensors", dtype=torch.bfloat16)
     there = convert(file, tmp_path / "there.safetensors", to="diffusers")
     assert {t.dtype for t in load_file(there).values()} == {torch.bfloat16, torch.float32}
     assert same(file, convert(there, tmp_path / "back.safetensors", to="kohya"))
@@ -49,8 +49,8 @@ def test_an_odd_strength_comes_back_from_half_precision_exactly(alpha, bases, tm
 
 def test_split_adapters_of_fused_layers_stay_apart(bases, tmp_path):
     options = {"network_dim": 4, "network_alpha": 2.0, "network_train_unet_only": True}
-    learner, _ = trained(bases["flux"], **options, network_args=["split_qkv=True"])
-    file = saved(learner, tmp_path / "a.safetensors")
+    method, _ = trained(bases["flux"], **options, network_args=["split_qkv=True"])
+    file = saved(method, tmp_path / "a.safetensors")
     there = convert(file, tmp_path / "there.safetensors", to="diffusers")
     stored = load_file(there)
     for module, rank in (("transformer_blocks.0.attn.to_q", 4), ("single_transformer_blocks.1.proj_mlp", 4)):

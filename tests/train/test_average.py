@@ -10,14 +10,14 @@ from torch import nn
 from library.config.schema import ConfigError, build
 from library.families.sdxl.options import SdxlTrain
 from library.train import optimizers
-from library.train.ema import Average
+from library.train.ema import ExponentialMovingAverage
 from tests import training
 
 CPU = torch.device("cpu")
 
 
 def average(parameters, **values):
-    return Average(parameters, build(SdxlTrain, {"ema_decay": 0.9, **values}, notes=[]), CPU)
+    return ExponentialMovingAverage(parameters, build(SdxlTrain, {"ema_decay": 0.9, **values}, notes=[]), CPU)
 
 
 def expected(weights, decay=0.9, every=1):
@@ -66,12 +66,12 @@ def test_a_saved_average_must_fit():
 
 
 def test_only_the_process_that_saves_keeps_one():
-    learner = SimpleNamespace(parameters=lambda: [nn.Parameter(torch.ones(2))])
+    method = SimpleNamespace(parameters=lambda: [nn.Parameter(torch.ones(2))])
     on = build(SdxlTrain, {"ema_decay": 0.5}, notes=[])
     off = build(SdxlTrain, {}, notes=[])
-    assert Average.wanted(learner, on, SimpleNamespace(main=True, device=CPU))
-    assert not Average.wanted(learner, on, SimpleNamespace(main=False, device=CPU))
-    assert not Average.wanted(learner, off, SimpleNamespace(main=True, device=CPU))
+    assert ExponentialMovingAverage.wanted(method, on, SimpleNamespace(main=True, device=CPU))
+    assert not ExponentialMovingAverage.wanted(method, on, SimpleNamespace(main=False, device=CPU))
+    assert not ExponentialMovingAverage.wanted(method, off, SimpleNamespace(main=True, device=CPU))
 
 
 def test_what_does_not_go_together_is_said():

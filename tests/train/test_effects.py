@@ -105,9 +105,9 @@ def test_what_has_adapters_and_of_which_size(demo, script):
         shape = {"network_dim": 6, "network_alpha": 3, "network_dropout": 0.3, "cache_text_encoder_outputs": False}
         config = config_of(demo, script, **shape, **values)
         family = families.of(config)
-        learner = methods.attach(family.load(torch.float32), family, config)
-        assert {adapter.spec.dropout for adapter in learner.adapters.values()} == {0.3}
-        tensors = learner.state_dict()
+        method = methods.attach(family.load(torch.float32), family, config)
+        assert {adapter.spec.dropout for adapter in method.adapters.values()} == {0.3}
+        tensors = method.state_dict()
         found = {name.split("_")[0] + "_" + name.split("_")[1] for name in tensors}
         second = {"lora_te2"} if config.family == "sdxl" and "lora_te1" in expected else set()
         assert found == expected | second

@@ -154,8 +154,8 @@ def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, sty
     for values in (on, on | {"dim_from_weights": True, "network_dim": 99}):
         asked = replace(config, **values)
         of = families.of(asked)
-        learner = methods.attach(of.load(torch.float32), of, asked)
-        found = learner.state_dict()
+        method = methods.attach(of.load(torch.float32), of, asked)
+        found = method.state_dict()
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
             torch.testing.assert_close(tensor.float(), expected[name].float(), rtol=1e-5, atol=1e-7)

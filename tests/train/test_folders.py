@@ -25,17 +25,17 @@ def learner_of(model, output, learn=0.25, **values):
     given = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
     config = build(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
     family = families.of(config)
-    learner = full.attach(family.load(torch.float32), family, config)
+    method = full.attach(family.load(torch.float32), family, config)
     with torch.no_grad():
-        learner.parts.denoiser.conv_in.weight += learn
-    return learner, config
+        method.parts.denoiser.conv_in.weight += learn
+    return method, config
 
 
 @pytest.fixture(scope="module")
 def saved(single, tmp_path_factory):
-    learner, config = learner_of(single, tmp_path_factory.mktemp("output"))
-    path = paths.result(paths.names(config).last, learner, config, {}, (1, 1))
-    return learner, path
+    method, config = learner_of(single, tmp_path_factory.mktemp("output"))
+    path = paths.result(paths.names(config).last, method, config, {}, (1, 1))
+    return method, path
 
 
 def same(ours, theirs):
@@ -48,9 +48,9 @@ def same(ours, theirs):
 def test_diffusers_reads_it(saved):
     from diffusers import StableDiffusionXLPipeline
 
-    learner, path = saved
+    method, path = saved
     pipe = StableDiffusionXLPipeline.from_pretrained(path, dtype=torch.float32)
-    parts = learner.parts
+    parts = method.parts
     for ours, theirs in (
         (parts.denoiser, pipe.unet),
         (parts.vae, pipe.vae),
@@ -81,44 +81,44 @@ def test_diffusers_reads_it(saved):
 
 
 def test_it_is_read_back_here(saved, single, tmp_path):
-    learner, path = saved
+    method, path = saved
     again, _ = learner_of(path, tmp_path, learn=0)
     for part in ("denoiser", "vae"):
-        same(getattr(learner.parts, part), getattr(again.parts, part))
-    one, other = learner.state_dict(), again.state_dict()
+        same(getattr(method.parts, part), getattr(again.parts, part))
+    one, other = method.state_dict(), again.state_dict()
     assert one.keys() == other.keys() == load_file(single).keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not list(again.family.problems())
 
 
 def test_the_source_decides_when_nothing_is_said(saved, tmp_path):
-    learner, config = learner_of(saved[1], tmp_path, save_model_as=None, v_parameterization=True)
-    path = paths.result(paths.names(config).epoch(2), learner, config, {}, (2, 1))
+    method, config = learner_of(saved[1], tmp_path, save_model_as=None, v_parameterization=True)
+    path = paths.result(paths.names(config).epoch(2), method, config, {}, (2, 1))
     assert path.is_dir() and path.name == "m-000002"
     scheduler = json.loads((path / "scheduler" / "scheduler_config.json").read_text())
     assert scheduler["prediction_type"] == "v_prediction" and scheduler["timestep_spacing"] == "leading"
 
 
 def test_save_precision_holds_for_all_parts(single, tmp_path):
-    learner, config = learner_of(single, tmp_path, save_precision="fp16", save_model_as="diffusers_safetensors")
-    path = paths.result(paths.names(config).last, learner, config, {}, (1, 1))
+    method, config = learner_of(single, tmp_path, save_precision="fp16", save_model_as="diffusers_safetensors")
+    path = paths.result(paths.names(config).last, method, config, {}, (1, 1))
     files = sorted(path.rglob("*.safetensors"))
     assert [file.parent.name for file in files] == ["text_encoder", "text_encoder_2", "unet", "vae"]
     assert {tensor.dtype for file in files for tensor in load_file(file).values()} == {torch.float16}
-    assert learner.parts.denoiser.conv_in.weight.dtype == torch.float32
+    assert method.parts.denoiser.conv_in.weight.dtype == torch.float32
 
 
 def test_a_folder_is_there_whole_or_not_at_all(single, tmp_path, monkeypatch):
-    learner, config = learner_of(single, tmp_path)
+    method, config = learner_of(single, tmp_path)
     path = paths.names(config).last
     path.mkdir()
     (path / "good").touch()
     monkeypatch.setattr("library.files.free_space", lambda _: 10)
     with pytest.raises(ConfigError, match="disk space"):
-        paths.result(path, learner, config, {}, (1, 1))
+        paths.result(path, method, config, {}, (1, 1))
     assert [p.name for p in tmp_path.iterdir()] == ["m"] and (path / "good").exists()
     monkeypatch.undo()
-    paths.result(path, learner, config, {}, (1, 1))
+    paths.result(path, method, config, {}, (1, 1))
     assert [p.name for p in tmp_path.iterdir()] == ["m"] and not (path / "good").exists()
     paths.remove(path)
     assert not path.exists()

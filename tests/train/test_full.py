@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from library.config.command import command
 from library.config.schema import to_toml
-from library.train.fused_step import Bundles
+from library.train.fused_step import PartitionedOptimizer
 from tests import training
 
 ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
@@ -132,8 +132,8 @@ def test_early_steps_change_no_number(full, script):
 
 def test_blocks_are_bundles(full, monkeypatch):
     seen = []
-    begin = Bundles.step_early
-    monkeypatch.setattr(Bundles, "step_early", lambda self, *args: (seen.append(self), begin(self, *args)))
+    begin = PartitionedOptimizer.step_early
+    monkeypatch.setattr(PartitionedOptimizer, "step_early", lambda self, *args: (seen.append(self), begin(self, *args)))
     full("flux_train", blockwise_fused_optimizers=True, max_train_steps=1)
     (made,) = seen
     assert len(made.bundles) == 1 + 2 + 4  # what is outside of blocks, double blocks, single blocks
@@ -142,7 +142,7 @@ def test_blocks_are_bundles(full, monkeypatch):
 def test_gradients_live_one_at_a_time(full, monkeypatch):
     """Counted over a whole training: bytes of gradients that exist at once, wherever they are held."""
     alive, peaks, sizes = [], [], []
-    begin = Bundles.step_early
+    begin = PartitionedOptimizer.step_early
 
     def note(p):
         alive.append((weakref.ref(p.grad), p.grad.nbytes))
@@ -156,7 +156,7 @@ def test_gradients_live_one_at_a_time(full, monkeypatch):
             p.register_post_accumulate_grad_hook(note)
         begin(self, *args)
 
-    monkeypatch.setattr(Bundles, "step_early", step_early)
+    monkeypatch.setattr(PartitionedOptimizer, "step_early", step_early)
     full(**ADAFACTOR, fused_backward_pass=True, gradient_checkpointing=True)
     assert len(peaks) == 3 * len(sizes)
     # A layer's weight and bias come from one operation, so the one waits for the other.

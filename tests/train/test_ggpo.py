@@ -6,7 +6,7 @@ from torch import nn
 
 from library.config.schema import ConfigError
 from library.methods import ggpo
-from library.methods.adapters import LoraLinear, Spec, SplitLoraLinear
+from library.methods.adapters import AdapterSpec, LoraLinear, SplitLoraLinear
 from tests import training
 
 FLUX, ARGS = "flux_train_network", ["ggpo_sigma=0.03", "ggpo_beta=0.01"]
@@ -14,7 +14,9 @@ FLUX, ARGS = "flux_train_network", ["ggpo_sigma=0.03", "ggpo_beta=0.01"]
 
 def adapted(kind=LoraLinear, **more):
     torch.manual_seed(0)
-    layer = kind.around(nn.Linear(12, 30).requires_grad_(False), Spec(rank=3, alpha=6.0, noise=(0.03, 0.01), **more))
+    layer = kind.around(
+        nn.Linear(12, 30).requires_grad_(False), AdapterSpec(rank=3, alpha=6.0, noise=(0.03, 0.01), **more)
+    )
     for p in (layer.lora_down.weight, *layer.lora_up.parameters()):
         nn.init.normal_(p)
     return layer
@@ -38,14 +40,16 @@ def test_the_mean_length_of_the_gradients_rows_is_that_of_the_matrices_that_are_
     monkeypatch.setattr(ggpo, "TOGETHER", 2 * 3 * (12 + 30))  # two at a time
     layers, means = [], []
     for n in range(5):
-        layer = LoraLinear.around(nn.Linear(12, 30 - 10 * (n == 4)).requires_grad_(False), Spec(rank=3, alpha=n + 1.0))
+        layer = LoraLinear.around(
+            nn.Linear(12, 30 - 10 * (n == 4)).requires_grad_(False), AdapterSpec(rank=3, alpha=n + 1.0)
+        )
         nn.init.normal_(layer.lora_up.weight)
         layer(torch.randn(2, 5, 12)).square().sum().backward()
         up, down = layer.lora_up.weight, layer.lora_down.weight
         gradient = (n + 1.0) / 3 * (up @ down.grad + up.grad @ down)
         means.append(gradient.norm(dim=1).mean())
         layers.append(layer)
-    unlearned = LoraLinear.around(nn.Linear(12, 30), Spec(rank=3, alpha=1.0))
+    unlearned = LoraLinear.around(nn.Linear(12, 30), AdapterSpec(rank=3, alpha=1.0))
     torch.testing.assert_close(ggpo.mean_gradient([*layers, unlearned]), torch.stack(means).mean())
     assert ggpo.mean_gradient([unlearned]) is None
 

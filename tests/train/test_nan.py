@@ -9,7 +9,7 @@ import torch
 from library.config.schema import ConfigError, to_toml
 from library.data.loading import Batches
 from library.runs import reader
-from library.train.guard import Guard
+from library.train.guard import NonFiniteGuard
 from library.train.updates import Updates
 from tests.source import ROOT
 from tests.training import LORAS, SCRIPTS, config_of, listing, runs_in, train
@@ -29,13 +29,13 @@ def stepped(guard_waits, numbers, **options):
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(3, 3)) for _ in range(2)]
     optimizer = torch.optim.AdamW(weights, lr=0.1, **options)
-    guard = Guard(optimizer, Fake())
+    guard = NonFiniteGuard(optimizer, Fake())
     guard.waits = guard_waits
     for given in [[torch.tensor(1.0)], [torch.tensor(n) for n in numbers]]:
         before = [w.detach().clone() for w in weights], [s["exp_avg"].clone() for s in optimizer.state.values()]
         for w in weights:
             w.grad = torch.full_like(w, given[0].item())
-        if guard.passes(*given):
+        if guard.should_step(*given):
             optimizer.step()
     return before, ([w.detach() for w in weights], [s["exp_avg"] for s in optimizer.state.values()]), optimizer
 
@@ -57,7 +57,7 @@ def test_a_good_step_is_taken(waits):
 
 
 def test_a_scaler_is_left_to_look_for_itself():
-    assert Guard(torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]), Fake(scaler=object())).passes(
+    assert NonFiniteGuard(torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]), Fake(scaler=object())).should_step(
         torch.tensor(INF)
     )
 

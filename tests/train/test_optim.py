@@ -15,14 +15,14 @@ def config(**values):
     return build(FluxLora, {"learning_rate": 0.5, **values}, notes=[])
 
 
-def learner(*rates):
+def method(*rates):
     groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": rate, "name": f"part{i}"} for i, rate in enumerate(rates)]
     return SimpleNamespace(groups=lambda _optim=None: [dict(g) for g in groups])
 
 
 def curve(total=10, **values):
     chosen = config(**values)
-    made = optimizers.optimizer(learner(0.5), chosen)
+    made = optimizers.optimizer(method(0.5), chosen)
     schedule = optimizers.schedule(made, chosen, total)
     rates = []
     for _ in range(total):
@@ -33,7 +33,7 @@ def curve(total=10, **values):
 
 
 def test_adamw_is_the_default_with_rates_by_group():
-    made = optimizers.optimizer(learner(0.1, 0.2), config())
+    made = optimizers.optimizer(method(0.1, 0.2), config())
     assert type(made) is torch.optim.AdamW and [(g["name"], g["lr"]) for g in made.param_groups] == [
         ("part0", 0.1),
         ("part1", 0.2),
@@ -43,13 +43,13 @@ def test_adamw_is_the_default_with_rates_by_group():
 
 def test_arguments_reach_the_optimizer():
     made = optimizers.optimizer(
-        learner(0.1), config(optimizer_args=["betas=0.8,0.9", "weight_decay=0.3", "amsgrad=True"])
+        method(0.1), config(optimizer_args=["betas=0.8,0.9", "weight_decay=0.3", "amsgrad=True"])
     )
     assert made.defaults["betas"] == (0.8, 0.9) and made.defaults["weight_decay"] == 0.3 and made.defaults["amsgrad"]
-    made = optimizers.optimizer(learner(0.1), config(optimizer_type="sgdnesterov"))
+    made = optimizers.optimizer(method(0.1), config(optimizer_type="sgdnesterov"))
     assert made.defaults["nesterov"] and made.defaults["momentum"] == 0.9
-    assert type(optimizers.optimizer(learner(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
-    made = optimizers.optimizer(learner(0.1), config(optimizer_type="torch.optim.NAdam"))
+    assert type(optimizers.optimizer(method(0.1), config(optimizer_type="RAdam"))) is torch.optim.RAdam
+    made = optimizers.optimizer(method(0.1), config(optimizer_type="torch.optim.NAdam"))
     assert type(made) is torch.optim.NAdam
 
 
@@ -59,7 +59,7 @@ def test_every_name_has_a_line_in_the_table():
     from library.config.sections.learning import OptimizerName, SchedulerName
     from library.train.lr_schedule import FUNCTIONS
 
-    assert {n.lower() for n in get_args(OptimizerName)} == set(optimizer_classes.MAKERS)
+    assert {n.lower() for n in get_args(OptimizerName)} == set(optimizer_classes.SPECS)
     assert set(get_args(SchedulerName)) == set(FUNCTIONS)
 
 
@@ -76,7 +76,7 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch):
     assert sum("key=value" in s for s in said) == 4
     assert any("pip install prodigyopt" in s for s in said) and any("did you mean cosine" in s for s in said)
     with pytest.raises(ConfigError, match="prodigyopt"):
-        optimizers.optimizer(learner(0.1), wrong)
+        optimizers.optimizer(method(0.1), wrong)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_more_warmup_than_steps_trains_on_the_way_up_as_in_sd_scripts(name):
 
 def test_adafactor_finds_its_own_rate_unless_told_not_to():
     chosen = config(optimizer_type="AdaFactor", learning_rate=1e-3, lr_scheduler="cosine")
-    made = optimizers.optimizer(learner(1e-4), chosen)
+    made = optimizers.optimizer(method(1e-4), chosen)
     schedule = optimizers.schedule(made, chosen, 10)
     assert type(schedule).__name__ == "AdafactorSchedule" and made.defaults["relative_step"]
     for p in made.param_groups[0]["params"]:
@@ -156,7 +156,7 @@ def test_adafactor_finds_its_own_rate_unless_told_not_to():
     assert any("Adafactor sets its own" in note for note in optimizers.notes(chosen))
     args = ["scale_parameter=False", "relative_step=False", "warmup_init=False"]
     chosen = config(optimizer_type="Adafactor", optimizer_args=args, lr_scheduler="constant_with_warmup")
-    made = optimizers.optimizer(learner(1e-4), chosen)
+    made = optimizers.optimizer(method(1e-4), chosen)
     assert made.param_groups[0]["lr"] == 1e-4 and type(optimizers.schedule(made, chosen, 10)).__name__ == "LambdaLR"
 
 
@@ -183,5 +183,5 @@ def test_schedule_free_weights_are_averaged_only_inside():
         calls.append("save")
         raise RuntimeError
     assert calls == ["train", "eval", "save", "train"]
-    with optimizers.averaged(optimizers.optimizer(learner(0.1), config())):
+    with optimizers.averaged(optimizers.optimizer(method(0.1), config())):
         pass

@@ -13,7 +13,7 @@ from library.config.remedies import remedy
 from library.config.schema import ConfigError, build, draft
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
-from library.optimizers import MAKERS, carried, maker
+from library.optimizers import SPECS, carried, spec_of
 from library.train import optimizers
 from tests.packages import hide
 from tests.training import config_of, train
@@ -27,10 +27,10 @@ RATES = {"CAME": 3e-4, "RAdamScheduleFree": 0.05, "SGDScheduleFree": 0.5}
 
 
 def config(name, cls=FluxLora, **values):
-    given = {"optimizer_type": name, "learning_rate": 1.0 if maker(name).finds_rate else RATES.get(name, 1e-3)}
+    given = {"optimizer_type": name, "learning_rate": 1.0 if spec_of(name).finds_rate else RATES.get(name, 1e-3)}
     if name == "Adafactor":
         given["optimizer_args"] = ["relative_step=False", "scale_parameter=False"]
-    if maker(name).finds_rate:
+    if spec_of(name).finds_rate:
         # They begin at 1e-6, and take long to find their rate.
         given["optimizer_args"] = ["d0=0.1" if name == "DAdaptAdaGrad" else "d0=1e-4"]
     return build(cls, given | values, notes=[])
@@ -45,7 +45,7 @@ class Toy(nn.Sequential):
         self.to(dtype)
 
     def made(self, chosen):
-        rate, other = chosen.optim.learning_rate, 1 if maker(chosen.optim.optimizer).one_rate else 0.5
+        rate, other = chosen.optim.learning_rate, 1 if spec_of(chosen.optim.optimizer).one_rate else 0.5
         groups = [
             {"params": [p for layer in layers for p in layer.parameters()], "lr": share * rate, "name": name}
             for layers, share, name in ((list(self)[:1], 1, "unet"), (list(self)[1:], other, "text_encoder"))
@@ -113,7 +113,7 @@ def test_half_precision_is_stepped_wide_and_resumes_exactly(name):
     assert not [note for note in optimizers.notes(chosen) if "nearest" in note]
     toy = Toy(torch.bfloat16)
     made = toy.made(chosen)
-    assert type(made).__name__ == "Bundles"
+    assert type(made).__name__ == "PartitionedOptimizer"
     losses = toy.steps(made, 0, 20)
     assert min(losses[-5:]) < 0.95 * losses[0], losses
     state, other = copied(made.state_dict()), Toy(torch.bfloat16)
@@ -175,7 +175,7 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     ],
 )
 def test_a_name_is_read_as_people_write_it(written, name):
-    assert maker(build(FluxLora, {"optimizer_type": written}, notes=[]).optim.optimizer) is MAKERS[name.lower()]
+    assert spec_of(build(FluxLora, {"optimizer_type": written}, notes=[]).optim.optimizer) is SPECS[name.lower()]
 
 
 @pytest.mark.parametrize("written", ["radam", "torch.optim.NADAM", "bitsandbytes.optim.AdEMAMix8bit",
@@ -209,14 +209,14 @@ def test_arguments_are_tried_before_a_model_is_loaded(name, args, words):
     assert all(word in said for word in words), said
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if maker(name).finds_rate])
+@pytest.mark.parametrize("name", [name for name in NAMES if spec_of(name).finds_rate])
 def test_several_rates_are_refused_by_those_that_have_one(name):
     chosen = config(name, unet_lr=1.0, text_encoder_lr=[0.5])
     said = [problem for problem in optimizers.problems(chosen) if "one learning rate" in problem]
     groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "lr": lr, "name": str(lr)} for lr in (1.0, 0.5)]
-    learner = SimpleNamespace(groups=lambda _=None: groups)
-    if not maker(name).one_rate:
-        made = optimizers.optimizer(learner, chosen)
+    method = SimpleNamespace(groups=lambda _=None: groups)
+    if not spec_of(name).one_rate:
+        made = optimizers.optimizer(method, chosen)
         optimizers.train_mode(made)
         for group in groups:
             group["params"][0].grad = torch.ones(2, 2)
@@ -225,7 +225,7 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
     mends = remedy(said[0], chosen)
     assert mends == {"unet_lr": None, "text_encoder_lr": (), "learning_rate": 1.0}
     with pytest.raises(ConfigError, match="has one learning rate for all that learns"):
-        optimizers.optimizer(learner, chosen)
+        optimizers.optimizer(method, chosen)
 
 
 @pytest.mark.parametrize("written", ["Automagic", "automagic", "toolkit.optimizers.automagic.Automagic"])
@@ -296,7 +296,7 @@ def test_a_rate_of_one_does_not_stay_with_adamw(monkeypatch):
 def test_a_whole_training_resumes_exactly(name, demo, squares, tmp_path):
     def run(folder, **values):
         given = {"train_data_dir": squares, "output_dir": tmp_path / folder, "output_name": "m", "max_train_steps": 4,
-                 "optimizer_type": name, "learning_rate": 1.0 if maker(name).finds_rate else 1e-3,
+                 "optimizer_type": name, "learning_rate": 1.0 if spec_of(name).finds_rate else 1e-3,
                  "max_grad_norm": 0.0, "seed": 3, "save_every_n_steps": 2, "save_state": True}  # fmt: skip
         return train(config_of(demo, "sdxl_train_network", **given | values))
 

@@ -10,16 +10,16 @@ from torch import nn
 from library.config.schema import ConfigError, build
 from library.families.sdxl.options import SdxlTrain
 from library.train import fused_step, optimizers
-from library.train.stochastic_rounding import Dice, allow_half, write
+from library.train.stochastic_rounding import StepRNG, allow_half, write
 
 HERE = torch.device("cpu")
 
 
 def rounded(numbers, throws=1):
-    into, dice = torch.empty_like(numbers, dtype=torch.bfloat16), Dice(0)
+    into, dice = torch.empty_like(numbers, dtype=torch.bfloat16), StepRNG(0)
     results = []
     for i in range(throws):
-        write(into, numbers, dice.on(HERE, i, 0))
+        write(into, numbers, dice.generator_for(HERE, i, 0))
         results.append(into.double())
     return torch.stack(results)
 
@@ -52,13 +52,13 @@ def test_shapes_and_layouts(shape):
     if len(shape) == 4:
         numbers = numbers.to(memory_format=torch.channels_last)
     into = torch.empty_like(numbers, dtype=torch.bfloat16)
-    write(into, numbers, Dice(0).on(HERE, 0, 0))
+    write(into, numbers, StepRNG(0).generator_for(HERE, 0, 0))
     torch.testing.assert_close(into.float(), numbers, rtol=2**-7, atol=0)
 
 
 def test_the_dice_know_seed_step_and_weight():
     def throw(seed, step, number):
-        return torch.rand(4, generator=Dice(seed).on(HERE, step, number)).tolist()
+        return torch.rand(4, generator=StepRNG(seed).generator_for(HERE, step, number)).tolist()
 
     assert throw(1, 2, 3) == throw(1, 2, 3)
     assert len({tuple(throw(*which)) for which in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4)]}) == 4
@@ -77,7 +77,7 @@ class Learner:
             for p in self.model.parameters():
                 p.fill_(scale)
 
-    def groups(self, _optim=None):
+    def groups(self):
         first, *rest = self.model
         return [
             {"params": list(first.parameters()), "lr": 0.25, "name": "first"},
@@ -96,16 +96,16 @@ HALF = {"full_bf16": True, "mixed_precision": "bf16"}
 ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
 
 
-def gradients(learner, step=0, scale=1.0):
+def gradients(method, step=0, scale=1.0):
     chance = torch.Generator().manual_seed(step)
-    for p in learner.parameters():
+    for p in method.parameters():
         p.grad = (torch.randn(p.shape, generator=chance) * scale).to(p.dtype)
 
 
-def stepped(learner, steps, made=None, first=0, **values):
-    made = made or optimizers.optimizer(learner, config(**values), 7)
+def stepped(method, steps, made=None, first=0, **values):
+    made = made or optimizers.optimizer(method, config(**values), 7)
     for step in range(first, first + steps):
-        gradients(learner, step)
+        gradients(method, step)
         made.step()
         made.zero_grad()
     return made
@@ -119,15 +119,15 @@ def test_small_updates_add_up(name):
         more = {**more, "optimizer_args": ["weight_decay=0"]}
 
     def moved(dtype, **values):
-        learner = Learner(dtype)
-        made = optimizers.optimizer(learner, config(**more, **values), 7)
+        method = Learner(dtype)
+        made = optimizers.optimizer(method, config(**more, **values), 7)
         for group in made.param_groups:
             group["lr"] = rate
         for _ in range(400):
-            for p in learner.parameters():
+            for p in method.parameters():
                 p.grad = torch.full_like(p, 0.0625 if name == "SGD" else 1.0)
             made.step()
-        return torch.cat([p.detach().float().flatten() for p in learner.parameters()]).mean().item() - 1
+        return torch.cat([p.detach().float().flatten() for p in method.parameters()]).mean().item() - 1
 
     exact = moved(torch.float32)
     assert exact < -5e-4
@@ -164,36 +164,36 @@ def test_the_optimizer_remembers_matrices_in_bfloat16_and_the_rest_exactly():
 
 def test_full_fp16_steps_in_float32():
     """In float16 the squares of small gradients are 0, and AdamW divides by them."""
-    learner = Learner(torch.float16)
-    made = optimizers.optimizer(learner, config(full_fp16=True, mixed_precision="fp16"), 0)
-    gradients(learner, scale=1e-4)
+    method = Learner(torch.float16)
+    made = optimizers.optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
+    gradients(method, scale=1e-4)
     made.step()
-    for p, rate in zip(learner.parameters(), [0.25] * 2 + [0.5] * 4, strict=True):
+    for p, rate in zip(method.parameters(), [0.25] * 2 + [0.5] * 4, strict=True):
         assert p.dtype == torch.float16
         assert ((p.float() - 1).abs() < 1.05 * rate).all()
 
 
 def test_the_scaler_takes_gradients_in_float16():
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    learner = Learner(torch.float16)
-    made = optimizers.optimizer(learner, config(full_fp16=True, mixed_precision="fp16"), 0)
+    method = Learner(torch.float16)
+    made = optimizers.optimizer(method, config(full_fp16=True, mixed_precision="fp16"), 0)
     scaler.scale(torch.zeros(1))
-    gradients(learner)
-    expected = [p.grad / 8 for p in learner.parameters()]
+    gradients(method)
+    expected = [p.grad / 8 for p in method.parameters()]
     with pytest.raises(ValueError, match="FP16"):
         scaler.unscale_(made)
     allow_half(scaler)
     scaler = scaler if not scaler._per_optimizer_states.clear() else None
-    before = [p.detach().clone() for p in learner.parameters()]
+    before = [p.detach().clone() for p in method.parameters()]
     scaler.unscale_(made)
-    torch.testing.assert_close([p.grad for p in learner.parameters()], expected)
+    torch.testing.assert_close([p.grad for p in method.parameters()], expected)
     scaler.step(made)
     scaler.update()
-    assert not any(torch.equal(p, q) for p, q in zip(learner.parameters(), before, strict=True))
-    learner.parameters()[0].grad = torch.full_like(learner.parameters()[0], float("inf"))
-    before = [p.detach().clone() for p in learner.parameters()]
+    assert not any(torch.equal(p, q) for p, q in zip(method.parameters(), before, strict=True))
+    method.parameters()[0].grad = torch.full_like(method.parameters()[0], float("inf"))
+    before = [p.detach().clone() for p in method.parameters()]
     scaler.step(made)
-    assert all(torch.equal(p, q) for p, q in zip(learner.parameters(), before, strict=True)), "skipped"
+    assert all(torch.equal(p, q) for p, q in zip(method.parameters(), before, strict=True)), "skipped"
 
 
 @pytest.mark.parametrize("values", [HALF, {**HALF, **ADAFACTOR}, {"fused_optimizer_groups": 2}])
@@ -222,13 +222,13 @@ def test_a_state_of_another_optimizer_is_refused_in_a_sentence():
 
 
 def test_rates_are_those_of_the_whole():
-    learner = Learner()
-    made = optimizers.optimizer(learner, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
+    method = Learner()
+    made = optimizers.optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=3), 0)
     made.param_groups[1]["lr"] = 0.125
-    for p in learner.parameters():
+    for p in method.parameters():
         p.grad = torch.ones_like(p)
     made.step()
-    assert [p.flatten()[0].item() for p in learner.parameters()] == [0.75] * 2 + [0.875] * 4
+    assert [p.flatten()[0].item() for p in method.parameters()] == [0.75] * 2 + [0.875] * 4
 
 
 def test_tensors_are_counted_out_to_bundles_and_a_new_rate_begins_one():
@@ -247,9 +247,9 @@ def test_large_weights_are_widened_one_at_a_time(monkeypatch):
 # ---- steps within the backward pass
 
 
-def backward(learner, step):
+def backward(method, step):
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(step))
-    (learner.model(x).square().sum() * 1e-3).backward()
+    (method.model(x).square().sum() * 1e-3).backward()
 
 
 @pytest.mark.parametrize(
@@ -261,28 +261,28 @@ def test_early_steps_give_the_same_weights(values):
     after, within = optimizers.optimizer(plain, config(**kept)), optimizers.optimizer(early, config(**values))
     within.step_early(0.0)
     for step in range(4):
-        for learner, made in ((plain, after), (early, within)):
-            backward(learner, step)
+        for method, made in ((plain, after), (early, within)):
+            backward(method, step)
             if made is within:
-                assert all(p.grad is None for p in learner.parameters())
+                assert all(p.grad is None for p in method.parameters())
             made.step()
             made.zero_grad()
     assert all((p == q).all() for p, q in zip(plain.parameters(), early.parameters(), strict=True))
 
 
 def test_each_gradient_is_clipped_alone():
-    learner = Learner(scale=0.5)
-    before = [p.detach().clone() for p in learner.parameters()]
-    made = optimizers.optimizer(learner, config(optimizer_type="SGD", fused_optimizer_groups=2))
+    method = Learner(scale=0.5)
+    before = [p.detach().clone() for p in method.parameters()]
+    made = optimizers.optimizer(method, config(optimizer_type="SGD", fused_optimizer_groups=2))
     made.step_early(1e-3)
-    backward(learner, 0)
-    moves = [(p - q).norm().item() for p, q in zip(learner.parameters(), before, strict=True)]
+    backward(method, 0)
+    moves = [(p - q).norm().item() for p, q in zip(method.parameters(), before, strict=True)]
     assert moves == pytest.approx([0.25e-3] * 2 + [0.5e-3] * 4, rel=1e-3)
     assert made.norm() > 1e-3 * math.sqrt(6)
     assert made.norm() is None
 
 
-def most_alive(learner, made):
+def most_alive(method, made):
     """The most bytes of gradients that existed at once during a backward pass, wherever they are held."""
     alive, most = [], 0
 
@@ -291,18 +291,18 @@ def most_alive(learner, made):
         alive.append((weakref.ref(p.grad), p.grad.nbytes))
         most = max(most, sum(size for gradient, size in alive if gradient() is not None))
 
-    for p in learner.parameters():
+    for p in method.parameters():
         p.register_post_accumulate_grad_hook(note)
-    if isinstance(made, fused_step.Bundles) and not made.bundles[0].waiting:
+    if isinstance(made, fused_step.PartitionedOptimizer) and not made.bundles[0].waiting:
         made.step_early(1.0)
-    backward(learner, 0)
+    backward(method, 0)
     return most
 
 
 def test_gradients_do_not_pile_up():
     def most(**values):
-        learner = Learner()
-        return most_alive(learner, optimizers.optimizer(learner, config(**values)))
+        method = Learner()
+        return most_alive(method, optimizers.optimizer(method, config(**values)))
 
     sizes = [p.numel() * 4 for p in Learner().parameters()]
     assert most() == sum(sizes)
@@ -312,15 +312,15 @@ def test_gradients_do_not_pile_up():
 
 def test_a_step_that_is_done_again_counts_once():
     """When compiling fails in the backward pass, some bundles have been stepped already."""
-    learner, once = Learner(scale=0.1), Learner(scale=0.1)
-    for trained, times in ((learner, 2), (once, 1)):
+    method, once = Learner(scale=0.1), Learner(scale=0.1)
+    for trained, times in ((method, 2), (once, 1)):
         made = optimizers.optimizer(trained, config(optimizer_type="SGD", fused_optimizer_groups=9))
         made.step_early(0.0)
         for _ in range(times):
             backward(trained, 0)
             made.zero_grad()
         made.step()
-    assert all((p == q).all() for p, q in zip(learner.parameters(), once.parameters(), strict=True))
+    assert all((p == q).all() for p, q in zip(method.parameters(), once.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from library.config.command import command
 from library.config.schema import to_toml
 from library.runs import reader
 from library.train import resume_state
-from library.train.stop_requests import Stopped, Wishes
+from library.train.stop_requests import ControlRequests, Stopped
 from tests.source import ROOT
 from tests.training import config_of, runs_in, wait_for
 
@@ -133,16 +133,16 @@ def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
 
 LOOP = """
 import sys, time
-from library.train.stop_requests import Wishes
+from library.train.stop_requests import ControlRequests
 class Record:
     def say(self, text): print(text + "\\n", end="", flush=True)
     def finish(self, state): print(state, flush=True)
     def stopping(self, how): pass
     def stop_requested(self): return ""
     def wishes(self): return ()
-wishes = Wishes(Record())
+wishes = ControlRequests(Record())
 wishes.listen()
-wishes.be_patient()
+wishes.defer_signals()
 wishes.learned()
 print("up", flush=True)
 while not wishes.asked(): time.sleep(0.01)
@@ -192,7 +192,7 @@ def test_handlers_are_given_back(request):
     found = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, found))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    wishes = Wishes()
+    wishes = ControlRequests()
     wishes.listen()
     with pytest.raises(Stopped):
         signal.raise_signal(signal.SIGTERM)

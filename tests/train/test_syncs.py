@@ -16,7 +16,7 @@ from library import data, families, memory, methods
 from library.train import loss
 from library.train.meter import Meter
 from library.train.run import Run
-from library.train.stochastic_rounding import Dice
+from library.train.stochastic_rounding import StepRNG
 from library.train.updates import Updates
 from tests.training import SCRIPTS, config_of, fresh
 
@@ -68,8 +68,8 @@ def meta_as_cpu(monkeypatch):
     monkeypatch.setattr(
         vae, "randn_tensor", lambda shape, generator, device, dtype: made(shape, device=device, dtype=dtype)
     )
-    on = Dice.on
-    monkeypatch.setattr(Dice, "on", lambda self, device, *key: on(self, torch.device("cpu"), *key))
+    on = StepRNG.generator_for
+    monkeypatch.setattr(StepRNG, "generator_for", lambda self, device, *key: on(self, torch.device("cpu"), *key))
     for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
         real = getattr(torch, name)
 
@@ -98,14 +98,14 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
             live = [parts.vae] * (not config.cache.latents) + list(parts.encoders.values()) * (not config.cache.text)
             for network in (parts.denoiser, *live):
                 network.to(META)
-            learner = methods.attach(parts, family, config)
-            run.place(parts, learner, keep_vae=False)
+            method = methods.attach(parts, family, config)
+            run.place(parts, method, keep_vae=False)
             memory.prepare(parts.denoiser, family, config, META, batches.shapes)
-            updates = Updates(learner, config, run)
-            learner.train()
+            updates = Updates(method, config, run)
+            method.train()
             for window in run.steps(batches):
                 with Watch() as watch, Calls(watch.found):  # in the first step tables may go to the device, once
-                    wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, learner, run))
+                    wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, method, run))
                     norms = updates.apply(wrong)
                     run.log(wrong, norms, updates.rates())
                 assert run.stopping is False and len(window) == config.steps.gradient_accumulation_steps

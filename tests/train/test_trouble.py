@@ -154,24 +154,24 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
 )  # fmt: skip
 def test_levers_are_those_that_are_left(config, script, values, doing, words):
     run = SimpleNamespace(config=config(script, **values), doing=doing, newest={}, clock=SimpleNamespace(step=7))
-    assert words in str(errors.told(torch.OutOfMemoryError("..."), run))
+    assert words in str(errors.explain_error(torch.OutOfMemoryError("..."), run))
 
 
 def test_the_computers_own_memory(config):
     run = SimpleNamespace(config=config(), doing="caching latents", newest={}, clock=None)
     for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")):
-        assert str(errors.told(error, run)).startswith(
+        assert str(errors.explain_error(error, run)).startswith(
             "the computer ran out of memory, RAM (caching latents): use fewer"
         )
     other = ValueError("x")
-    assert errors.told(other, run) is other
+    assert errors.explain_error(other, run) is other
 
 
 def test_a_scaler_that_never_finds_its_scale_ends_it():
-    numbers = errors.Numbers(scaled=True)
+    numbers = errors.NonFiniteWatch(scaled=True)
     lines = [{"loss": 1.0, "grad_norm": float("inf")}] * errors.MOST_SKIPPED
-    assert [numbers.odd(line) for line in lines] == [""] * (errors.MOST_SKIPPED - 1) + ["gradients"]
-    assert errors.Numbers(scaled=True).odd({"loss": float("nan"), "grad_norm": 1.0}) == "loss"
+    assert [numbers.check(line) for line in lines] == [""] * (errors.MOST_SKIPPED - 1) + ["gradients"]
+    assert errors.NonFiniteWatch(scaled=True).check({"loss": float("nan"), "grad_norm": 1.0}) == "loss"
 
 
 # ---- disk

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from library.methods.adapters import Spec, kind_of
-from library.methods.factor_cache import Ready
+from library.methods.adapters import AdapterSpec, adapter_class
+from library.methods.factor_cache import FactorCache
 
-SPECS = (Spec(rank=4, alpha=1.0), Spec(rank=3, alpha=2.0, split=(4, 4)), Spec(rank=6, alpha=0.7))
+SPECS = (AdapterSpec(rank=4, alpha=1.0), AdapterSpec(rank=3, alpha=2.0, split=(4, 4)), AdapterSpec(rank=6, alpha=0.7))
 
 
 class Network(nn.Module):
@@ -20,7 +20,7 @@ class Network(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         layers = nn.Linear(8, 8), nn.Linear(8, 8), nn.Conv2d(2, 2, 1)
-        self.layers = nn.ModuleList(kind_of(x, s).around(x, s) for x, s in zip(layers, SPECS, strict=True))
+        self.layers = nn.ModuleList(adapter_class(x, s).around(x, s) for x, s in zip(layers, SPECS, strict=True))
         self.requires_grad_(False)
         for adapter in self.layers:
             for factor in adapter.factors():
@@ -42,7 +42,7 @@ def learned(network, x, kind):
 @pytest.mark.parametrize("kind", [None, torch.bfloat16, torch.float16])
 def test_numbers_and_gradients_are_those_of_layers_by_themselves(kind):
     plain, prepared, x = Network(), Network(), torch.randn(5, 8)
-    Ready(prepared, prepared.layers)
+    FactorCache(prepared, prepared.layers)
     (expected, wanted), (answer, found) = learned(plain, x, kind), learned(prepared, x, kind)
     assert torch.equal(answer, expected)
     for gradient, other in zip(found, wanted, strict=True):
@@ -52,17 +52,17 @@ def test_numbers_and_gradients_are_those_of_layers_by_themselves(kind):
 
 def test_what_does_not_learn_gets_no_gradient_and_the_rest_does():
     network = Network()
-    Ready(network, network.layers)
+    FactorCache(network, network.layers)
     for factor in network.layers[1].factors():
         factor.requires_grad_(False)
     _, gradients = learned(network, torch.randn(5, 8), torch.bfloat16)
     assert [g is not None for g in gradients] == [True, True, False, False, False, True, True]
-    assert not any(t.requires_grad for t in network.layers[1].ready)
+    assert not any(t.requires_grad for t in network.layers[1].cached_factors)
 
 
 def test_strength_follows_at_the_next_pass_and_steps_are_seen():
     network, x = Network(), torch.randn(5, 8)
-    ready, before = Ready(network, network.layers), network(x)
+    ready, before = FactorCache(network, network.layers), network(x)
     ready.set_multiplier(0.0)
     base = network(x)
     assert not torch.equal(base, before)
@@ -85,7 +85,7 @@ class Counted(TorchDispatchMode):
 
 def test_layers_neither_cast_nor_scale_any_more():
     plain, prepared, x = Network(), Network(), torch.randn(5, 8, dtype=torch.bfloat16)
-    Ready(prepared, prepared.layers)
+    FactorCache(prepared, prepared.layers)
     counts = []
     for network in (plain, prepared):
         with torch.autocast("cpu", torch.bfloat16), Counted() as counted:
@@ -98,8 +98,8 @@ def test_layers_neither_cast_nor_scale_any_more():
 
 def test_copies_are_of_what_is_learned_only():
     network, x = Network(), torch.randn(5, 8)
-    Ready(network, network.layers)
+    FactorCache(network, network.layers)
     network(x).sum()
     again = copy.deepcopy(network)
-    assert again.layers[0].ready is None and torch.equal(again(x), network(x))
-    assert again.layers[0].ready[0].data_ptr() != network.layers[0].ready[0].data_ptr()
+    assert again.layers[0].cached_factors is None and torch.equal(again(x), network(x))
+    assert again.layers[0].cached_factors[0].data_ptr() != network.layers[0].cached_factors[0].data_ptr()
