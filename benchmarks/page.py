@@ -256,7 +256,7 @@ def use(browser: Any, server: Server, folder: Path, note: Note) -> None:
 
 def config(folder: Path) -> Path:
     """A config in which every option that has a number differs from its default, as far as they go together."""
-    from kohya_gui import presets
+    from kohya_gui.form import presets
     from library.config.schema import to_toml
     from library.families import config_class
 

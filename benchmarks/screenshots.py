@@ -18,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from kohya_gui import again
+from kohya_gui.form import reopen
 from library.runs import reader
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +34,7 @@ def online(root: Path) -> Iterator[str]:
     import uvicorn
 
     from kohya_gui.app import application, build
-    from kohya_gui.serving import bind
+    from kohya_gui.server.serving import bind
 
     bound = bind("127.0.0.1", 0)
     app = application(build([root]), {"host": "127.0.0.1"})
@@ -63,7 +63,7 @@ def working(demo: Any, folder: Path) -> Iterator[None]:
     first = start.launch(build(config_class(script), values | real, notes=[]))
     reach(first, 500)
     stop.request(first, "after_step")
-    second = start.begin(again.continuation(ended(first)))
+    second = start.begin(reopen.continuation(ended(first)))
     reach(second, 1300)
     queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
     for name in ("plix-rank-32", "plix-rank-64"):

@@ -9,26 +9,27 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
-from kohya_gui import paths, texts
-from kohya_gui.acts import Acts
-from kohya_gui.allowing import Allower, Roots
-from kohya_gui.assets import Assets
-from kohya_gui.board import Board
-from kohya_gui.commands import Commands
-from kohya_gui.door import Door
-from kohya_gui.helping import Helper
-from kohya_gui.images import Images
-from kohya_gui.lab import Lab
-from kohya_gui.monitor import Monitor
-from kohya_gui.picker import Picker
-from kohya_gui.printing import Printer
-from kohya_gui.queue import Queue
-from kohya_gui.routes import Protected, Routes
-from kohya_gui.service import Service
-from kohya_gui.serving import announce, bind, door_of, is_private, parser, prefix_of, serve
-from kohya_gui.theme import HEAD, THEME
-from kohya_gui.tools import Tools
-from kohya_gui.training import TABS, Training
+from kohya_gui.dataset.images import Images
+from kohya_gui.form.api import Helper
+from kohya_gui.form.print_command import Printer
+from kohya_gui.form.tab import TABS, Training
+from kohya_gui.i18n import texts
+from kohya_gui.lab.lab import Lab
+from kohya_gui.panel.actions import Acts
+from kohya_gui.panel.monitor import Monitor
+from kohya_gui.panel.queue import Queue
+from kohya_gui.server import paths
+from kohya_gui.server.allowed_folders import Allower, Roots
+from kohya_gui.server.assets import Assets
+from kohya_gui.server.auth import Door
+from kohya_gui.server.json_api import Service
+from kohya_gui.server.picker import Picker
+from kohya_gui.server.routes import Protected, Routes
+from kohya_gui.server.serving import announce, bind, door_of, is_private, parser, prefix_of, serve
+from kohya_gui.server.tensorboard_proxy import Board
+from kohya_gui.server.theme import HEAD, THEME
+from kohya_gui.tools.commands import Commands
+from kohya_gui.tools.tools import Tools
 from library.config.values import ConfigError
 
 TITLE = "Kohya Trainer"

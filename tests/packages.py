@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kohya_gui import presets
+from kohya_gui.form import presets
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:

@@ -88,13 +88,20 @@ def texts() -> Iterator[tuple[str, str]]:
         name = path.relative_to(source.ROOT).as_posix()
         if name not in PARSED:
             yield from ((f"{name}:{line}", text) for line, text in said(path) if " " in text)
-    for pattern in ("kohya_gui/*.js", "kohya_gui/*.html", "presets/*/*.toml", "docs/*.md", "README.md", "setup.sh"):
+    for pattern in (
+        "kohya_gui/**/*.js",
+        "kohya_gui/**/*.html",
+        "presets/*/*.toml",
+        "docs/*.md",
+        "README.md",
+        "setup.sh",
+    ):
         for path in sorted(source.ROOT.glob(pattern)):
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".js":  # what is said stands in quotes; the rest is code and remarks
                 text = "\n".join(found[1] for found in re.findall(r"([\"'`])((?:(?!\1)[^\\\n]|\\.)* .*?)\1", text))
             yield path.relative_to(source.ROOT).as_posix(), text
-    for path in sorted((source.ROOT / "kohya_gui" / "words").glob("*.json")):
+    for path in sorted((source.ROOT / "kohya_gui" / "i18n" / "words").glob("*.json")):
         name = path.relative_to(source.ROOT).as_posix()
         yield from ((name, english) for english in json.loads(path.read_text(encoding="utf-8")))
 
@@ -132,7 +139,13 @@ def test_the_list_knows_what_stopped_readers_before(text):
 
 def test_texts_of_every_place_are_looked_at():
     places = {where.split(":")[0] for where, _ in texts()}
-    assert {"README.md", "setup.sh", "docs/tools.md", "kohya_gui/words/zh.json", "kohya_gui/queue.js"} <= places
+    assert {
+        "README.md",
+        "setup.sh",
+        "docs/tools.md",
+        "kohya_gui/i18n/words/zh.json",
+        "kohya_gui/panel/queue.js",
+    } <= places
     every = [text for _, text in texts()]
     assert any("Find duplicates" in text for text in every)  # a script's
     assert any("higher learns more detail" in text for text in every)  # an option's help

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kohya_gui import presets
+from kohya_gui.form import presets
 from library.bench import advice, cleaning, doctor, kernels
 from library.bench.advice import Found
 from library.cli import main

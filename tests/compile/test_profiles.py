@@ -2,7 +2,7 @@
 
 import pytest
 
-from kohya_gui import presets
+from kohya_gui.form import presets
 from library import families
 from library.config.schema import build, changed, flat, options, read_toml
 

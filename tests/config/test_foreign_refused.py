@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kohya_gui import presets
+from kohya_gui.form import presets
 from library import importers
 from library.cli import main
 from library.config.schema import ConfigError

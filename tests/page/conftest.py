@@ -60,7 +60,7 @@ def served(tmp_path_factory):
 def stand_ins(monkeypatch):
     """Trainings are stand-ins, and nothing that they name is there; while a test runs and no longer, since others in
     this process start real ones."""
-    from kohya_gui import paths
+    from kohya_gui.server import paths
     from library.check import isolated
     from library.runs import queue, start
 

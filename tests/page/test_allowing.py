@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from kohya_gui import allowing, paths
-from kohya_gui.allowing import Allower, Roots
-from kohya_gui.service import Sent
-from kohya_gui.serving import door_of, is_private, parser
+from kohya_gui.server import allowed_folders, paths
+from kohya_gui.server.allowed_folders import Allower, Roots
+from kohya_gui.server.json_api import Sent
+from kohya_gui.server.serving import door_of, is_private, parser
 from library.config.schema import ConfigError
 from library.runs import registry
 
@@ -44,12 +44,12 @@ def test_a_folder_is_asked_for_once_and_holds_at_once_and_after_a_restart(place)
     roots = Roots([place / "root"], asks=True)
     with pytest.raises(ConfigError) as said:
         paths.inside(str(place / "other" / "out"), roots, "output_dir")
-    assert allowing.asked(str(said.value)) == str(place / "other" / "out")
+    assert allowed_folders.asked(str(said.value)) == str(place / "other" / "out")
     allow(roots, place / "other")
     assert paths.inside(str(place / "other" / "out"), roots) == place / "other" / "out"
     assert list(Roots([place / "root"], asks=True)) == [place / "root", place / "other"]
     allow(roots, place / "other")  # twice is once
-    assert json.loads(allowing.place().read_text())["folders"] == [str(place / "other")]
+    assert json.loads(allowed_folders.place().read_text())["folders"] == [str(place / "other")]
     with pytest.raises(ConfigError, match="hidden"):
         paths.inside(str(place / "other" / ".hidden" / "x"), roots)
 
@@ -57,7 +57,7 @@ def test_a_folder_is_asked_for_once_and_holds_at_once_and_after_a_restart(place)
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
 def test_the_file_is_for_its_owner_only(place):
     allow(Roots([place / "root"], asks=True), place / "other")
-    assert stat.S_IMODE(allowing.place().stat().st_mode) == 0o600
+    assert stat.S_IMODE(allowed_folders.place().stat().st_mode) == 0o600
 
 
 def test_of_a_file_its_folder_is_asked_for(place):
@@ -65,7 +65,7 @@ def test_of_a_file_its_folder_is_asked_for(place):
     (place / "other" / "model").write_text("x")
     for text, folder in (("a.safetensors", "other"), ("v1.5", "other/v1.5"), ("model", "other"), ("new", "other/new"),
                          ("v2.5", "other/v2.5"), ("run.toml", "other")):  # fmt: skip
-        assert allowing.meant(place / "other" / text) == place / folder, text
+        assert allowed_folders.meant(place / "other" / text) == place / folder, text
 
 
 def bad_places(place):
@@ -88,13 +88,13 @@ def test_what_is_no_place_for_a_training_is_refused_and_not_asked_for(place):
         try:
             paths.inside(str(folder / "x"), roots)
         except ConfigError as said:
-            assert allowing.asked(str(said)) not in map(str, bad_places(place)), said
+            assert allowed_folders.asked(str(said)) not in map(str, bad_places(place)), said
     (place / "root" / "plain").write_text("x")
     inside = [f"{place}/{one}" for one in ("root/../other", "oth\ner", "root/plain/sub", "CON", "a:b", "other/..")]
     for text in ("", ".", "other", "../other", "~", "C:", "\\\\server\\share", "x" * 5000, *inside):
         with pytest.raises(ConfigError):
             allow(roots, text)
-    assert list(roots) == [place / "root"] and not allowing.place().exists()
+    assert list(roots) == [place / "root"] and not allowed_folders.place().exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")
@@ -117,15 +117,15 @@ def test_links_are_judged_by_where_they_lead(place):
 )
 def test_a_folder_that_cannot_be_made_is_refused(place):
     (place / "other").chmod(0o500)
-    assert "cannot be made" in allowing.refusal(place / "other" / "new")
-    assert allowing.refusal(place / "other") == ""
+    assert "cannot be made" in allowed_folders.refusal(place / "other" / "new")
+    assert allowed_folders.refusal(place / "other") == ""
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"folders": 7}', '{"folders": [7, null, ["/x"], "relative", "/"]}',
                                      '{"folders": ["/etc", "/home/../etc", "//x", "~"]}'])  # fmt: skip
 def test_whatever_stands_in_the_file_widens_nothing(place, content):
-    allowing.place().parent.mkdir(parents=True, exist_ok=True)
-    allowing.place().write_text(content)
+    allowed_folders.place().parent.mkdir(parents=True, exist_ok=True)
+    allowed_folders.place().write_text(content)
     for path in ("/etc/passwd", "/"):
         with pytest.raises(ConfigError):
             paths.inside(path, Roots([place / "root"], asks=True))
@@ -178,7 +178,7 @@ def test_a_browser_elsewhere_a_proxy_or_another_site_cannot_widen_the_roots(appl
     client = TestClient(application, f"http://{PORT}", headers=OWN, client=("127.0.0.1", 5000))
     body = json.dumps({"folder": str(place / "other")})
     answer = client.post("/own/allow", content=body, headers={"content-type": "application/json", **headers})
-    assert answer.status_code in (403, 415) and not allowing.place().exists()
+    assert answer.status_code in (403, 415) and not allowed_folders.place().exists()
 
 
 def test_a_browser_here_can_and_others_cannot_by_any_way(application, place):
@@ -189,7 +189,7 @@ def test_a_browser_here_can_and_others_cannot_by_any_way(application, place):
     client = TestClient(application, f"http://{PORT}", headers=OWN, client=("127.0.0.1", 5000))
     assert client.get("/own/allow", params=body).status_code == 404
     bare = TestClient(application, f"http://{PORT}", headers={"host": PORT}, client=("127.0.0.1", 5000))
-    assert bare.post("/own/allow", json=body).status_code == 403 and not allowing.place().exists()
+    assert bare.post("/own/allow", json=body).status_code == 403 and not allowed_folders.place().exists()
     assert "Allow" in client.post("/own/list", json=body).json()["error"]
     assert client.post("/own/allow", json=body).json()["said"] == f"Allowed: {place / 'other'}"
     assert client.post("/own/list", json=body).json()["folder"] == str(place / "other")
@@ -251,7 +251,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
     buttons.first.click()
     visitor.until("It goes on when this page is closed")
-    assert set(allowing.remembered()) == {place / "other", place / "file", place / "out" / "new"}
+    assert set(allowed_folders.remembered()) == {place / "other", place / "file", place / "out" / "new"}
     visitor.state("finished")
 
 
@@ -286,7 +286,7 @@ def test_the_picker_the_configs_the_data_set_and_the_tools_ask_too(visitor, plac
     (place / "tools").mkdir()
     page.locator(".message:visible .allow").first.click()
     page.get_by_text("does not exist").wait_for()  # the file in it, which is looked for again at once
-    assert place / "tools" in allowing.remembered()
+    assert place / "tools" in allowed_folders.remembered()
 
 
 @pytest.mark.browser
@@ -299,11 +299,11 @@ def test_what_may_not_be_allowed_has_no_button(visitor):
 
 @pytest.mark.browser
 def test_save_and_probe_ask_and_then_go_on_by_themselves(visitor, place, monkeypatch):
-    from kohya_gui import probing
+    from kohya_gui.form import probe
 
     begun, ended = [], {"state": "finished", "doing": "", "tries": [], "best": {}, "text": "Nothing fits."}
-    monkeypatch.setattr(probing, "start", lambda config, launch: begun.append(config.save.output_dir) or "probe")
-    monkeypatch.setattr(probing, "state", lambda probe_id: ended)
+    monkeypatch.setattr(probe, "start", lambda config, launch: begun.append(config.save.output_dir) or "probe")
+    monkeypatch.setattr(probe, "state", lambda probe_id: ended)
     page = visitor.page
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(place / "other" / "new.toml"))
     visitor.click("Save config")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kohya_gui import commands, tools
-from kohya_gui.commands import Commands
-from kohya_gui.service import Sent
+from kohya_gui.server.json_api import Sent
+from kohya_gui.tools import commands, tools
+from kohya_gui.tools.commands import Commands
 from library.config.schema import ConfigError
 from library.runs import job
 

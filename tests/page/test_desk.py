@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kohya_gui import compiling, presets
+from kohya_gui.form import compile_summary, presets
 from library.check import isolated
 from library.config import command as commands
 from library.config.schema import read_toml
@@ -98,7 +98,7 @@ def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     visitor.fill(output_dir="/results", network_dim="3")
     visitor.click("Presets")
     page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()
-    visitor.until(compiling.about(chosen))
+    visitor.until(compile_summary.about(chosen))
     assert page.locator("#lora-flux-clip_l").is_visible()
     assert page.locator("#lora-network_dim").input_value() == rank
     assert page.locator("#lora-output_dir").input_value() == "/results"

@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from kohya_gui import app, serving
-from kohya_gui.assets import FOLDER, Assets
-from kohya_gui.door import Door, is_loopback, new_token
-from kohya_gui.routes import Protected, Routes, is_open
+from kohya_gui import app
+from kohya_gui.server import serving
+from kohya_gui.server.assets import FOLDER, Assets
+from kohya_gui.server.auth import Door, is_loopback, new_token
+from kohya_gui.server.routes import Protected, Routes, is_open
 
 
 def knock(door, method="GET", path="/", query="", kind="http", **headers):
@@ -107,7 +108,7 @@ def test_user_and_password_open_the_door_and_guessing_is_slow(monkeypatch):
     async def sleep(seconds):
         waited.append(seconds)
 
-    monkeypatch.setattr("kohya_gui.door.asyncio.sleep", sleep)
+    monkeypatch.setattr("kohya_gui.server.auth.asyncio.sleep", sleep)
     guarded = Door(page, "0.0.0.0", login="anna:long passwörd")
     shown = base64.b64encode("anna:long passwörd".encode()).decode()
     assert knock(guarded, "POST", authorization=f"Basic {shown}")[0] == 200 and not waited

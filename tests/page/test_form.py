@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kohya_gui import presets, starting
-from kohya_gui.form import Form
-from kohya_gui.training import FAMILIES, TABS
+from kohya_gui.form import presets, start_preset
+from kohya_gui.form.form import Form
+from kohya_gui.form.tab import FAMILIES, TABS
 from library.config.schema import ConfigError, build, changed, flat, options, to_toml, values
 
 FORMS = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
@@ -64,7 +64,7 @@ def sent(family, **given):
     return json.dumps({"family": family, "values": given, "launch": {}})
 
 
-STARTS = {tab.id: starting.starts(tab.id, tab.configs) for tab in TABS}
+STARTS = {tab.id: start_preset.starts(tab.id, tab.configs) for tab in TABS}
 
 
 @pytest.mark.parametrize(("tab", "family"), CASES)
@@ -79,7 +79,7 @@ def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_t
     begun["values"] |= start["values"]
     config, notes = form.collect(form.hear(json.dumps(begun)))
     preset = next(p for p in presets.of_kind(tab, [family]) if p.id == start["id"])
-    made = flat(changed(starting.applied(preset, form.configs[family], {}, [])))
+    made = flat(changed(start_preset.applied(preset, form.configs[family], {}, [])))
     assert flat(changed(config)) == {**made, "output_name": f"{family}-{tab}"} and notes == []
 
 

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from kohya_gui import compiling, helping, messages, presets, probing
-from kohya_gui.form import Form
-from kohya_gui.service import Sent
-from kohya_gui.training import FAMILIES, TABS
+from kohya_gui.form import api, compile_summary, messages, presets, probe
+from kohya_gui.form.form import Form
+from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.server.json_api import Sent
 from library.check import isolated
 from library.config.schema import ConfigError, build, values
 from library.families import config_class
@@ -24,7 +24,7 @@ def helper(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     for variable in keys.ENVIRONMENT.values():
         monkeypatch.delenv(variable, raising=False)
-    return helping.Helper(FORMS, {tab.id: tab.adapters for tab in TABS}, [tmp_path])
+    return api.Helper(FORMS, {tab.id: tab.adapters for tab in TABS}, [tmp_path])
 
 
 def question(tab="lora", family="sdxl", more=None, **given):
@@ -77,20 +77,20 @@ def test_a_diffusers_folder_tells_its_family(helper, tmp_path, pipeline, family)
 
 def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     config = build(FLUX, {"compile": True}, notes=[])
-    assert compiling.outlook(config) == "2 graphs, about 20 s once, kept for next time (an estimate)."
+    assert compile_summary.outlook(config) == "2 graphs, about 20 s once, kept for next time (an estimate)."
     folder = tmp_path / "out" / "runs" / "cat-20260101-000000-abcd"
     folder.mkdir(parents=True)
     facts = {"script": "flux_train_network", "state": "finished", "compile": {"num_graphs": 2, "seconds": 71.6}}
     layout.store(folder / layout.RUN, facts)
     (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
     registry.add(folder)
-    assert compiling.outlook(config) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
+    assert compile_summary.outlook(config) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
     assert helper.ledger(Sent({})) == {"text": ""}  # nothing runs
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")
         assert helper.ledger(Sent({})) == {"text": "fox now: 1 graph in 2 s"}
     other = build(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
-    assert "3 min" in compiling.outlook(other)
+    assert "3 min" in compile_summary.outlook(other)
 
 
 def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):
@@ -142,7 +142,7 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
 
 
 def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
-    folder = job.new(probing.KIND)
+    folder = job.new(probe.KIND)
     (folder / layout.LOG).write_text("loading\nKilled\n", encoding="utf-8")
     layout.store(folder / job.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
     found = helper.probing(question(more={"id": folder.name}))

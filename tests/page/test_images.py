@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from kohya_gui import sets as tab
-from kohya_gui.images import Images
-from kohya_gui.service import Sent
+from kohya_gui.dataset import settings as tab
+from kohya_gui.dataset.images import Images
+from kohya_gui.server.json_api import Sent
 from library.config.schema import ConfigError
 from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
 from tests.curation.test_trash import tree

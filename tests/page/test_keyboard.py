@@ -16,7 +16,7 @@ def test_handlers_answer_nothing():
     answering = re.compile(
         r"\.on(?:key|click|pointer|mouse|input|paste|drop)\w* = [^{\n]*=> [^{\n]*(?:===|!==|<|>) ?[^{\n]*&&"
     )
-    for path in Path(kohya_gui.__file__).parent.glob("*.js"):
+    for path in Path(kohya_gui.__file__).parent.rglob("*.js"):
         assert not answering.findall(path.read_text(encoding="utf-8")), path.name
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui.form import Form
-from kohya_gui.lab import KINDS, Lab, advised
-from kohya_gui.service import Sent
-from kohya_gui.training import FAMILIES, TABS
+from kohya_gui.form.form import Form
+from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.lab.lab import KINDS, Lab, advised
+from kohya_gui.server.json_api import Sent
 from library.bench import candidates
 from library.config.schema import ConfigError, read_toml
 from library.runs import job as jobs

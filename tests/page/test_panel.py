@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui import charts, messages, panel
+from kohya_gui.form import messages
+from kohya_gui.panel import charts, html
 from library.runs import process
 from library.runs.queue import Entry, Queue
 from library.runs.reader import Progress, Run
@@ -18,8 +19,8 @@ def shown(tmp_path, events=(), **facts):
         progress._take(event)
     now = time.time()
     return (
-        panel.head(run, progress, now)
-        + panel.facts(run, progress, now)
+        html.head(run, progress, now)
+        + html.facts(run, progress, now)
         + charts.curves(progress.curve, progress.line.rates)
     )
 
@@ -54,8 +55,8 @@ def test_the_long_first_step_is_not_a_mystery(tmp_path):
 ])  # fmt: skip
 def test_a_line_says_how_the_queue_stands(paused, worker, words):
     entries = [Entry(name, "flux_train", "", name, "/out") for name in ("a<b", "c")]
-    page = panel.waiting(Queue(entries, paused=paused, worker=worker))
-    assert words in page and ("Continue" in page) == (not worker) and panel.waiting(Queue()) == ""
+    page = html.waiting(Queue(entries, paused=paused, worker=worker))
+    assert words in page and ("Continue" in page) == (not worker) and html.waiting(Queue()) == ""
 
 
 def test_a_run_that_hangs_says_so(tmp_path):
@@ -66,7 +67,7 @@ def test_a_run_that_hangs_says_so(tmp_path):
 
 def test_the_log_has_the_cause_on_top(tmp_path):
     run = Run(tmp_path, {"state": "failed", "error": "RuntimeError: CUDA out of memory."})
-    page = panel.log("step 7\nRuntimeError: CUDA out of memory.", run)
+    page = html.log("step 7\nRuntimeError: CUDA out of memory.", run)
     assert page.index("Lower the batch size") < page.index("<pre>")
 
 
@@ -76,8 +77,8 @@ def test_compiling_says_what_and_how_much_of_it(tmp_path):
 
 
 def test_where_a_steps_time_goes_and_how_busy_the_machine_is(tmp_path, monkeypatch):
-    gpus = [panel.machine.GpuStatus(index, "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5) for index in "01"]
-    monkeypatch.setattr(panel.machine.GPUS, "now", lambda: gpus)
+    gpus = [html.machine.GpuStatus(index, "NVIDIA RTX 4090", 18.2, 24.0, 97, 71, 320.5) for index in "01"]
+    monkeypatch.setattr(html.machine.GPUS, "now", lambda: gpus)
     events = [step(1, data_s=0.25, transfer_s=0.0, compute_s=0.75)]
     page = shown(tmp_path, events, lanes=["0"], output_dir=str(tmp_path))
     for words in (
@@ -131,7 +132,7 @@ def test_nothing_of_a_run_is_taken_for_html(tmp_path):
     page = shown(
         tmp_path, [step(1, lr={evil: 1.0, "b": 2.0}), step(2), *events], output_name=evil, title=evil, error=evil
     )
-    page += shown(tmp_path, state=f'failed"{evil}', error=evil) + panel.log(evil)
+    page += shown(tmp_path, state=f'failed"{evil}', error=evil) + html.log(evil)
     page += messages.good(evil, [evil]) + messages.problems(
         f"{evil} is wrong\nseed {evil}", {"seed": ("Seed", "lora-seed")}
     )
@@ -164,4 +165,4 @@ def test_learning_rates_that_differ_are_lines_of_their_own():
 
 
 def test_durations_in_words():
-    assert [panel.duration(s) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
+    assert [html.duration(s) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]

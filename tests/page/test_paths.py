@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from kohya_gui import paths
+from kohya_gui.server import paths
 from library.config.remedies import remedy
 from library.config.schema import ConfigError, build
 from library.families import config_class

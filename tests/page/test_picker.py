@@ -8,8 +8,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from kohya_gui.picker import Picker, button
-from kohya_gui.service import Sent, Service
+from kohya_gui.server.json_api import Sent, Service
+from kohya_gui.server.picker import Picker, button
 from library.config.schema import ConfigError
 
 

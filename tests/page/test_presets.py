@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kohya_gui import presets
-from kohya_gui.training import TABS
+from kohya_gui.form import presets
+from kohya_gui.form.tab import TABS
 from library.config.schema import ConfigError, build, changed, flat, options, read_toml
 from library.files import write_atomic
 

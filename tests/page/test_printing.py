@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from kohya_gui import presets, printing
-from kohya_gui.printing import Printer
-from kohya_gui.service import Sent
+from kohya_gui.form import presets, print_command
+from kohya_gui.form.print_command import Printer
+from kohya_gui.server.json_api import Sent
 from library.cli.train_script import parse
 from library.config.command import printable
 from library.config.schema import ConfigError, build, replace, to_toml, values
@@ -33,7 +33,7 @@ def root(tmp_path):
 
 def shown(config, where, root):
     """Print: the command's words, the printed TOML, and the file that is offered to be written."""
-    said = printing.printed(config, str(where), {}, [], [root])
+    said = print_command.printed(config, str(where), {}, [], [root])
     line, toml = (html.unescape(text) for text in re.findall("<pre>(.*?)</pre>", said, re.S))
     offered = re.search('class="keep" data-path="(.*?)" data-script="(.*?)"', said)
     return shlex.split(line), toml, offered and [html.unescape(one) for one in offered.groups()]
@@ -105,10 +105,10 @@ def test_a_file_of_the_other_family_is_not_taken_for_this_one(root):
 def test_what_a_shell_lacks_is_said_and_tokens_are_not_printed(config, monkeypatch, tmp_path):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     secret = replace(config, wandb_api_key="a-secret-key", log_with="wandb", train_data_dir="images")
-    said = printing.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
+    said = print_command.printed(secret, "", {}, ["a note"], [tmp_path.resolve()])
     assert "a-secret-key" not in said and "Set WANDB_API_KEY in that shell" in said and "a note" in said
     assert "train_data_dir starts there" in said
-    assert "starts there" not in printing.printed(config, "", {}, [], [tmp_path.resolve()])
+    assert "starts there" not in print_command.printed(config, "", {}, [], [tmp_path.resolve()])
 
 
 def test_the_button_writes_configs_only_and_only_new_files_below_the_roots(config, root, tmp_path):
@@ -126,7 +126,7 @@ def test_where_nothing_may_be_looked_at_the_file_counts_as_missing(config, root)
     words, _, offered = shown(config, "", elsewhere)
     assert offered[0] == words[-1] == str(root / "my out" / "cat.toml")
     with pytest.raises(ConfigError, match="outside"):
-        printing.printed(config, "/etc/cat.toml", {}, [], [elsewhere])
+        print_command.printed(config, "/etc/cat.toml", {}, [], [elsewhere])
 
 
 def test_quotes_of_windows_keep_a_path_in_one_piece(monkeypatch):

@@ -38,7 +38,7 @@ class Proxy:
 def online(app):
     import uvicorn
 
-    from kohya_gui.serving import bind
+    from kohya_gui.server.serving import bind
 
     bound = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))

@@ -3,7 +3,7 @@ what it says where an optimizer's package is missing."""
 
 import pytest
 
-from kohya_gui import presets
+from kohya_gui.form import presets
 from library import packages
 from library.check import isolated
 from library.config.schema import read_toml

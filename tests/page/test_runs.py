@@ -13,7 +13,7 @@ import zipfile
 import pytest
 from PIL import Image
 
-from kohya_gui import acts
+from kohya_gui.panel import actions
 from library.config.schema import ConfigError, build
 from library.families import config_class
 from library.runs import queue, reader, start
@@ -103,7 +103,7 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
 
 
 def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
-    monkeypatch.setattr(acts, "DOCTOR", [sys.executable, "-c", "print('{\"healthy\": true}')"])
+    monkeypatch.setattr(actions, "DOCTOR", [sys.executable, "-c", "print('{\"healthy\": true}')"])
     run_id = start.launch(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
     visitor = visit()
     visitor.until("Step", ".line")
@@ -322,14 +322,14 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     begun = []
     monkeypatch.setattr(start, "begin", begun.append)
-    run, answers = reader.run(record.id), acts.Acts({})
-    assert run.state == "failed" and "Resume from step 3" in acts.buttons(run, [run])
+    run, answers = reader.run(record.id), actions.Acts({})
+    assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
     assert answers.resumed(run) == "It resumes after step 3."
     (job,) = begun
     assert job.resumes == run.id and job.folder == str(shell) and job.output == str(shell / "out")
     assert f'resume = "{state}"' in job.toml and 'train_data_dir = "images"' in job.toml
     monkeypatch.setattr(queue, "work", lambda: None)
     queue.add(job)  # as if another browser had been first, and had to wait
-    assert "Resume" not in acts.buttons(run, [run])
+    assert "Resume" not in actions.buttons(run, [run])
     with pytest.raises(ConfigError, match="resumed already"):
         answers.resumed(run)

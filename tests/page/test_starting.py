@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from kohya_gui import presets, starting
-from kohya_gui.starting import Card
-from kohya_gui.training import TABS
+from kohya_gui.form import presets, start_preset
+from kohya_gui.form.start_preset import Card
+from kohya_gui.form.tab import TABS
 from library.check import isolated
 from library.config import idle
 from library.config.schema import build, changed, flat
@@ -31,7 +31,7 @@ def few(tmp_path, monkeypatch):
 
 
 def start_for(gpu, kind="lora"):
-    return starting.suited(presets.of_kind(kind, ["sdxl"]), gpu)
+    return start_preset.suited(presets.of_kind(kind, ["sdxl"]), gpu)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_kind_without_presets_takes_those_that_stand_in_and_a_family_without_a
     made(few, "dreambooth-16gb")
     assert [p.id for p in presets.of_kind("dreambooth", ["sdxl"])] == ["sdxl/dreambooth-16gb"]
     assert [p.id for p in presets.of_kind("finetune", ["sdxl"])] == ["sdxl/finetune-24gb"]
-    assert set(starting.starts("lora", TABS[0].configs)) == {"sdxl"}
+    assert set(start_preset.starts("lora", TABS[0].configs)) == {"sdxl"}
 
 
 GPUS = [machine.GpuStatus("0", "NVIDIA RTX 3060", 0.5, 12.0), machine.GpuStatus("1", "NVIDIA RTX 4090", 0.5, 24.0)]
@@ -72,15 +72,15 @@ def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, exp
     monkeypatch.setattr(gpu_slots, "lanes", lambda: visible)
     monkeypatch.setattr(machine, "read_gpus", lambda: GPUS)
     monkeypatch.setattr(machine, "GPUS", machine.GpuMonitor())
-    assert starting.card() == expected
+    assert start_preset.card() == expected
 
 
 @pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
 @pytest.mark.parametrize("memory", [6, 12, 24, 80])
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
     """At least what the page of kohya_ss starts with."""
-    monkeypatch.setattr(starting, "card", lambda: Card("Card", memory))
-    config = build(tab.configs[family], starting.starts(tab.id, tab.configs)[family]["values"], notes=[])
+    monkeypatch.setattr(start_preset, "card", lambda: Card("Card", memory))
+    config = build(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
     assert 1e-6 < config.optim.learning_rate <= 3e-4 and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
     assert config.data.resolution and config.save.output_name and config.save.save_precision
@@ -93,8 +93,8 @@ def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
 @pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
 def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatch, tab, family):
     def opened(gpu):
-        monkeypatch.setattr(starting, "card", lambda: gpu)
-        start = starting.starts(tab.id, tab.configs)[family]
+        monkeypatch.setattr(start_preset, "card", lambda: gpu)
+        start = start_preset.starts(tab.id, tab.configs)[family]
         return start["notes"], build(tab.configs[family], start["values"], notes=[])
 
     notes, config = opened(None)
@@ -105,8 +105,8 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
 
 
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):
-    monkeypatch.setattr(starting, "card", lambda: Card("Card", 12.0))
-    values = starting.starts("lora", TABS[0].configs)["sdxl"]["values"]
+    monkeypatch.setattr(start_preset, "card", lambda: Card("Card", 12.0))
+    values = start_preset.starts("lora", TABS[0].configs)["sdxl"]["values"]
     config = build(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
     said = [*idle.remarks(config, []), "12 images enlarged"]
     assert len(said) > 2
@@ -127,9 +127,9 @@ def held(page, tab):
 
 def begins(tab, family):
     """What an untouched form holds: its start preset, and a name."""
-    start = starting.starts(tab.id, tab.configs)[family]
+    start = start_preset.starts(tab.id, tab.configs)[family]
     preset = next(p for p in presets.of_kind(tab.id, [family]) if p.id == start["id"])
-    made = flat(changed(starting.applied(preset, tab.configs[family], {}, [])))
+    made = flat(changed(start_preset.applied(preset, tab.configs[family], {}, [])))
     return preset.title, {**made, "output_name": f"{family}-{tab.id}"}
 
 

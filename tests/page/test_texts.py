@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui import compiling, presets, texts
+from kohya_gui.form import compile_summary, presets
+from kohya_gui.i18n import texts
 from library.config import idle
 from library.config.schema import ConfigError
 from library.config.sections.run import IDLE_EVERYWHERE
@@ -15,8 +16,8 @@ from library.runs import known_errors
 from tests import source
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
-FORMS = ("checking", "comparing", "compiling", "form", "helping", "messages", "paths", "presets", "probing", "starting",
-         "training", "page.js", "desk.js", "search.js", "starting.js")  # fmt: skip
+FORMS = ("compare", "compile_summary", "form", "api", "messages", "paths", "presets", "probe", "start_preset",
+         "tab", "page.js", "live.js", "search.js", "start_preset.js")  # fmt: skip
 # What is wrong with a form is said by these.
 RULES = ("library/config/sections/*.py", "library/config/values.py", "library/config/reading.py",
          "library/config/command.py", "library/families/*/options.py")  # fmt: skip
@@ -25,9 +26,9 @@ PREFLIGHT = ("library/outputs/paths.py", "library/train/optimizers.py", "library
              "library/outputs/hub.py",
              "library/check/preflight.py", "library/train/trackers.py", "library/data/preflight.py",
              "library/data/folders.py", "library/methods/__init__.py", "library/methods/network_args.py",
-             "library/families/*/family.py", "library/families/*/source.py", "library/families/hub.py",
+             "library/families/*/family.py", "library/families/*/checkpoint.py", "library/families/hub.py",
              "library/families/sdxl/model.py", "library/families/weights.py", "library/data/buckets.py",
-             "library/compiler/checks.py")  # fmt: skip
+             "library/compiler/checks.py", "library/check/isolated.py")  # fmt: skip
 # What a translator keeps: options, values that are numbers or code, files.
 CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")
 
@@ -35,7 +36,7 @@ CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\
 def absent(wanted):
     """The texts that a table lacks, by language; nothing when all is well."""
     found = {name: [text for text in dict.fromkeys(wanted) if not texts.covered(text, name)] for name in TABLES}
-    return {f"kohya_gui/words/{name}.json": lacking for name, lacking in found.items() if lacking}
+    return {f"kohya_gui/i18n/words/{name}.json": lacking for name, lacking in found.items() if lacking}
 
 
 @pytest.mark.parametrize("language", TABLES)
@@ -62,8 +63,8 @@ def test_every_text_of_the_page_is_in_every_table_and_so_is_all_help():
 
 def test_what_each_preset_sets_and_needs_is_in_every_table():
     every = [*presets.presets(adapters=True), *presets.presets(adapters=False)]
-    said = [text for one in every if one.is_profile for text in (compiling.name(one), compiling.about(one))]
-    pieces = [re.split("[,;] ", compiling.about(one)) for one in every if not one.is_profile]
+    said = [text for one in every if one.is_profile for text in (compile_summary.name(one), compile_summary.about(one))]
+    pieces = [re.split("[,;] ", compile_summary.about(one)) for one in every if not one.is_profile]
     said += [one.title for one in every if not one.is_profile] + [piece for found in pieces for piece in found]
     assert len(said) > 60 and not absent(said), "add these"
 

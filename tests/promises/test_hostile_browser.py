@@ -11,7 +11,7 @@ import gradio.routes
 import pytest
 from starlette.testclient import TestClient
 
-from kohya_gui import paths
+from kohya_gui.server import paths
 from library.config.schema import ConfigError
 from tests import source
 from tests.training import listing

@@ -11,7 +11,7 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from kohya_gui import training
+from kohya_gui.form import tab as training
 from library.check import isolated
 from library.runs import bundle, keys, process, queue, reader, start
 from tests.training import wait_for

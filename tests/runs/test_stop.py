@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui import acts
-from kohya_gui.service import Sent
+from kohya_gui.panel import actions
+from kohya_gui.server.json_api import Sent
 from library.config.schema import ConfigError
 from library.runs import layout, process, reader, stop
 from library.runs.record import Record
@@ -39,7 +39,7 @@ def aged(record, seconds):
 
 
 def press(record, act, sure=False):
-    return acts.Acts({}).act(Sent({"act": act, "run": record.id, "sure": sure}))
+    return actions.Acts({}).act(Sent({"act": act, "run": record.id, "sure": sure}))
 
 
 def state(record, step):
@@ -55,7 +55,9 @@ def test_an_hour_of_loading_and_caching_is_asked_about(record):
     assert stop.lost_now(run)[0] == "start" and stop.lost_now(run)[1] == pytest.approx(HOUR, rel=0.01)
     assert "60 min of loading" in press(record, "now")["ask"] and not layout.stop_asked(record.folder)
     assert "ask" not in press(record, "after_step")
-    assert press(record, "now", sure=True) == {"said": acts.WORDS["now"]} and layout.stop_asked(record.folder) == "now"
+    assert (
+        press(record, "now", sure=True) == {"said": actions.WORDS["now"]} and layout.stop_asked(record.folder) == "now"
+    )
 
 
 def test_a_step_that_is_finished_anyway_is_not_asked_about(record):
@@ -92,13 +94,13 @@ def test_a_kill_is_for_what_hangs_and_says_what_is_lost(record, monkeypatch):
     record.step({"step": 7, "loss": 0.1})
     aged(record, HOUR)
     run = reader.at(record.folder)
-    assert not stop.hangs(run) and "Kill" not in acts.buttons(run, [run])
+    assert not stop.hangs(run) and "Kill" not in actions.buttons(run, [run])
     with pytest.raises(ConfigError, match="let it save and stop"):
         press(record, "kill", sure=True)
     stop.request(record.id, "now")
     assert not stop.hangs(reader.at(record.folder))
     run = aged(record, stop.PATIENCE + 5)
-    assert stop.hangs(run) and ">Kill<" in acts.buttons(run, [run]) and "Stop now" not in acts.buttons(run, [run])
+    assert stop.hangs(run) and ">Kill<" in actions.buttons(run, [run]) and "Stop now" not in actions.buttons(run, [run])
     assert "No state was saved: all that was learned in 62 min is lost" in press(record, "kill")["ask"]
     state(record, 4)
     run = aged(record, stop.PATIENCE + 5)

@@ -235,8 +235,8 @@ def test_the_script_itself_names_them_all(world):
 
 
 def test_the_page_names_them_all(world, monkeypatch):
-    from kohya_gui.form import Form
-    from kohya_gui.training import FAMILIES, TABS, Training
+    from kohya_gui.form.form import Form
+    from kohya_gui.form.tab import FAMILIES, TABS, Training
     from library.config.schema import flat, load_toml
 
     lora = TABS[0]

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from kohya_gui import acts, history
+from kohya_gui.panel import actions, history
 from library.check import estimate, report
 from library.check.model_stats import of as anatomy_of
 from library.config.schema import ConfigError, build, replace, to_toml
@@ -69,7 +69,7 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(demo, shapes
     assert kept.name == "m-backup-step00000005-state" and resume_state.problems(kept) == []
     (folder,) = runs_in(tmp_path / "out")
     run = reader.at(folder)
-    assert resume.newest_state(run) == kept and "Resume from step 5" in acts.buttons(run, [run])
+    assert resume.newest_state(run) == kept and "Resume from step 5" in actions.buttons(run, [run])
     rows = history.told(run, reader.progress(folder).update())
     assert rows.count("backup") == 1  # those before are not there any more
 

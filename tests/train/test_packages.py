@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui import presets, texts
+from kohya_gui.form import presets
+from kohya_gui.i18n import texts
 from library import optimizers, packages
 from library.bench import doctor, optional
 from library.config.remedies import remedy

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from kohya_gui import presets
+from kohya_gui.form import presets
 from library.config.schema import build, options, read_toml, values
 from library.families import config_class
 from tests.packages import eight_bit, hide

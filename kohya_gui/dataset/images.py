@@ -1,0 +1,287 @@
+"""The data set tab: what is in a folder of images, its captions, and changes that can be taken back.
+
+All that is asked comes as JSON (service.py) and names its folder anew; what the server remembers of a folder is only
+there to be quick. Work that takes long runs on a thread and is asked after.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from starlette.responses import Response
+
+from kohya_gui.dataset import settings
+from kohya_gui.server import allowed_folders, paths
+from kohya_gui.server.json_api import Answer, Sent, Show
+from library.config.schema import ConfigError
+from library.curation import album as albums
+from library.curation import changes, sources, tags, thumbs, trash
+from library.curation.album import KINDS, Album, Picture
+from library.curation.tags import Edit
+from library.curation.work import Report, Work
+
+PAGE, MOST = 48, 200  # images that are sent at once
+TAGS, SAMPLES = 400, 6
+PATIENCE = 0.6  # seconds in which work may end without being asked after
+KEPT = 4  # folders that are remembered
+
+
+class Images:
+    """The tab. Made inside `gr.Blocks`."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+        self.albums: OrderedDict[str, Album] = OrderedDict()
+        self.works: OrderedDict[str, Work] = OrderedDict()
+        self.busy = threading.Lock()
+        gr.HTML(settings.markup(), js_on_load="window.kohyaImages.mount(element)", apply_default_css=False)
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What scripts may ask."""
+        return {
+            "images_open": self.open, "images_work": self.work, "images_stop": self.stop, "images_page": self.page,
+            "images_caption": self.caption, "images_tags": self.tags, "images_edit": self.edit,
+            "images_remove": self.remove, "images_compare": self.compare, "images_prepare": self.prepare,
+            "images_history": self.history, "images_undo": self.undo,
+        }  # fmt: skip
+
+    @property
+    def shows(self) -> dict[str, Show]:
+        """What can be looked at."""
+        return {"images_thumb": self.thumb}
+
+    # ---- looking
+
+    def open(self, sent: Sent) -> dict[str, Any]:
+        """Look at a folder, anew."""
+        taken, world = (sent.text("script"), sent.values("taken")), max(1, sent.number("processes", 1, 4096))
+        config = settings.config_of(sent.text("folder"), sent.values("settings"), self.roots, *taken)
+        trigger = sent.text("trigger")
+        return self._begin(lambda report: self._overview(self._look(config, world, report), trigger))
+
+    def page(self, sent: Sent) -> dict[str, Any]:
+        """Some of the images that are wanted."""
+        album = self._album(sent)
+        found = self._wanted(album, sent)
+        start = sent.number("start")
+        start = start if start < len(found) else max(0, (len(found) - 1) // PAGE * PAGE)
+        shown = found[start : start + max(1, sent.number("count", PAGE, MOST))]
+        rows = [row(album, p, trigger_of(sent)) for p in shown]
+        return {"rows": rows, "start": start, "total": len(found)}
+
+    def tags(self, sent: Sent) -> dict[str, Any]:
+        """The tags of the captions that are wanted, and how often each is there."""
+        album = self._album(sent)
+        captions = (p.caption or "" for p in self._wanted(album, sent) if not p.foreign)
+        found = tags.frequencies(captions, album.config.captions.caption_separator, sent.text("prefix"))
+        return {"tags": found[:TAGS], "more": max(0, len(found) - TAGS)}
+
+    def history(self, sent: Sent) -> dict[str, Any]:
+        """What was done to a folder, the last first."""
+        return {"past": past(self._album(sent).root)}
+
+    def thumb(self, query: Any) -> Response:
+        """A small version of an image."""
+        path = paths.present(query.get("path"), self.roots, sorted(thumbs.extensions()), "image")
+        side = query.get("side", "")
+        made = thumbs.thumb(path, int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0])
+        # The address names the moment at which the image was last written.
+        headers = {"Cache-Control": "private, max-age=86400", "Content-Security-Policy": "default-src 'none'"}
+        return Response(made, media_type="image/webp", headers=headers)
+
+    # ---- changing
+
+    def caption(self, sent: Sent) -> dict[str, Any]:
+        """Give one image other words."""
+        album, name = self._album(sent), sent.text("name")
+        expected = None if sent.fields.get("expected") is None else sent.text("expected")
+        has = trigger_of(sent)
+        try:
+            picture = changes.caption(album, name, sent.text("text"), expected)
+        except ConfigError as error:
+            known = album.known.get(name)
+            return {"error": str(error)} if known is None else {"said": str(error), "row": row(album, known, has)}
+        return {"row": row(album, picture, has), **self._overview(album, sent.text("trigger"))}
+
+    def edit(self, sent: Sent) -> dict[str, Any]:
+        """Say what a change of tags would change, or do it."""
+        album = self._album(sent)
+        separator = album.config.captions.caption_separator
+        change = Edit(sent.text("action"), sent.text("find"), sent.text("put"), sent.flag("at_end"),
+                      sent.flag("match_case"), separator)  # fmt: skip
+        wanted = self._wanted(album, sent)
+        if not sent.flag("apply"):
+            found = changes.preview(wanted, change)
+            shown = [{"name": p.name, "before": p.caption or "", "after": after} for p, after in found[:SAMPLES]]
+            return {"changes": len(found), "of": len(wanted), "samples": shown}
+        return self._change(album, sent, lambda report: {"done": changes.edit_tags(album, wanted, change, report)})
+
+    def remove(self, sent: Sent) -> dict[str, Any]:
+        """Move images into the folder's trash."""
+        album, names = self._album(sent), sent.texts("names")
+        if not names:
+            raise ConfigError("no image is chosen")
+        return self._change(album, sent, lambda report: {"done": changes.remove(album, names)})
+
+    def compare(self, sent: Sent) -> dict[str, Any]:
+        """Look for images that are the same or alike."""
+        album, trigger = self._album(sent), sent.text("trigger")
+
+        def work(report: Report) -> dict[str, Any]:
+            changes.compare(album, report)
+            return self._overview(album, trigger)
+
+        return self._begin(work)
+
+    def prepare(self, sent: Sent) -> dict[str, Any]:
+        """Give images a folder that a training understands: <repeats>_<words>."""
+        album, how = self._album(sent), sent.text("how")
+        repeats, words = sent.number("repeats", 1), sent.text("words")
+        if how == "rename":
+            folder = sent.text("place")
+            return self._change(album, sent, lambda report: {"made": changes.rename(album, folder, repeats, words)})
+        if how == "gather":
+            return self._change(album, sent, lambda report: {"made": changes.gather(album, repeats, words)})
+        if how == "bring":
+            source = paths.folder(sent.text("source"), self.roots, "source")
+            return self._change(album, sent, lambda r: {"made": changes.bring(album, source, repeats, words, r)})
+        raise ConfigError(f"how is {how!r}: use rename, gather or bring")
+
+    def undo(self, sent: Sent) -> dict[str, Any]:
+        """Take back the last change."""
+        album = self._album(sent)
+
+        def work(report: Report) -> dict[str, Any]:
+            done = trash.undo(album.root, report)
+            return {
+                "undone": done.title,
+                "count": done.count,
+                "left": list(done.left[:SAMPLES]),
+                "lefts": len(done.left),
+            }
+
+        return self._change(album, sent, work)
+
+    # ---- work that takes a while
+
+    def work(self, sent: Sent) -> dict[str, Any]:
+        """How far some work is, or what came of it."""
+        work = self.works.get(sent.text("work"))
+        if work is None:
+            raise ConfigError("this task does not exist any more: open the folder again")
+        return self._told(work, 0.3)
+
+    def stop(self, sent: Sent) -> dict[str, Any]:
+        """Ask some work to end."""
+        if work := self.works.get(sent.text("work")):
+            work.stop()
+        return {}
+
+    def _begin(self, work: Callable[[Report], dict[str, Any]]) -> dict[str, Any]:
+        made = Work(work)
+        with self.busy:
+            self.works[made.id] = made
+            while len(self.works) > 50:
+                self.works.popitem(last=False)
+        return self._told(made, PATIENCE)
+
+    def _told(self, work: Work, seconds: float) -> dict[str, Any]:
+        if not work.wait(seconds):
+            return {"work": work.id, "phase": work.phase, "done": work.done, "total": work.total}
+        return {"error": work.error} if work.result is None else work.result
+
+    def _change(self, album: Album, sent: Sent, change: Callable[[Report], dict[str, Any]]) -> dict[str, Any]:
+        """Change a folder, and look at it anew."""
+        changes.changeable(album)
+        trigger = sent.text("trigger")
+
+        def work(report: Report) -> dict[str, Any]:
+            done = change(report)
+            return {**done, **self._overview(self._look(album.config, album.world, report), trigger)}
+
+        return self._begin(work)
+
+    # ---- what is known of a folder
+
+    def _album(self, sent: Sent) -> Album:
+        """The folder that is asked about, as it was last looked at with these settings."""
+        root = paths.inside(sent.text("folder"), self.roots, "folder")
+        with self.busy:
+            found = self.albums.get(f"{root}|{sent.text('album')}")
+        if found is None:
+            raise ConfigError("open the folder first")
+        return found
+
+    def _look(self, config: Any, world: int, report: Report) -> Album:
+        outside: dict[str, None] = {}
+        try:
+            found = sources.opened(config, report, lambda path: self._may(path, outside), world)
+        except ConfigError as error:
+            raise ConfigError(self._asked(outside) or str(error)) from None
+        key = f"{found.root}|{settings.mark(config, world)}"
+        with self.busy:
+            before = self.albums.pop(key, None)
+            if before is not None and before.compared:  # still true of all that is still there
+                known = found.known
+                found.doubles = {name: at for name, at in before.doubles.items() if name in known}
+                found.double_groups, found.compared = before.double_groups, True
+            self.albums[key] = found
+            while len(self.albums) > KEPT:
+                self.albums.popitem(last=False)
+        return found
+
+    def _may(self, path: str, outside: dict[str, None]) -> bool:
+        try:
+            paths.inside(path, self.roots)
+        except ConfigError as error:
+            outside[str(error)] = None
+            return False
+        return True
+
+    def _asked(self, outside: Iterable[str]) -> str:
+        """The questions among what was said of paths outside of the roots."""
+        return "\n".join(said for said in outside if allowed_folders.asked(said))
+
+    def _wanted(self, album: Album, sent: Sent) -> list[Picture]:
+        folder = None if sent.fields.get("place") is None else sent.text("place")
+        return albums.choose(album, sent.text("show", "all"), sent.text("words"), folder, sent.text("trigger"))
+
+    def _overview(self, album: Album, trigger: str) -> dict[str, Any]:
+        counts = albums.counts(album, trigger)
+        return {
+            "folder": str(album.root), "album": settings.mark(album.config, album.world), "count": album.count(),
+            "notes": album.notes, "problems": album.problems, "fixed": album.fixed,
+            "past": [] if album.fixed else past(album.root), "places": list(settings.places(album)),
+            "kinds": {kind: n for kind, n in counts.items()}, "compared": album.compared,
+            "titles": {**{kind: title for kind, (title, _) in KINDS.items()}, "trigger": "Without the trigger word"},
+            "captioned": sum(bool(p.words) and not p.foreign for p in album.pictures),
+        }  # fmt: skip
+
+
+def trigger_of(sent: Sent) -> Callable[[str], bool] | None:
+    """The test for the trigger word, if there is one."""
+    return tags.trigger(sent.text("trigger")) if sent.text("trigger").strip() else None
+
+
+def row(album: Album, picture: Picture, has: Callable[[str], bool] | None) -> dict[str, Any]:
+    """A picture as the page shows it."""
+    fit = picture.fit
+    return {
+        "name": picture.name, "path": picture.path, "version": picture.modified % 10**12, "size": picture.size,
+        "bucket": fit.bucket if fit else None, "resized": fit.resized if fit else None, "seen": picture.seen,
+        "cut": round(max(picture.cut), 3), "larger": round(picture.larger, 2), "repeats": picture.repeats,
+        "caption": picture.caption, "foreign": picture.foreign, "unused": picture.unused, "broken": picture.broken,
+        "turned": picture.turned, "trigger": has(picture.words) if has and picture.role != "reg" else None,
+        "role": picture.role, "fixed": picture.fixed or album.fixed,
+        "double": album.double_groups[album.doubles[picture.name]]["how"] if picture.name in album.doubles else "",
+        "group": album.doubles.get(picture.name),
+    }  # fmt: skip
+
+
+def past(root: Path) -> list[dict[str, Any]]:
+    """The changes of a folder that can be taken back."""
+    return [{"title": one.title, "when": one.when, "count": one.count} for one in trash.history(root)]

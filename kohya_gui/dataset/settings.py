@@ -1,0 +1,113 @@
+"""What the data set tab begins with: its fields, and the config that they and a training tab's form come to."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.server import paths, picker
+from kohya_gui.tools import commands
+from library.captioning.forms import FORMS
+from library.config.schema import ConfigError, Option, build, options
+from library.curation import album as albums
+from library.curation.album import Album, Picture
+from library.families import config_class
+
+HERE = Path(__file__).parent
+SCRIPT = "sdxl_train_network"  # what a folder is counted for until a training tab was asked
+CONFIG = config_class(SCRIPT)
+# What of a training decides how images are counted and cut, with what a first look begins with.
+SETTINGS: dict[str, Any] = {
+    "resolution": "1024,1024", "train_batch_size": 1, "max_train_epochs": "", "max_train_steps": "",
+    "gradient_accumulation_steps": 1, "caption_extension": ".txt", "caption_separator": ",", "enable_bucket": True,
+    "bucket_no_upscale": False, "min_bucket_reso": 256, "max_bucket_reso": 1024, "bucket_reso_steps": 64,
+    "reg_data_dir": "", "in_json": "", "dataset_repeats": 1, "dataset_config": "", "validation_split": 0,
+}  # fmt: skip
+# And all else of a training tab's form that tells which images there are, and how they are seen.
+SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed",)
+
+
+def config_of(
+    folder: str, values: Mapping[str, Any], roots: Sequence[Path], script: str = "", taken: Mapping[str, Any] = {}
+) -> Any:
+    """The config of a training as far as it decides about images: the tab's fields, over what a form was taken from.
+
+    Raises ConfigError in the trainer's own words.
+    """
+    kind = config_class(script or SCRIPT)
+    known = options(kind)
+    held = {name: value for name, value in taken.items() if name in known and _decides(known[name])}
+    given = {**held, **SETTINGS, **{name: value for name, value in values.items() if name in SETTINGS}}
+    if given["resolution"] in ("", None) and not given["dataset_config"]:
+        raise ConfigError("resolution: write the size of the pictures, such as 1024")
+    if given["dataset_config"]:
+        given["dataset_config"] = str(paths.inside(given["dataset_config"], roots, "dataset_config"))
+    else:
+        given["train_data_dir"] = str(paths.folder(folder, roots, "folder"))
+    made = build(kind, {n: v for n, v in given.items() if n in known and v not in ("", None)}, notes=[])
+    paths.allow(made, roots)
+    albums.check(made)
+    return made
+
+
+def _decides(option: Option) -> bool:
+    return option.section in SECTIONS or option.name in BESIDES
+
+
+def mark(config: Any, world: int = 1) -> str:
+    """What tells the settings of one look at a folder from those of another, such as that of a second browser."""
+    said = repr((config, world)).encode("utf-8", "backslashreplace")
+    return hashlib.blake2b(said, digest_size=8).hexdigest()
+
+
+def places(album: Album) -> Iterator[dict[str, Any]]:
+    """Each source of images with its share of an epoch."""
+    inside: dict[str, list[Picture]] = {place.folder: [] for place in album.places}
+    for picture in album.pictures:
+        if picture.used:
+            inside[picture.folder].append(picture)
+    for place in album.places:
+        shown = [p for p in inside[place.folder] if p.role != "held"]
+        repeats = [p.repeats for p in shown] or [place.repeats]
+        yield {
+            "folder": place.folder, "repeats": place.repeats, "words": place.words, "images": place.images,
+            "unused": place.unused, "path": place.path, "role": place.role, "fixed": place.fixed, "used": len(shown),
+            "held": len(inside[place.folder]) - len(shown), "seen": sum(p.repeats for p in shown),
+            "span": sorted({min(repeats), max(repeats)}),
+        }  # fmt: skip
+
+
+# ---- what is shown before anything is asked
+
+
+def markup() -> str:
+    """The tab as HTML."""
+    text = (HERE / "images.html").read_text(encoding="utf-8")
+    fields = "".join(setting(options(CONFIG)[name], value) for name, value in SETTINGS.items())
+    browse = {
+        "FOLDER_BUTTON": picker.button("folder", "Image folder", "folder"),
+        "SOURCE_BUTTON": picker.button("source", "Folder to copy from", "folder"),
+        "SETTINGS": fields,
+        "TAKES": " ".join(name for name, option in options(CONFIG).items() if _decides(option)),
+        "CAPTION": commands.markup(FORMS, ("folder", "extension")),
+    }
+    for name, made in browse.items():
+        text = text.replace(f"<!-- {name} -->", made)
+    return text
+
+
+def setting(option: Option, value: Any) -> str:
+    """One of the settings as a field; its label and its help are those of the training tabs."""
+    about, element = escape(option.help), f"images-{option.name}"
+    if option.type is bool:
+        box = f'<input type="checkbox" id="{element}" data-setting="{option.name}"{" checked" if value else ""}>'
+        return f'<div class="field check" title="{about}"><label>{box}<span>{escape(option.label)}</span></label></div>'
+    shown = escape(str(value))
+    hint = ' placeholder="not set"' if value == "" else ""
+    browse = picker.button(option.name, option.label, option.kind or "")
+    return (
+        f'<div class="field{" wide" if browse else ""}" title="{about}">'
+        f'<label for="{element}">{escape(option.label)}</label>'
+        f'<input id="{element}" data-setting="{option.name}" value="{shown}"{hint} spellcheck="false">{browse}</div>'
+    )

@@ -1,0 +1,183 @@
+"""What the form asks the server while it is filled in: what is wrong or idle, presets, comparisons, probes, keys."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.form import compare, compile_summary, presets, probe, start_preset
+from kohya_gui.form.form import Form, Given
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import Answer, Sent
+from library.config.idle import idle
+from library.config.schema import ConfigError, draft, options, values
+from library.families import recognised
+from library.runs import keys
+
+MODEL = "pretrained_model_name_or_path"
+ABOUT = re.compile(r"(?:in )?-{0,2}(\w+):?\s+(.*)")
+
+
+def about(problem: str) -> tuple[str, str]:
+    """The option that a sentence begins with, and the rest of it; "" and the sentence where it begins with none."""
+    found = ABOUT.fullmatch(problem)
+    return (found[1], found[2]) if found else ("", problem)
+
+
+class Helper:
+    """Answers for the forms of all training tabs, by tab."""
+
+    def __init__(self, forms: Mapping[str, Form], adapters: Mapping[str, bool], roots: Sequence[Path]) -> None:
+        self.forms, self.adapters, self.roots = forms, adapters, roots
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What scripts may ask."""
+        return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
+                "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
+                "forget": self.forget, "ledger": self.ledger}  # fmt: skip
+
+    def judge(self, sent: Sent) -> dict[str, Any]:
+        """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
+        form, given = self._heard(sent)
+        places = form.places(given.family)
+        wrong: dict[str, str] = {}
+        for problem in form.wrong(given):
+            name, rest = about(problem)
+            if name in places:
+                wrong.setdefault(places[name][1], rest[:1].upper() + rest[1:])
+        config = form.rough(given)
+        for name, option in options(type(config)).items():
+            if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):
+                wrong.setdefault(places[name][1], said)
+        asleep = {places[name][1]: reason for name, reason in idle(config).items() if name in places}
+        known = [places[name][1] for name in keys.kept() if name in places]
+        return {
+            "wrong": wrong, "idle": asleep, "outlook": compile_summary.outlook(config), "kept": known,
+            "model": self._model(form, given), "profile": presets.chosen_profile(config),
+        }  # fmt: skip
+
+    def _model(self, form: Form, given: Given) -> dict[str, str]:
+        """What the base model's file is, as far as it lies where the page may look."""
+        text = str(given.values.get(MODEL) or "")
+        try:
+            path = paths.inside(text, self.roots)
+            if not path.is_dir():
+                path = paths.present(text, self.roots, (".safetensors",))
+            family, words = recognised(path)
+        except ConfigError:
+            return {}
+        return {"path": text, "family": family if family in form.configs else "", "words": words}
+
+    def preset(self, sent: Sent) -> dict[str, Any]:
+        """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""
+        form, given = self._heard(sent)
+        known = form.configs[given.family]
+        right = values(form.rough(given))  # what is wrong elsewhere in the form is no reason to refuse
+        now = {name: value for name, value in right.items() if name in given.values}
+        if sent.text("id") == start_preset.DEFAULTS["id"]:
+            config = draft(known, {name: now[name] for name in now if presets.is_own(options(known)[name])})
+            fill = form.fill(config, start_preset.DEFAULTS)
+            return {"fill": fill, "title": start_preset.DEFAULTS["title"], "text": start_preset.DEFAULTS["text"]}
+        chosen = next((p for p in presets.presets(self.adapters[form.tab]) if p.id == sent.text("id")), None)
+        if chosen is None:
+            raise ConfigError("there is no such preset: load the page again")
+        notes: list[str] = []
+        if not chosen.is_profile:
+            config = start_preset.applied(chosen, form.configs[chosen.family], now, notes)
+            start = start_preset.start(form.tab, chosen, form.configs[chosen.family])
+            return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
+        made = values(presets.apply(chosen, known, now))
+        # All that a profile does not touch stays as it is written, right or wrong.
+        made = {name: value for name, value in made.items() if value != right[name]}
+        fill = json.dumps({"family": given.family, "values": form.shown(given.family, made)})
+        return {
+            "fill": fill,
+            "title": compile_summary.name(chosen),
+            "text": compile_summary.about(chosen),
+            "profile": True,
+        }
+
+    def choices(self, sent: Sent) -> dict[str, Any]:
+        """What can be compared."""
+        return {"choices": compare.choices(self.adapters[self._form(sent).tab])}
+
+    def compare(self, sent: Sent) -> dict[str, Any]:
+        """The options that differ between two settings."""
+        form, given = self._heard(sent)
+        chosen = [compare.config_of(sent.text(which), lambda: form.collect(given)[0], self.roots)
+                  for which in ("first", "second")]  # fmt: skip
+        (one, first), (two, second) = chosen
+        return {"first": one, "second": two, "rows": compare.rows(first, second)}
+
+    def probe(self, sent: Sent) -> dict[str, Any]:
+        """Begin a probe."""
+        form, given = self._heard(sent)
+        config, _ = form.ready(given)
+        paths.allow(config, self.roots)
+        return {"id": probe.start(config, {**given.launch})}
+
+    def probing(self, sent: Sent) -> dict[str, Any]:
+        """How a probe gets on, with what it proposes as the form has it."""
+        form, given = self._heard(sent)
+        found = probe.state(sent.text("id"))
+        return {**found, "fix": form.shown(given.family, found.get("best") or {})}
+
+    def unprobe(self, sent: Sent) -> dict[str, Any]:
+        """End a probe."""
+        probe.stop(sent.text("id"))
+        return {}
+
+    def ledger(self, sent: Sent) -> dict[str, Any]:
+        """What the training that works at the moment has compiled."""
+        return {"text": compile_summary.running()}
+
+    def forget(self, sent: Sent) -> dict[str, Any]:
+        """Keep a token no longer."""
+        keys.forget(sent.text("name"))
+        return {}
+
+    def _form(self, sent: Sent) -> Form:
+        form = self.forms.get(sent.text("tab"))
+        if form is None:
+            raise ConfigError("there is no such tab: load the page again")
+        return form
+
+    def _heard(self, sent: Sent) -> tuple[Form, Given]:
+        form = self._form(sent)
+        return form, form.hear(sent.text("sent"))
+
+
+def menu(tab: str, families: Mapping[str, str]) -> str:
+    """The button that opens the list of presets, each with its sentence; a profile is in the section that it is for."""
+    groups = ""
+    for family, members in groupby(presets.of_kind(tab, families), key=lambda preset: preset.family):
+        made = "".join(
+            f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
+            f"{_lines(compile_summary.about(preset))}</button>"
+            for preset in members
+        )
+        groups += f"<h4>{escape(families[family])}</h4>{made}"
+    sheet = f"{tab}-presets"
+    return (
+        f'<button type="button" class="opens" popovertarget="{sheet}">Presets</button>'
+        f'<div id="{sheet}" class="sheet" popover data-tab="{tab}" role="dialog" aria-label="Presets">{groups}</div>'
+    )
+
+
+def _lines(text: str) -> str:
+    """What a preset sets, and below it what it needs; each piece by itself, as that is how they are translated."""
+    made = ""
+    for line in text.split("; "):
+        pieces = (line[:1].upper() + line[1:]).split(", ")
+        made += f"<small>{', '.join(f'<span>{escape(piece)}</span>' for piece in pieces)}</small>"
+    return made
+
+
+def secrets_of(config: Any) -> dict[str, str | None]:
+    """The tokens and keys that a form holds."""
+    known = options(type(config))
+    return {name: getattr(getattr(config, known[name].section), name) for name in keys.ENVIRONMENT if name in known}

@@ -1,0 +1,69 @@
+"""What differs between two of: the form, a run, a preset, a file of settings of any trainer."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.form import presets
+from kohya_gui.server import paths
+from library import importers
+from library.config.schema import ConfigError, build, draft, flat, options, read_toml
+from library.families import RUNS, config_class
+from library.runs import layout, reader
+
+FORM = "form"
+RUNS_SHOWN = 30
+
+
+def choices(adapters: bool) -> list[tuple[str, str]]:
+    """What can be compared: its name for people, and its key."""
+    runs = [(f"{_named(run)}", f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
+    ready = [(p.title, f"preset:{p.id}") for p in presets.presets(adapters) if not p.is_profile]
+    return [("This form", FORM), *runs, *ready]
+
+
+def _named(run: reader.Run) -> str:
+    when = time.strftime("%d %b %H:%M", time.localtime(run.facts.get("started", 0)))
+    return f"{run.facts.get('output_name') or run.id} · {when}"
+
+
+def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[str, Any]:
+    """What a key names, and its config. Anything else is taken as the path of a file of settings."""
+    kind, _, name = key.partition(":")
+    if key == FORM:
+        return "This form", form()
+    if kind == "run" and layout.is_id(name):
+        return name, _of_run(name)
+    if kind == "preset":
+        found = next((p for tab in (True, False) for p in presets.presets(tab) if p.id == name), None)
+        if found is None:
+            raise ConfigError(f"there is no preset called {name}")
+        script = next(s for s in RUNS if s.startswith(found.family) and s.endswith("network") == found.adapters)
+        return found.title, build(config_class(script), read_toml(found.path), notes=[])
+    path = paths.readable(key, roots, importers.SUFFIXES)
+    return path.name, importers.load(path, {script: config_class(script) for script in RUNS}).config
+
+
+def _of_run(run_id: str) -> Any:
+    try:
+        run = reader.run(run_id)
+        config, path = config_class(str(run.facts.get("script"))), run.folder / layout.TOML
+        # A run of a shell has no file of its own, but its record has what differs from the defaults.
+        values = read_toml(path) if path.is_file() else flat(run.facts.get("config") or {})
+    except KeyError as error:
+        raise ConfigError(f"there is no run called {run_id}") from error
+    known, read = options(config), {}
+    for name, value in values.items():  # an older version may have had other options
+        if name in known:
+            read[name] = known[name].read(value)
+    return draft(config, read)
+
+
+def rows(first: Any, second: Any) -> list[list[str]]:
+    """Option, label, and both values as text, for all options that differ."""
+    known = {**options(type(second)), **options(type(first))}
+    return [
+        [name, known[name].label if name in known else name, str(one), str(two)]
+        for name, one, two in importers.differences(first, second)
+    ]

@@ -1,0 +1,96 @@
+"""Torch Compile Settings in plain words: the profiles as buttons, and what will happen as they stand."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from kohya_gui.form import presets
+from kohya_gui.panel import history
+from library.config.schema import read_toml
+from library.runs import layout, reader
+
+# Forward graphs that a family's blocks need: one for each shape of a block. PyTorch makes the backward ones beside.
+GRAPHS = {"flux": 2, "sdxl": 14}
+SECONDS = {"flux": 20, "sdxl": 75}  # of compiling, as measured on an H200, where no run of this machine is known
+SIZES = {"false": "for each image size", "auto": "once", "true": "once"}
+LOOKED_AT = 30  # earlier runs
+TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks")  # what the seconds depend on
+
+
+def section() -> str:
+    """What comes first in the section: the sentence, and the profiles."""
+    made = "".join(
+        f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
+        f"<small>{escape(about(preset))}</small></button>"
+        for preset in presets.presets(adapters=True)
+        if preset.is_profile
+    )
+    lines = '<p class="outlook" role="status"></p><p class="ledger" hidden></p>'
+    return f'<div class="compiling">{lines}<div class="profiles">{made}</div></div>'
+
+
+def name(preset: presets.Preset) -> str:
+    """Balanced, of "Compile, balanced: ..."."""
+    return preset.title.partition(", ")[2].capitalize() or preset.title
+
+
+def about(preset: presets.Preset) -> str:
+    """The sentence after its title."""
+    rest = preset.sentence.partition(": ")[2]
+    return rest[:1].upper() + rest[1:] if rest.split(",")[0].split(" ")[0].isalpha() else rest
+
+
+def running() -> str:
+    """What the training that works at the moment has compiled; "" while there is nothing to tell."""
+    run = reader.active()
+    if run is None:
+        return ""
+    progress = reader.progress(run.folder).update()
+    line = history.ledger(run, progress, list(progress.told.get("compile", ())))
+    return f"{run.facts.get('output_name') or run.id} now: {line}" if line else ""
+
+
+def outlook(config: Any) -> str:
+    """What compiling will mean for a training with this config, in one line."""
+    options = config.compile
+    if not options.compile:
+        return "Compiling is off. Balanced suits most trainings of more than a few minutes."
+    if options.compile_backend in ("eager", "aot_eager"):
+        return f"{options.compile_backend} generates no code: it finds mistakes, and makes nothing faster."
+    graphs, seconds, run = remembered(config) or (GRAPHS[config.family], SECONDS[config.family], "")
+    if options.compile_mode.startswith("max-autotune") and not run:
+        seconds *= 8
+    lasts = "kept for next time"
+    begins = f"{graphs} graphs, about {duration(seconds)} {SIZES[options.compile_dynamic]}, {lasts}"
+    return f"{begins} (as in {run})." if run else f"{begins} (an estimate)."
+
+
+def remembered(config: Any) -> tuple[int, float, str] | None:
+    """Graphs and seconds of the newest run that compiled the same family in the same way, and its id."""
+    mine = _told(config)
+    for run, made in _earlier(config.script):
+        try:
+            theirs = read_toml(run.folder / layout.TOML)
+        except ValueError:
+            continue
+        if {key: theirs.get(key, mine[key][1]) for key in TOLD} == {key: value for key, (value, _) in mine.items()}:
+            return int(made["num_graphs"]), float(made.get("seconds") or 0), run.id
+    return None
+
+
+def _told(config: Any) -> dict[str, tuple[Any, Any]]:
+    """What the seconds depend on: as it is, and as it is by default."""
+    default = type(config.compile)()
+    return {key: (getattr(config.compile, key), getattr(default, key)) for key in TOLD}
+
+
+def _earlier(script: str) -> Iterator[tuple[reader.Run, dict[str, Any]]]:
+    for run in reader.runs()[:LOOKED_AT]:
+        made = run.facts.get("compile") or {}
+        if run.facts.get("script") == script and made.get("num_graphs"):
+            yield run, made
+
+
+def duration(seconds: float) -> str:
+    """25 s, 3 min."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,316 @@
+"""Options -> a form, a form -> a config, a config -> the form's values. The only file that knows both sides.
+
+The form is plain HTML, made here from the options, and read and filled in the browser by page.js. Gradio's own widgets
+would be one component each, and three tabs of two hundred options then take seconds to show (docs/decisions.md).
+
+One form serves several families. An option that looks the same in all of them has one field, so that switching the
+family keeps what was typed; one that differs, or that a family does not have, has a field per family. Which fields
+show is decided by the style sheet alone (classes `only-sdxl`, `only-flux`), so the switch costs nothing.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any
+
+from kohya_gui.form.sections import GROUPS
+from kohya_gui.server import picker
+from library.config.command import Launch
+from library.config.pending import PENDING
+from library.config.schema import (
+    ConfigError,
+    Layer,
+    Option,
+    Reading,
+    build,
+    draft,
+    missing,
+    options,
+    read_layers,
+    section_options,
+    values,
+)
+from library.runs import gpu_slots
+
+NOT_SET = "not set"
+STANDS = "dataset_config"  # describes the data in place of fields that must be filled in otherwise
+LAUNCH = {name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field to be: an option, and the families that it serves."""
+
+    option: Option
+    families: tuple[str, ...]  # all of those in which the option looks like this
+    idle: tuple[str, ...] = ()  # of these, the families in which it has no effect
+    pending: str = ""  # why it cannot be used yet
+
+    @property
+    def rare(self) -> bool:
+        """Whether it is folded away."""
+        return self.option.advanced or bool(self.pending)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a form holds: the family that is chosen, its options, and how the processes are started."""
+
+    family: str
+    values: Mapping[str, Any]
+    launch: Mapping[str, Any]
+    typed: frozenset[str] = frozenset()  # the options that are other than the form began with
+    anyway: bool = False  # whether it was said that images without captions are meant
+
+
+class Form:
+    """The form of one tab."""
+
+    def __init__(self, tab: str, families: Mapping[str, str], configs: Mapping[str, type],
+                 basics: Mapping[str, int], ahead: Mapping[str, str] | None = None) -> None:  # fmt: skip
+        """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
+        the sixths of a row that each takes; `ahead` is HTML that comes first in a section."""
+        self.tab, self.families, self.configs, self.basics, self.ahead = tab, families, configs, basics, ahead or {}
+        self.fields = fields(configs)
+        self.required = _wanted(configs)
+        self.replaced = self.required - _wanted(configs, {STANDS: "a file"})
+
+    # ---- what comes back from the browser
+
+    def hear(self, sent: Any) -> Given:
+        """What the browser sent, as far as it has the shape of a form. Raises ConfigError for anything else."""
+        try:
+            found = json.loads(sent)
+            launch, anyway = dict(found["launch"]), found.get("anyway") is True
+            typed = frozenset(map(str, found.get("typed", ())))
+            given = Given(str(found["family"]), dict(found["values"]), launch, typed, anyway)
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+            raise ConfigError("This is not what the form sends: load the page again") from None
+        if given.family not in self.configs:
+            raise ConfigError(f"{given.family!r} is no family: choose {' or '.join(self.configs)}")
+        return given
+
+    def collect(self, given: Given) -> tuple[Any, list[str]]:
+        """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
+        notes: list[str] = []
+        return build(self.configs[given.family], given.values, notes=notes), notes
+
+    def ready(self, given: Given) -> tuple[Any, list[str]]:
+        """Like `collect`, for a training that is to start: what is not filled in but must be is a problem too."""
+        reading = self.reading(given)
+        if reading.problems:
+            raise ConfigError("\n".join(reading.problems))
+        return reading.config, reading.notes
+
+    def reading(self, given: Given) -> Reading[Any]:
+        """What came of reading the form for a training that is to start, with all that is wrong with it."""
+        reading = read_layers(self.configs[given.family], [Layer(given.values)])
+        problems = [*reading.problems, *gpu_slots.problems(given.launch)]
+        # What is filled in wrongly is not missing as well.
+        told = {word for line in problems for word in re.findall(r"\w+", line)} | reading.wrong
+        problems += [line for line in missing(reading.config) if _named([line]).isdisjoint(told)]
+        return replace(reading, problems=problems)
+
+    def rough(self, given: Given) -> Any:
+        """The config of all that is right by itself, whether or not it goes together; the rest is not set."""
+        known, read = options(self.configs[given.family]), {}
+        for name, value in given.values.items():
+            if name in known:
+                with contextlib.suppress(ConfigError):
+                    read[name] = known[name].read(value)
+        return draft(self.configs[given.family], read)
+
+    def wrong(self, given: Given) -> list[str]:
+        """Everything that is wrong with what is filled in; what is not filled in yet is no mistake."""
+        reading = read_layers(self.configs[given.family], [Layer(given.values)])
+        return [*reading.problems, *gpu_slots.problems(given.launch)]
+
+    # ---- what goes to the browser
+
+    def fill(self, config: Any, start: Mapping[str, Any] | None = None) -> str:
+        """A config -> a value for every field of its family, as page.js takes it. `start` says what it is called, and
+        from which values the form marks what is changed later; without it that stays as it is."""
+        filled = {"family": config.family, "values": self.shown(config.family, values(config))}
+        return json.dumps({**filled, "start": dict(start)} if start else filled)
+
+    def shown(self, family: str, given: Mapping[str, Any]) -> dict[str, bool | str]:
+        """Values by option name as fields hold them."""
+        known = options(self.configs[family])
+        return {name: shown_value(known[name], value) for name, value in given.items() if name in known}
+
+    def places(self, family: str) -> dict[str, tuple[str, str]]:
+        """Where each option is on the page: its label and its element's id."""
+        placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
+        return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH.items()}
+
+    def markup(self, starts: Mapping[str, Any] = {}) -> str:
+        """The whole form as HTML; `starts` are what it opens with, by family."""
+        first = next(iter(self.configs))
+        radios = "".join(
+            f'<label><input type="radio" name="family" value="{family}"{" checked" * (family == first)}>'
+            f"<span>{escape(self.families[family])}</span></label>"
+            for family in self.configs
+        )
+        return (
+            f'<form id="{self.tab}-form" class="settings" novalidate autocomplete="off"'
+            f' data-starts="{escape(json.dumps(dict(starts)))}">'
+            f'<div class="choose"><fieldset class="family"><legend>Model family</legend>{radios}</fieldset>'
+            f"{self._search()}"
+            '<label class="all"><input type="checkbox" name="advanced"><span>Show rarely used settings</span></label>'
+            f'</div><p class="start"></p><div class="card basics">{self._basics()}</div>'
+            f"{''.join(self._group(*group) for group in GROUPS)}</form>"
+        )
+
+    def _search(self) -> str:
+        hits = f"{self.tab}-hits"
+        return (
+            '<div class="search"><input type="search" role="combobox" aria-label="Search all settings"'
+            f' placeholder="Search all settings" aria-controls="{hits}" aria-expanded="false" aria-autocomplete="list"'
+            f' spellcheck="false"><ul id="{hits}" role="listbox" aria-label="Settings found" hidden></ul></div>'
+        )
+
+    def _basics(self) -> str:
+        members = [f for name in self.basics for f in self.fields if f.option.name == name]
+        return "".join(self._field(f, f"span-{self.basics[f.option.name]}") for f in members)
+
+    def _group(self, heading: str, sections: Iterable[tuple[str, str, str]]) -> str:
+        made = "".join(self._section(*section) for section in sections)
+        return f"<h2>{heading}</h2>{made}"
+
+    def _section(self, section: str, title: str, about: str) -> str:
+        members = [f for f in self.fields if f.option.section == section and f.option.name not in self.basics]
+        if not members:
+            return ""
+        inside = self.ahead.get(section, "") + "".join(self._field(f) for f in members)
+        if section == "distributed":
+            members += [Field(option, tuple(self.configs)) for option in LAUNCH.values()]
+            inside += "".join(
+                self._field(Field(option, tuple(self.configs)), launch=True) for option in LAUNCH.values()
+            )
+        panel = f"{self.tab}-section-{section}"
+        return (
+            f'<section class="{" ".join(["section", *self._classes(members)])}"><div class="fold"><h3><button'
+            f' type="button" aria-expanded="false" aria-controls="{panel}">{title}</button></h3><p>{about}</p><i></i>'
+            f'</div><div class="grid" id="{panel}" hidden="until-found">{inside}</div></section>'
+        )
+
+    def _classes(self, members: list[Field]) -> list[str]:
+        """The style classes that say when these fields, or the section around them, can be seen."""
+        seen = [name for name in self.configs if any(name in m.families and name not in m.idle for m in members)]
+        rare = all(field.rare for field in members)
+        return [f"only-{seen[0] if seen else 'none'}"] * (len(seen) < len(self.configs)) + ["advanced"] * rare
+
+    def _id(self, field: Field) -> str:
+        own = len(field.families) < len(self.configs)
+        return "-".join([self.tab, *(field.families if own else ()), field.option.name])
+
+    def _field(self, field: Field, span: str = "", launch: bool = False) -> str:
+        option, element = field.option, self._id(field)
+        wide = ["wide"] if option.kind in ("file", "folder", "text") else []
+        required = ["required"] if option.name in self.required else []
+        seen = [name for name in self._classes([field]) if not (span and name == "advanced")]  # basics are never rare
+        classes = " ".join(["field", *required, *seen, *([span] if span else wide)])
+        facts = {
+            "id": element,
+            "data-launch" if launch else "data-option": option.name,
+            "data-families": " ".join(field.families),
+            "data-default": as_text(shown_value(option, option.default)),
+            "aria-describedby": f"{element}-help",
+        }
+        if required:
+            facts["aria-required"] = "true"
+        if option.name in self.replaced:
+            facts["data-unless"] = STANDS
+        if field.pending:
+            facts["disabled"] = ""
+        text = f"Not usable yet: {field.pending}." if field.pending else sentence(option.help, option.choices)
+        about = f'<small id="{element}-help">{escape(text)}</small>'
+        if option.type is bool:
+            box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
+            return f'<div class="{classes} check"><label>{box}<span>{escape(option.label)}</span></label>{about}</div>'
+        return (
+            f'<div class="{classes}"><label for="{element}">{escape(option.label)}</label>'
+            f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}</div>"
+        )
+
+
+def _wanted(configs: Mapping[str, type], given: Mapping[str, Any] = {}) -> set[str]:
+    """The options that must be filled in besides those that are given, for one family or another."""
+    return _named(line for config in configs.values() for line in missing(build(config, given)))
+
+
+def _named(problems: Iterable[str]) -> set[str]:
+    """The options that problems begin with."""
+    return {line.split()[0] for line in problems if line.strip()}
+
+
+def fields(configs: Mapping[str, type]) -> list[Field]:
+    """The fields that these families need, in the order of declaration."""
+    faces: dict[Any, Field] = {}
+    names = dict.fromkeys(name for config in configs.values() for name in options(config))
+    for name in names:
+        for family, config in configs.items():
+            if not (option := options(config).get(name)):
+                continue
+            reason = PENDING.get(name) or PENDING.get(f"{config.script}.{name}", "")
+            face = (name, option.section, option.label, option.help, option.default, option.choices, reason)
+            known = faces.get(face, Field(option, ()))
+            idle = (family,) if name in getattr(config, "idle", {}) else ()
+            faces[face] = Field(option, (*known.families, family), (*known.idle, *idle), reason)
+    return list(faces.values())
+
+
+def control(option: Option, facts: Mapping[str, str]) -> str:
+    """What one types or chooses in.
+
+    Numbers are text boxes on purpose. A browser's number box swallows letters, so that "abc" arrives as nothing and
+    the default runs instead of what is on screen; it also changes its value under the mouse wheel. As text, a number
+    is read and refused by the same rules, in the same words, as in the shell.
+    """
+    value = as_text(shown_value(option, option.default))
+    if option.choices and not option.many and not option.open:
+        unset = [("", NOT_SET)] if option.optional else []
+        entries = unset + [(str(choice), str(choice)) for choice in option.choices]
+        chosen = "".join(f"<option{attributes({'value': v})}{' selected' * (v == value)}>{escape(t)}</option>"
+                         for v, t in entries)  # fmt: skip
+        return f"<select{attributes(facts)}>{chosen}</select>"
+    plain = {"spellcheck": "false", "autocapitalize": "off", "autocorrect": "off", "autocomplete": "off"}
+    if option.kind == "text":
+        return f'<textarea rows="3"{attributes({**facts, **plain})}>{escape(value)}</textarea>'
+    if option.optional and option.type in (int, float):
+        plain["placeholder"] = NOT_SET
+    if option.type in (int, float) and not option.many:
+        plain["inputmode"] = "numeric" if option.type is int else "decimal"
+    if option.kind == "secret":
+        plain |= {"type": "password", "autocomplete": "new-password"}
+    listed = ""
+    if option.choices:
+        plain["list"] = f"{facts['id']}-list"
+        known = "".join(f"<option>{escape(str(choice))}</option>" for choice in option.choices)
+        listed = f'<datalist id="{plain["list"]}">{known}</datalist>'
+    return f"<input{attributes({**facts, **plain, 'value': value})}>{listed}"
+
+
+def attributes(given: Mapping[str, str]) -> str:
+    """Names and values as HTML attributes."""
+    return "".join(f' {name}="{escape(value)}"' for name, value in given.items())
+
+
+def shown_value(option: Option, value: Any) -> bool | str:
+    """An option's value as its field holds it: a truth value for a checkbox, else text; "" where nothing is set."""
+    return bool(value) if option.type is bool else option.text(value)
+
+
+def as_text(value: bool | str) -> str:
+    """A field's value as page.js compares it."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def sentence(text: str, names: Iterable[Any] = ()) -> str:
+    """A help text with a capital letter in front and a full stop at the end, unless it begins with a sign or name."""
+    first = text.split(" ", 1)[0].rstrip(",:")
+    start = text[:1].upper() + text[1:] if first.isalpha() and first.islower() and first not in names else text
+    return start if start.endswith((".", ")")) else start + "."

@@ -1,0 +1,150 @@
+"""What the page says beside the buttons: done, or what is to be fixed and where. Pure HTML from plain words."""
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.server import allowed_folders
+
+Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
+Fix = Callable[[str], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
+
+MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
+
+AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
+
+_number = count()  # makes each message differ from the last, so that the same one said twice is seen to be new
+
+
+def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
+    """Something was done; notes are what the user should know about it. `undo` offers to take back what was filled."""
+    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    back = '<button type="button" class="undo">Undo</button>' if undo else ""
+    return _box("good", text, (f"<ul>{listed}</ul>" if listed else "") + back)
+
+
+def problems(text: str, places: Places, fix: Fix = lambda problem: {}) -> str:
+    """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    listed, marks = [], []
+    for line in lines:
+        said, element = _told(line, places)
+        marks += [f"#{element}"] if element else []
+        listed.append(f"<li>{said}{button(fix(line))}{_allow(line)}</li>")
+    return _box("bad", _title(len(lines)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", alert=True)
+
+
+def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str, Any]], Mapping[str, bool | str]],
+           probe: bool = True) -> str:  # fmt: skip
+    """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need."""
+    listed, marks = [], []
+    for one in found["findings"]:
+        said, element = _told(one["text"], places)
+        marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
+        listed.append(
+            f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
+            f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}{_allow(one['text'])}</span></li>"
+        )
+    wrong = sum(one["verdict"] == "bad" for one in found["findings"])
+    failed = bool(found.get("failed"))
+    title = _title(wrong) if wrong else "The check itself failed" if failed else "Nothing has to be fixed"
+    body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
+    body += PROBE if probe and not wrong and not failed else ""
+    return _box("bad" if wrong or failed else "good", title, body, alert=bool(wrong) or failed)
+
+
+def without_captions(text: str, again: str) -> str:
+    """That no image has a caption, before a training starts or is queued; `again` is the button that was pressed."""
+    title, words = {
+        "train": ("It has not started: no image has a caption", "Train without captions"),
+        "later": ("It is not in the queue: no image has a caption", "Add it without captions"),
+    }[again]
+    made = (
+        f'<p>{html.escape(text[:1].upper() + text[1:])}</p><p class="offer">'
+        '<button type="button" class="captions">Write captions</button> '
+        f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
+    )
+    return _box("warn", title, made, alert=True)
+
+
+PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
+         "largest image size, and proposes the fastest settings that fit.</span></p>")  # fmt: skip
+
+
+def button(values: Mapping[str, bool | str]) -> str:
+    """The button that puts values into the form."""
+    if not values:
+        return ""
+    said = ", ".join(f"{name} = {as_word(value)}" for name, value in values.items())
+    given = html.escape(json.dumps(dict(values)))
+    shown = f"<span>Fix</span> <code>{html.escape(said)}</code>"
+    return f' <button type="button" class="fix" data-fix="{given}">{shown}</button>'
+
+
+def _allow(line: str) -> str:
+    """The button that lets the page use the folder that a line asks about."""
+    folder = allowed_folders.asked(line)
+    given = f'class="allow" data-allow="{html.escape(folder)}"'
+    return f' <button type="button" {given}>Allow this folder</button>' if folder else ""
+
+
+def as_word(value: bool | str) -> str:
+    """A field's value in a sentence."""
+    return ("on" if value else "off") if isinstance(value, bool) else value or "not set"
+
+
+def _told(line: str, places: Places) -> tuple[str, str]:
+    """A sentence as HTML, and the element that it is about, "" where it is about none."""
+    found = re.match(r"(?:--)?(\w+)(:?)\s+", line)
+    if found and (place := places.get(found[1])):
+        label, element = place
+        return (
+            f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
+            f" <code>{found[1]}</code>{found[2]} {html.escape(line[found.end() :])}",
+            element,
+        )
+    return html.escape(line), ""
+
+
+def _title(wrong: int) -> str:
+    return "This has to be fixed first" if wrong == 1 else f"{wrong} things have to be fixed first"
+
+
+def _style(marks: list[str]) -> str:
+    """Marks the fields that are spoken of, until something is typed into them."""
+    chosen = ", ".join(f"{mark}:not(.mended)" for mark in marks)
+    return f"<style>{chosen} {{ border-color: var(--bad) !important }}</style>" if marks else ""
+
+
+def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[str]) -> str:
+    """The command line and the config it needs, each with a button that copies it.
+
+    `file` is where the config is or should be, the script that reads it, and whether it is there.
+    """
+    path, script, is_there = file
+    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    shown = _copied("Command", line) + _copied(path.name, toml) + (f"<ul>{listed}</ul>" if listed else "")
+    if is_there:
+        return _box("plain", f"Train runs this command. {path.name} holds these settings.", shown)
+    given = f'data-path="{html.escape(str(path))}" data-script="{html.escape(script)}"'
+    save = f'<button type="button" class="keep" {given}>Save the file</button> <code>{html.escape(str(path))}</code>'
+    offer = f'<p class="offer keeping">{save}</p>'
+    return _box(
+        "plain", f"Train runs this command. Its file is not there yet: save it as {path.name} first.", offer + shown
+    )
+
+
+def _copied(title: str, text: str) -> str:
+    copy = '<button type="button" class="copy">Copy</button>'
+    return f'<div class="code"><b>{html.escape(title)}</b>{copy}<pre>{html.escape(text)}</pre></div>'
+
+
+def _box(kind: str, title: str, body: str, alert: bool = False) -> str:
+    role = "alert" if alert else "status"
+    title = html.escape(title)
+    fold = f"<details open><summary>{title}</summary>{body}</details>" if body else f"<p>{title}</p>"
+    return f'<div class="message {kind}" role="{role}" data-said="{next(_number)}">{fold}{AWAY}</div>'

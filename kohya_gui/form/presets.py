@@ -1,0 +1,233 @@
+"""Configs as files: the presets that come along, and the user's own."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from library import importers, optimizers
+from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml, values
+from library.families import RUNS, config_class
+from library.files import clear_errors, write_atomic
+
+PRESETS = Path(__file__).resolve().parents[2] / "presets"
+
+# What a preset leaves alone: where things are, what they are called, and who may see them.
+OWN_KINDS, OWN_SECTIONS, OWN_NAMES = ("file", "folder", "secret"), ("metadata", "hub", "log"), ("output_name",)
+
+
+NAMED = re.compile(r"(lora|dreambooth|finetune)(?:-(\d+)gb)?(?:-.*)?")
+STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it
+PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A file in presets/: its family is its folder, and its name says its kind and the GPU memory that it is for.
+
+    Profiles are presets, too: they fit every family, and leave alone what has nothing to do with compiling.
+    """
+
+    path: Path
+    sentence: str  # its first line, which says what it is for
+
+    @property
+    def id(self) -> str:
+        """What names it in the page: flux/lora-24gb."""
+        return f"{self.family}/{self.path.stem}"
+
+    @property
+    def family(self) -> str:
+        """The family it is for."""
+        return self.path.parent.name
+
+    @property
+    def kind(self) -> str:
+        """What it trains: lora, dreambooth or finetune; "" for a profile."""
+        found = NAMED.fullmatch(self.path.stem)
+        return found[1] if found and not self.is_profile else ""
+
+    @property
+    def gigabytes(self) -> int:
+        """The memory of the GPU that it is for, as cards are named; 0 where its name tells none."""
+        found = NAMED.fullmatch(self.path.stem)
+        return int(found[2] or 0) if found and not self.is_profile else 0
+
+    @property
+    def adapters(self) -> bool:
+        """Whether it is for adapters."""
+        return self.kind == "lora"
+
+    @property
+    def is_profile(self) -> bool:
+        """Whether it only says how to compile."""
+        return self.family == PROFILES
+
+    @property
+    def title(self) -> str:
+        """The beginning of its sentence."""
+        return self.sentence.partition(":")[0]
+
+
+def presets(adapters: bool) -> list[Preset]:
+    """The presets for adapters, or for whole models, and then the profiles."""
+    found = [Preset(path, _first_line(path)) for path in PRESETS.glob("*/*.toml")]
+    found.sort(key=lambda preset: (preset.family, preset.kind, preset.gigabytes, preset.path.name))
+    fitting = [preset for preset in found if preset.adapters == adapters and not preset.is_profile]
+    return fitting + [preset for preset in found if preset.is_profile]
+
+
+def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
+    """The presets that a tab offers, smallest memory first: those of its kind, and of a family that has none of this
+    kind those of the kind that stands in."""
+    every = [preset for preset in presets(kind == "lora") if not preset.is_profile]
+    found: list[Preset] = []
+    for family in families:
+        mine = [preset for preset in every if preset.family == family]
+        own = [preset for preset in mine if preset.kind == kind]
+        found += own or [preset for preset in mine if preset.kind == STANDS_IN.get(kind)]
+    return found
+
+
+def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str] | None = None) -> Any:
+    """A preset on top of the defaults, with the paths and names that are filled in `now` kept.
+
+    A profile keeps more: all but the options of compiling, and those that any profile sets. Where the package of the
+    preset's optimizer does not work here, the nearest optimizer that does stands in for it, and `notes` say so.
+    """
+    known = options(config)
+    if preset.is_profile:
+        theirs = {name for path in preset.path.parent.glob("*.toml") for name in read_toml(path)}
+        kept = {
+            name: now[name] for name in known.keys() & now if name not in theirs and not is_of_compiling(known[name])
+        }
+    else:
+        kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
+    return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
+
+
+def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any]:
+    wanted = str(found.get("optimizer_type", ""))
+    if not wanted or not (why := optimizers.trouble(wanted)):
+        return found
+    other = optimizers.nearest(wanted)
+    if notes is not None:
+        notes.append(f"optimizer_type is {other} here, as {wanted} {why}")
+    kept = optimizers.carried(found.get("optimizer_args", ()))
+    return {**found, "optimizer_type": other, **({"optimizer_args": list(kept)} if "optimizer_args" in found else {})}
+
+
+def chosen_profile(config: Any) -> str:
+    """The id of the profile that a config compiles by: the one that would change nothing. "" where none is, or
+    compiling is off."""
+    if not (config.compile.compile or config.compile.compile_autotune):
+        return ""
+    known, now = options(type(config)), values(config)
+    profiles = {preset: read_toml(preset.path) for preset in presets(True) if preset.is_profile}
+    touched = {name for given in profiles.values() for name in given if name in known}
+    touched |= {name for name, option in known.items() if is_of_compiling(option)}
+    for preset, given in profiles.items():
+        wanted = {name: known[name].read(given[name]) if name in given else known[name].default for name in touched}
+        if all(now[name] == value for name, value in wanted.items()):
+            return preset.id
+    return ""
+
+
+def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str]) -> Any:
+    """A config file -> a config of the family that it fits; the one on screen, `family`, is tried first.
+
+    A file of another trainer is imported, and `notes` say what became of its keys; what is broken in it is told there,
+    too, so that it can be mended in the form. One that says what it is for is taken for nothing else, however well it
+    would fit. Raises ConfigError with the problems of the family it fits best.
+    """
+    try:
+        tables = importers.parse(path)
+        importers.refuse_data(tables, path)
+        if importers.of_others(tables):
+            return _imported(path, configs, notes)
+        found, script = flat(tables), importers.named(path, {script: config_class(script) for script in RUNS})
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(str(path), path.name)) from None
+    if script:
+        configs = {name: config for name, config in configs.items() if config.script == script}
+        if not configs:
+            raise ConfigError(f"config file: {path.name} is for {config_class(script).title}")
+    problems: dict[str, ConfigError] = {}
+    for candidate in sorted(configs, key=lambda f: f != family):
+        told: list[str] = []
+        try:
+            made = build(configs[candidate], found, path.name, told)
+        except ConfigError as error:
+            problems[candidate] = error
+            continue
+        notes.extend(told)
+        return made
+    raise min(problems.values(), key=lambda error: str(error).count("\n"))
+
+
+def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
+    made = importers.load(path, {script: config_class(script) for script in RUNS})
+    if type(made.config) not in configs.values():
+        raise ConfigError(f"config file: {path.name} is for {made.config.title} ({made.trainer})")
+    notes.append(f"Imported from {made.trainer}: {len(made.of('kept'))} keys are kept as they are.")
+    notes.extend(made.lines())
+    if made.texts:
+        beside = " and ".join(made.texts)
+        notes.append(f"{beside}: in a file of its own here; `kohya import {path.name} -o run.toml` writes it too")
+    return made.config
+
+
+def base(path: Path) -> dict[str, Any]:
+    """The fields of a JSON of kohya_ss, which an export keeps where they have no meaning here; of other files none."""
+    found = importers.parse(path)
+    if path.suffix.lower() != ".json" or not importers.of_others(found):
+        return {}
+    made = importers.load(path, {script: config_class(script) for script in RUNS})
+    return found if made.trainer.startswith("kohya_ss") else {}
+
+
+def seen(path: Path) -> str:
+    """A file as it is now, to be told from what another visitor or program makes of it."""
+    return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def save(path: Path, config: Any, known: str) -> int:
+    """Write a config; the number of options in it. Only the file that was opened here before is written over, and only
+    as long as it is what was `seen` then."""
+    if path.exists() and known.partition("\n")[0] != str(path):
+        raise ConfigError(f"config file: {path} exists already; load it first to write over it, or choose another name")
+    if path.exists() and known != seen(path):
+        raise ConfigError(f"config file: {path} was changed elsewhere meanwhile; load it again, or choose another name")
+    with clear_errors(path):
+        write_atomic(path, to_toml(config, comment(config)))
+    return len(flat(changed(config)))
+
+
+def comment(config: Any) -> str:
+    """The first line of a config file that the page writes."""
+    return f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
+
+
+def suggestion(config: Any) -> str:
+    """Where a config is saved when nobody says where: beside its result."""
+    if not config.save.output_dir:
+        raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")
+    return os.path.join(config.save.output_dir, f"{config.save.output_name or config.script}.toml")
+
+
+def is_of_compiling(option: Option) -> bool:
+    """Whether an option says how to compile."""
+    return option.section == "compile" and option.kind != "folder"
+
+
+def is_own(option: Option) -> bool:
+    """Whether an option is the user's own affair, which presets leave alone: places, names, accounts."""
+    return option.kind in OWN_KINDS or option.section in OWN_SECTIONS or option.name in OWN_NAMES
+
+
+def _first_line(path: Path) -> str:
+    lines: Iterator[str] = iter(path.read_text(encoding="utf-8").splitlines())
+    return next(lines, "").removeprefix("#").strip()

@@ -1,0 +1,114 @@
+"""The command that trains what is on screen: its config file says just that, or is offered to be written first."""
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.form import api, messages, presets
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import Answer, Sent
+from library.config.command import command, printable
+from library.config.schema import ConfigError, build, flat, load_toml, options, to_toml, values
+from library.config.values import at_home, pasted
+from library.families import config_class
+from library.runs import keys
+
+
+class Printer:
+    """What scripts may ask about printed commands."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What may be asked for."""
+        return {"keep": self.keep}
+
+    def keep(self, sent: Sent) -> dict[str, Any]:
+        """Write the config of a printed command into its file, which must not be there yet."""
+        path = paths.config_file(sent.text("path"), self.roots)
+        try:
+            given = flat(tomllib.loads(sent.text("toml")))
+        except tomllib.TOMLDecodeError:
+            raise ConfigError("These settings cannot be read: press Print command again.") from None
+        config = build(config_class(sent.text("script")), given, path.name, notes=[])
+        if not holds(path, config):
+            presets.save(path, config, "")
+        return {"said": f"Saved {path}."}
+
+
+def printed(config: Any, where: str, launch: Mapping[str, Any], notes: Sequence[str], roots: Sequence[Path]) -> str:
+    """The command, its config, and whether that is in its file already, as the page shows it. Nothing is written."""
+    path, is_there = standing(config, where, roots)
+    line = printable(command(path, config.script, **launch))
+    told = [*notes, *surroundings(config)]
+    return messages.command(line, to_toml(config, presets.comment(config)), (path, config.script, is_there), told)
+
+
+def standing(config: Any, where: str, roots: Sequence[Path]) -> tuple[Path, bool]:
+    """The file for a command to name, and whether it is there and says just this config; else its name is free.
+
+    `where` is the file that was loaded or saved last, or what was typed in its place; empty: beside the result.
+    """
+    named = pasted(where)
+    try:
+        path = paths.config_file(named or presets.suggestion(config), roots)
+    except ConfigError:
+        if named:
+            raise
+        return Path(at_home(presets.suggestion(config))).absolute(), False  # where nothing may be looked at
+    first = path
+    for number in count(2):
+        if not os.path.lexists(path):
+            return path, False
+        if holds(path, config):
+            return path, True
+        path = first.with_name(f"{first.stem}-{number}{first.suffix}")
+    raise AssertionError("numbers do not end")
+
+
+def holds(path: Path, config: Any) -> bool:
+    """Whether a script of this config that is given this file trains just what the config says. Tokens do not count."""
+    try:
+        if path.stat().st_size > paths.LARGEST:
+            return False
+        found = build(type(config), flat(load_toml(path)), path.name, notes=[])
+    except (ConfigError, OSError):
+        return False
+    return _open(found) == _open(config)
+
+
+def _open(config: Any) -> dict[str, Any]:
+    """The values of a config without its tokens."""
+    known = options(type(config))
+    return {name: value for name, value in values(config).items() if known[name].kind != "secret"}
+
+
+def surroundings(config: Any) -> list[str]:
+    """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
+    known = options(type(config))
+    found = [name for name, value in values(config).items() if _is_relative(known[name].kind, value)]
+    notes = (
+        [f"Run it in {Path.cwd()}: {', '.join(found)} {'starts' if len(found) == 1 else 'start'} there."]
+        if found
+        else []
+    )
+    used = {
+        "wandb_api_key": config.log.log_with in ("wandb", "all"),
+        "huggingface_token": config.hub.huggingface_repo_id,
+    }
+    given = {**keys.kept(), **api.secrets_of(config)}
+    lacking = [keys.ENVIRONMENT[name] for name, value in given.items() if value and used[name]]
+    return notes + [f"Set {name} in that shell: tokens are in no config." for name in lacking]
+
+
+def _is_relative(kind: str | None, value: Any) -> bool:
+    """Whether a path starts from the current folder; an id of Hugging Face does not."""
+    text = str(value or "")
+    if kind not in ("file", "folder") or not text or os.path.isabs(at_home(text)):
+        return False
+    return not paths.HUB_ID.fullmatch(text) or os.path.exists(text)

@@ -1,0 +1,96 @@
+"""What a form opens with: per tab and family the preset that suits this machine's GPU, and why it is that one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kohya_gui.form import compile_summary, presets
+from kohya_gui.form.form import shown_value
+from library.config.schema import build, changed, flat, options
+from library.runs import gpu_slots, machine
+
+# The defaults of sd-scripts as a start: named where a preset is named, and holding nothing.
+DEFAULTS = {
+    "id": "defaults",
+    "title": "sd-scripts' defaults",
+    "text": "Every option is as sd-scripts has it where nothing is given; most of them have to be set.",
+    "why": "",
+    "values": {},
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """The GPU that a training would use: its name and its memory in GiB."""
+
+    name: str = ""
+    memory: float = 0.0
+
+
+def card() -> Card | None:
+    """The first of the GPUs that trainings may use; without a memory where that is not known. None without a GPU."""
+    first = gpu_slots.lanes()[0]
+    if first == gpu_slots.CPU:
+        return None
+    found = machine.GPUS.known()
+    named = next((gpu for gpu in found if gpu.index == first), None)
+    if named is None and not first.upper().startswith("MIG"):  # named by its id, or not at all: any of them
+        named = min(found, key=lambda gpu: gpu.total, default=None)
+    return Card(named.name, named.total) if named else Card()
+
+
+def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.Preset, str] | None:
+    """Of the presets of one kind and family the one to start with, and why; None where there is none."""
+    sized = sorted((preset for preset in ready if preset.gigabytes), key=lambda preset: preset.gigabytes)
+    if not sized:
+        return (ready[0], "") if ready else None
+    least = sized[0]
+    if gpu is None:
+        return least, "No NVIDIA GPU was found: this is the preset for the least memory."
+    if not gpu.memory:
+        return least, "The memory of the GPU is not known: this is the preset for the least memory."
+    title = f"{gpu.name}, {gpu.memory:.0f} GB"
+    fitting = [preset for preset in sized if machine.has_memory(gpu.memory, preset.gigabytes)]
+    if not fitting:
+        return least, f"{title}: that is less than any preset is for; this is the smallest, and may run out of memory."
+    return fitting[-1], f"Chosen for this GPU: {title}."
+
+
+def applied(preset: presets.Preset, config: type, now: Mapping[str, Any], notes: list[str]) -> Any:
+    """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU without compiling, which
+    takes a processor minutes before the first step, and without fp8 products, which only GPUs have. `notes` say what is
+    other than in the preset's file."""
+    made = presets.apply(preset, config, now, notes)
+    if not made.compile.compile or card():
+        return made
+    notes.append("Other than in the preset, compiling is off: this processor would compile for minutes.")
+    known = options(config)
+    kept = {name: value for name, value in flat(changed(made)).items()
+            if not presets.is_of_compiling(known[name]) and name != "fp8_compute"}  # fmt: skip
+    return build(config, kept, preset.path.name, notes=[])
+
+
+def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> dict[str, Any]:
+    """A preset as the page's scripts take it: what it is, and what it makes other than the defaults, as fields show
+    it; with a name for the result, which presets leave open."""
+    notes: list[str] = []
+    made, known = applied(preset, config, {}, notes), options(config)
+    given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
+    given["output_name"] = f"{preset.family}-{kind}"
+    return {"id": preset.id, "title": preset.title, "text": compile_summary.about(preset), "why": why, "notes": notes,
+            "values": given}  # fmt: skip
+
+
+def starts(kind: str, configs: Mapping[str, type]) -> dict[str, dict[str, Any]]:
+    """With what the form of a tab opens, by family; a family that has no preset begins with the defaults."""
+    gpu, found = card(), {}
+    for family, config in configs.items():
+        chosen = suited(presets.of_kind(kind, [family]), gpu)
+        if chosen:
+            found[family] = start(kind, chosen[0], config, chosen[1])
+    return found
+
+
+def loaded(name: str) -> dict[str, Any]:
+    """A config that was loaded, as a start: whatever it sets is shown as changed from the defaults."""
+    return {**DEFAULTS, "id": "", "title": name}

@@ -1,0 +1,1 @@
+"""The tab that measures ways to train on this machine."""

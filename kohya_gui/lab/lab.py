@@ -1,0 +1,270 @@
+"""The Compile Lab tab: what this machine can do, how fast a model trains on it, and where the time goes.
+
+Each button runs a command in a process of its own; lab.js shows what its files say, also after the page was reloaded.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from kohya_gui.form.form import Form, shown_value
+from kohya_gui.panel.html import STATES
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import Answer, Sent
+from library.bench import candidates, picture, report
+from library.config.schema import ConfigError, options, to_toml
+from library.files import write_atomic
+from library.runs import gpu_slots, reader
+from library.runs import job as jobs
+
+MODELS = {
+    "flux-full": ("FLUX.1, full size, random weights", ["--family", "flux", "--size", "full"]),
+    "sdxl-full": ("SDXL, full size, random weights", ["--family", "sdxl", "--size", "full"]),
+    "flux-tiny": ("FLUX.1, tiny, to try it out", ["--family", "flux", "--size", "tiny"]),
+    "sdxl-tiny": ("SDXL, tiny, to try it out", ["--family", "sdxl", "--size", "tiny"]),
+}
+EXTENTS = {
+    "step": ("The training step", ["--part", "step"]),
+    "all": ("Text encoders, VAE, blocks and step", []),
+}
+WAYS = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
+KINDS = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
+LISTED = 12
+SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
+
+
+class Lab:
+    """The tab's place on the page, and the answers to what its script asks."""
+
+    def __init__(self, forms: Mapping[str, Form], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
+        """`forms` and their `titles` by tab; files that a form names lie below `roots`. Made inside `gr.Blocks`."""
+        self.forms, self.titles, self.roots = forms, titles, roots
+        gr.HTML(self._markup(), js_on_load="window.kohyaLab.mount(element)", apply_default_css=False)
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What the script may ask."""
+        return {"lab": self.look, "lab-start": self.start, "lab-stop": self.stop, "lab-apply": self.apply}
+
+    # ---- what the script asks
+
+    def look(self, sent: Sent) -> dict[str, Any]:
+        """The measurements there are, and the one that is looked at: the newest, if none is named."""
+        known = jobs.every(*KINDS)[:LISTED]
+        chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
+        listed = [{"id": job.id, "title": title(job), "busy": job.active} for job in known]
+        tabs = [[tab, name] for tab, name in self.titles.items()]
+        return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
+
+    def start(self, sent: Sent) -> dict[str, Any]:
+        """Begin a measurement."""
+        kind = sent.text("kind")
+        if kind not in KINDS:
+            raise ConfigError("There is no such button: load the page again.")
+        plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * sent.flag("clean")]}
+        return {"job": begun(kind, plain.get(kind) or self._command(kind, sent))}
+
+    def stop(self, sent: Sent) -> dict[str, Any]:
+        """End a measurement; what it has measured is kept."""
+        return {"job": jobs.stop(jobs.find(sent.text("job")), at_once=True).id}
+
+    def apply(self, sent: Sent) -> dict[str, Any]:
+        """The options that a measurement found best, as the fields of a tab's form hold them."""
+        tab, job = sent.text("tab"), jobs.find(sent.text("job"))
+        if tab not in self.forms:
+            raise ConfigError("There is no such tab: load the page again.")
+        found = advised(job, sent.number("number"))
+        known = {name: o for config in self.forms[tab].configs.values() for name, o in options(config).items()}
+        values = {name: shown_value(known[name], value) for name, value in found.items() if name in known}
+        if not values:
+            raise ConfigError("This measurement recommends no settings that the form has.")
+        set_to = ", ".join(f"{name} = {str(found[name]).lower()}" for name in values)
+        return {"tab": tab, "values": values, "said": f"Now in the form of {self.titles[tab]}: {set_to}."}
+
+    def _command(self, kind: str, sent: Sent) -> list[str]:
+        """The command line of a bench or a profile. Whatever the browser sends is chosen from what is known."""
+        model, sizes, batch = sent.text("model"), sent.text("sizes").strip(), sent.number("batch", 1, 64)
+        extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
+        if extent not in EXTENTS or ways not in WAYS or not (model in MODELS or model in self.forms):
+            raise ConfigError("There is no such choice: load the page again.")
+        if sizes and not (SIZES.fullmatch(sizes) and all(map(_measurable, sizes.split(",")))):
+            raise ConfigError(
+                "Image sizes: write multiples of 64 from 64 to 8192 with commas between, such as 512, 1024."
+            )
+        if batch < 1:
+            raise ConfigError("Batch size: this must be at least 1.")
+        given = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, sent))]
+        wanted = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile is of one size
+        given += ["--resolution", ",".join(wanted)] if sizes else []
+        given += ["--batch", str(batch)] if model in MODELS else []
+        return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *WAYS[ways][1]]
+
+    def _written(self, tab: str, sent: Sent) -> list[str]:
+        """A form as a TOML for the command; its model has to be there, its images need not."""
+        config, _ = self.forms[tab].collect(self.forms[tab].hear(sent.text("form")))
+        if not config.model.pretrained_model_name_or_path:
+            raise ConfigError(f"The form of {self.titles[tab]} names no base model: fill that in first.")
+        paths.allow(config, self.roots)
+        path = jobs.root() / "form.toml"
+        write_atomic(path, to_toml(config))
+        return [str(path), "--script", config.script]
+
+    def _markup(self) -> str:
+        ours = {tab: f"The form of {name}" for tab, name in self.titles.items()}
+        models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
+        usual = "flux-full" if gpu_slots.lanes() != (gpu_slots.CPU,) else "flux-tiny"
+        return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+                .replace("[models]", _choices(models, usual))
+                .replace("[extents]", _choices({name: text for name, (text, _) in EXTENTS.items()}))
+                .replace("[ways]", _choices({name: text for name, (text, _) in WAYS.items()})))  # fmt: skip
+
+
+def begun(kind: str, arguments: Sequence[str]) -> str:
+    """Start a command; the job's id.
+
+    Raises ConfigError while another measurement or a training is at work, for both would be slower than they are.
+    """
+    if busy := next((job for job in jobs.every(*KINDS) if job.active), None):
+        raise ConfigError(f"{busy.kind} is still running: stop it, or wait until it has ended")
+    if kind != "doctor" and (training := reader.active()):
+        raise ConfigError(f"{training.id} is training, and both would slow each other down: wait until it has ended")
+    return jobs.start(kind, arguments).id
+
+
+# ---- a measurement, ready to be shown
+
+
+def title(job: jobs.Job) -> str:
+    """Kind, moment and subject, for the list."""
+    when = time.strftime("%d %b %H:%M", time.localtime(job.started))
+    subject = job.result.get("subject", {}).get("title", "")
+    return " · ".join(filter(None, (KINDS.get(job.kind, job.kind), when, subject)))
+
+
+def view(job: jobs.Job) -> dict[str, Any]:
+    """All that is shown of a measurement: words and shares, so that the script only has to draw."""
+    word, mood = STATES.get(job.state, (job.state, "calm"))
+    shown = {
+        "id": job.id, "kind": job.kind, "title": KINDS.get(job.kind, job.kind), "state": word, "mood": mood,
+        "busy": job.active, "error": job.error,
+        "doing": {"text": "Starting" if job.active else "", "done": 0, "total": 0, **job.doing},
+        "took": _took(job), "log": job.log if job.state in ("failed", "interrupted") else "",
+    }  # fmt: skip
+    result = job.result
+    body = {"bench": bench, "profile": profile, "doctor": doctor, "cache": cache}.get(str(result.get("kind")))
+    return {**shown, "body": body(result) if body else None, "folder": str(job.folder)}
+
+
+def bench(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Bars for each part and size, the whole step first, and which way is best."""
+    best = result.get("best") or {}
+    failed = [row for row in result["results"] if row["status"] != "ok"]
+    return {
+        "heading": report.heading(result),
+        "verdict": best.get("sentence", ""),
+        "apply": bool(best.get("options")),
+        "groups": [
+            {"title": name, "rows": [_bar(result, bar) for bar in bars]} for name, bars in picture.groups(result)
+        ],
+        "notes": [report.line(row) for row in failed] + report.restless(result),
+        "about": [[name, c["about"]] for name, c in result.get("candidates", {}).items()],
+    }
+
+
+def _bar(result: Mapping[str, Any], bar: picture.Bar) -> dict[str, Any]:
+    row = bar.row
+    return {
+        "name": bar.name,
+        "share": bar.share,
+        "far": bar.far,
+        "best": bar.best,
+        "p50": report.milliseconds(row["ms"]["p50"]),
+        "p90": report.milliseconds(row["ms"]["p90"]),
+        "speed": report.speed(result, row),
+        "memory": f"{row['peak_gb']:.1f} GB",
+        "mfu": f"{row['mfu']:.0%}" if "mfu" in row else "",
+        "compiled": report.compiled(row),
+    }
+
+
+def profile(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the time goes, the verdict, and the longest operations."""
+    idle = f", the GPU idle for {result['idle']:.0%}" if result.get("idle") is not None else ""
+    counts = (
+        {"kernel launches": "launches", "waits for the GPU": "syncs", "values read from the GPU": "reads"}
+        if idle
+        else {}
+    )
+    counts["casts"] = "casts"
+    return {
+        "heading": [*report.heading(result), f"{result['way']['name']} at {result['resolution']}"],
+        "step": f"A step takes {report.milliseconds(result['step_ms'])}{idle}",
+        "counts": [f"{result[key]:,} {words}" for words, key in counts.items()],
+        "kinds": [{"name": name, "share": share} for name, share in result["kinds"].items()],
+        "verdict": [{"text": v["text"], "options": _flags(v["options"])} for v in result["verdict"]],
+        "operations": [[o["name"], o["kind"], f"{o['calls']:g}", f"{o['ms']:.3g}", f"{o['share']:.1%}"]
+                       for o in result["operations"][:15]],
+    }  # fmt: skip
+
+
+def doctor(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The findings, with the recommended settings last."""
+    found = result["findings"]
+    healthy = "This machine can train." if result["healthy"] else "This machine cannot train: fix the lines marked ✗."
+    return {
+        "verdict": healthy if result.get("finished") else "",
+        "findings": [{"topic": f["topic"], "verdict": f["verdict"], "text": f["text"]} for f in found],
+        "apply": any(f["topic"] == "settings" for f in found),
+    }
+
+
+def cache(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of compiled code."""
+    total = sum(folder["bytes"] for folder in result["kept"])
+    removed = f"{result['removed'] / 1e9:.2f} GB removed; " if result["removed"] else ""
+    return {
+        "verdict": f"{removed}{total / 1e9:.2f} GB of compiled code in {result['folder']}",
+        "rows": [[f["name"], f"{f['bytes'] / 1e9:.2f} GB", time.strftime("%d %b %Y", time.localtime(f["used"]))]
+                 for f in result["kept"]],
+    }  # fmt: skip
+
+
+def advised(job: jobs.Job, number: int) -> dict[str, Any]:
+    """The options that a measurement advises; of a profile, those of its finding with this number."""
+    result = job.result
+    if result.get("kind") == "bench":
+        best = (result.get("best") or {}).get("candidate", "")
+        # By name, and not as the file has them: only known ways of training go into a form.
+        return candidates.NAMED[best].chosen() if best in candidates.NAMED else {}
+    if result.get("kind") == "profile":
+        found = result["verdict"][number]["options"] if number < len(result["verdict"]) else {}
+        return dict(found)
+    if result.get("kind") == "doctor":
+        return next((dict(f["data"]["options"]) for f in result["findings"] if f["topic"] == "settings"), {})
+    return {}
+
+
+def _measurable(side: str) -> bool:
+    return 64 <= int(side) <= 8192 and int(side) % 64 == 0
+
+
+def _took(job: jobs.Job) -> str:
+    end = job.facts.get("ended") or (time.time() if job.active else 0)
+    seconds = max(0.0, end - job.started)
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _flags(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
+
+
+def _choices(given: Mapping[str, str], chosen: str = "") -> str:
+    return "".join(
+        f'<option value="{name}"{" selected" * (name == chosen)}>{escape(text)}</option>'
+        for name, text in given.items()
+    )

@@ -1,0 +1,221 @@
+"""What can be done with a run or with the queue: the buttons, and what each does when it is asked for."""
+
+import html
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import Response
+
+from kohya_gui.form import reopen, start_preset
+from kohya_gui.form.form import Form
+from kohya_gui.panel import samples
+from kohya_gui.panel.html import duration
+from kohya_gui.server.json_api import Answer, Sent, Show
+from library.config.schema import ConfigError
+from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCTOR = [sys.executable, "-m", "library.cli.main", "doctor", "--json", "--quick"]
+MUCH = 60.0  # seconds of work that are not thrown away without asking
+DOCTOR_PATIENCE = 120  # seconds; it imports PyTorch
+WORDS = {
+    "after_step": "It stops after this step and saves a state to resume from.",
+    "now": "It ends this step early, saves what it has learned with a state to resume from, and stops.",
+    "kill": "It was killed.",
+    "sample": "Sample images are generated after this step.",
+    "save": "It saves a file and a state after this step.",
+}
+
+
+def buttons(run: reader.Run, others: list[reader.Run]) -> str:
+    """What can be done with a run as it stands."""
+    if run.active:
+        asked = layout.stop_asked(run.folder)
+        shown = [("after_step", "Stop after this step", "")] * (not asked)
+        shown += [("now", "Stop now", "stop")] * (asked in ("", "after_step"))
+        shown += [("kill", "Kill", "stop")] * stop.hangs(run)
+        if run.state == "running":
+            shown += [("sample", "Sample now", "")] * _can_draw(run) + [("save", "Save now", "")]
+    else:
+        shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
+        if _is_wanted(run, others):
+            state = resume.newest_state(run)
+            words = f"Resume from step {resume.step_of(state)}" if state else "Start again"
+            shown = [("resume", words, "primary"), *shown]
+    made = "".join(
+        f'<button type="button" class="{kind}" data-act="{act}">{html.escape(words)}</button>'
+        for act, words, kind in shown
+    )
+    return f'<div class="acts" data-run="{html.escape(run.id)}">{made}<p class="answer" role="status"></p></div>'
+
+
+def _question(run: reader.Run, how: str) -> str:
+    """What has to be known before a run is stopped like that; "" where that costs next to nothing."""
+    if how == "kill":
+        step, seconds = stop.lost_by_kill(run)
+        if step is None:
+            return f"No state was saved: all that was learned in {duration(seconds)} is lost. Kill it?"
+        return f"What was learned after step {step} is lost, {duration(seconds)} of work. Kill it?"
+    what, seconds = stop.lost_now(run) if how == "now" else ("", 0.0)
+    if seconds <= MUCH:
+        return ""
+    lost = {"start": "No step is done yet: {} of loading, caching and compiling are lost. Stop it?",
+            "step": "{} of work on this step are lost; what was learned before is saved. Stop it?",
+            "look": "{} of work on samples or validation are lost; what was learned is saved. Stop it?"}  # fmt: skip
+    return lost[what].format(duration(seconds))
+
+
+def _is_wanted(run: reader.Run, others: list[reader.Run]) -> bool:
+    """Whether a run can be gone on with, and nobody has done so or let it wait in the queue."""
+    return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read().waiting)
+
+
+def _can_draw(run: reader.Run) -> bool:
+    return bool(resume.settings(run).get("sample", {}).get("sample_prompts"))
+
+
+class Acts:
+    """Answers what the scripts of the panel and of the Queue tab ask. Nothing that they send is believed."""
+
+    def __init__(self, forms: Mapping[str, Form]) -> None:
+        self.forms = forms
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What may be asked for, and changes something."""
+        return {"act": self.act, "queue": self.queue, "queue-act": self.queue_act}
+
+    @property
+    def shows(self) -> dict[str, Show]:
+        """What may be looked at."""
+        return {"picture": samples.show, "bundle": self.bundle}
+
+    def act(self, sent: Sent) -> dict[str, Any]:
+        """Do something with a run."""
+        what, run = sent.text("act"), _run(sent.text("run"))
+        if what in layout.STOPS[1:]:
+            if what == "kill" and not stop.hangs(run):
+                raise ConfigError("It was heard of within the last minutes: let it save and stop.")
+            if not sent.flag("sure") and (question := _question(run, what)):
+                return {"ask": question}
+            stop.request(run.id, what)
+        elif what in layout.WISHES:
+            stop.wish(run.id, what)
+        elif what == "resume":
+            return {"said": self.resumed(run)}
+        elif what == "open":
+            return self._opened(reopen.config_of(run), resume.launch_options(run), run.id)
+        else:
+            raise ConfigError("There is no such button: load the page again.")
+        return {"said": WORDS[what]}
+
+    def resumed(self, run: reader.Run) -> str:
+        """Go on with a run now, or as soon as there is room; what was done, in a sentence."""
+        if not run.active and not _is_wanted(run, reader.runs()):  # another browser was first, or there is nothing left
+            raise ConfigError(f"{run.id} has finished, or was resumed already.")
+        job, state = reopen.continuation(run), resume.newest_state(run)
+        active = [other.facts for other in reader.runs() if other.active and other.is_here]
+        if gpu_slots.choose(job.how, gpu_slots.free(active)):
+            start.begin(job)
+            return f"It resumes after step {resume.step_of(state)}." if state else "It starts again from the beginning."
+        queue.add(job, first=True)
+        return "Another training is running: this one resumes when that has ended (see the Queue tab)."
+
+    def bundle(self, query: Mapping[str, str]) -> Response:
+        """The support bundle of a run, for the downloads."""
+        run = _run(query.get("run", ""))
+        made = bundle.bundle(run, _doctor())
+        name = f"support-{time.strftime('%Y%m%d-%H%M%S')}.zip"
+        headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
+        return Response(made, media_type="application/zip", headers=headers)
+
+    # ---- the queue
+
+    def queue(self, sent: Sent) -> dict[str, Any]:
+        """The queue as it stands, for the tab to show."""
+        found = queue.read()
+        return {
+            "entries": [_entry(entry) for entry in found.entries],
+            "paused": found.paused,
+            "halted": found.halted,
+            "go_on": found.go_on,
+            "waiting": len(found.waiting),
+            "lanes": [lane for lane in gpu_slots.lanes() if lane != gpu_slots.CPU],
+        }
+
+    def queue_act(self, sent: Sent) -> dict[str, Any]:
+        """Change the queue, and answer with what it is then."""
+        what, which = sent.text("act"), sent.text("id")
+        changes: dict[str, Any] = {
+            "up": lambda: queue.move(which, -1),
+            "down": lambda: queue.move(which, 1),
+            "remove": lambda: queue.remove(which),
+            "clear": queue.clear,
+            "pause": queue.pause,
+            "go_on": queue.go_on,
+            "after_failure": lambda: queue.after_failure(sent.flag("go_on")),
+        }
+        if what == "open":
+            job = queue.job_of(queue.read().find(which))
+            return self._opened(reopen.config_from(job.script, job.toml), job.how, which)
+        if what not in changes:
+            raise ConfigError("There is no such button: load the page again.")
+        changes[what]()
+        return self.queue(sent)
+
+    def _opened(self, config: Any, how: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """A config for the form of its tab; `how` it was launched goes along, and the name of what it is from."""
+        tab = _tab(config)
+        filled = self.forms[tab].fill(config, start_preset.loaded(name))
+        return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
+
+
+def _run(run_id: str) -> reader.Run:
+    try:
+        return reader.run(run_id)
+    except KeyError:
+        raise ConfigError("This run is not there any more: load the page again.") from None
+
+
+def _tab(config: Any) -> str:
+    """The tab that a config belongs into."""
+    if config.adapters:
+        return "lora"
+    return "finetune" if config.data.in_json or config.data.dataset_config else "dreambooth"
+
+
+def _entry(entry: queue.Entry) -> dict[str, Any]:
+    state, why = queue.state_of(entry)
+    shown: dict[str, Any] = {
+        "id": entry.id,
+        "name": entry.name,
+        "title": entry.title,
+        "state": state,
+        "why": explain.cause(why) or why,
+        "run": entry.run,
+        "waits": entry.waits,
+    }
+    shown["gpus"] = str(entry.how.get("gpu_ids") or "")
+    if entry.run:
+        try:
+            run = reader.run(entry.run)
+        except KeyError:
+            return shown
+        shown |= {"step": run.facts.get("step") or 0, "total": run.facts.get("total_steps") or 0}
+        shown["gpus"] = ", ".join(lane for lane in run.facts.get("lanes") or () if lane != gpu_slots.CPU)
+        shown["again"] = _is_wanted(run, reader.runs())
+    return shown
+
+
+def _doctor() -> str:
+    """What `kohya doctor` says of this machine."""
+    try:
+        return subprocess.run(
+            DOCTOR, capture_output=True, text=True, timeout=DOCTOR_PATIENCE, check=False, cwd=ROOT
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"kohya doctor could not be asked: {type(error).__name__}\n"

@@ -1,0 +1,258 @@
+"""The live panel as HTML: functions from what a run's files say to what is seen."""
+
+import html
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from kohya_gui.panel import history
+from library.runs import explain, layout, machine
+from library.runs.queue import BY_USER, Queue
+from library.runs.reader import Progress, Run
+
+STATES = {
+    "starting": ("Starting", "busy"),
+    "running": ("Running", "busy"),
+    "stopping": ("Stopping", "busy"),
+    "finished": ("Finished", "good"),
+    "stopped": ("Stopped", "calm"),
+    "failed": ("Failed", "bad"),
+    "interrupted": ("Interrupted", "bad"),
+}
+ENDING = {"": "", "after_step": " · stops after this step", "now": " · saves and stops", "kill": " · is killed"}
+EMPTY = (
+    '<div class="empty"><p><b>No training yet.</b></p>'
+    "<p>A training shows here while it runs, whether it was started with Train or in a shell.</p></div>"
+)
+SILENT = 300.0  # seconds without news of a run that works, from which on that is said
+FULL = 0.95  # of a memory or a disk, from which on it is marked
+
+
+def choices(runs: Iterable[tuple[str, str]], picked: str) -> str:
+    """The list of runs to look at, where there is more than one: (label, id), newest first."""
+    given = [("Newest run", ""), *runs]
+    made = "".join(
+        f'<option value="{html.escape(run)}"{" selected" * (run == picked)}>{html.escape(label)}</option>'
+        for label, run in given
+    )
+    return f'<select class="runs" aria-label="Run">{made}</select>' if len(given) > 2 else ""
+
+
+def head(run: Run, progress: Progress, now: float) -> str:
+    """State and progress of a run, with the cause of a failure."""
+    word, mood = STATES.get(run.state, (run.state, "calm"))
+    name = html.escape(str(run.facts.get("output_name") or run.id))
+    kind = html.escape(str(run.facts.get("title") or run.facts.get("script") or ""))
+    return (
+        f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
+        f'<div class="who"><span class="state">{html.escape(word)}</span><b>{name}</b><small>{kind}</small></div>'
+        f"{_deleted(run)}{_failure(run)}{_bar(run, progress, now)}</div>"
+    )
+
+
+def waiting(found: Queue) -> str:
+    """A line about the queue, while something waits in it; with a button, where it waits for its user."""
+    names = [entry.name for entry in found.waiting]
+    if not names:
+        return ""
+    count = f"{len(names)} training{'s' * (len(names) > 1)}"
+    if not found.paused and not found.halted:
+        more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+        return f'<p class="next">Next in the queue: {html.escape(names[0])}{more}</p>'
+    why = "The queue is halted since the computer or its process ended."
+    if found.paused:
+        why = "The queue is paused" + ("." if found.paused == BY_USER else f": {found.paused}")
+    go = '<button type="button" data-queue="go_on">Continue</button>'
+    return f'<div class="next halted"><p>{html.escape(why)} {count} left.</p>{go}</div>'
+
+
+def facts(run: Run, progress: Progress, now: float) -> str:
+    """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
+    inside = _numbers(run, progress, now) + split(progress.last) + (usage(run) if run.active else "")
+    inside += history.told(run, progress)
+    return f'<div class="facts">{inside}</div>' if inside else ""
+
+
+def _deleted(run: Run) -> str:
+    """That somebody has deleted the folder of a run, while it is gone and afterwards."""
+    where = html.escape(str(run.folder))
+    if run.facts.get("lost"):
+        said = "The folder of this run was deleted. The training still works; Stop now ends it."
+    elif restored := run.facts.get("restored"):
+        at = time.strftime("%H:%M", time.localtime(restored))
+        said = (
+            f"The folder of this run was deleted while it trained. Its record was written again at {at}; "
+            "files that were saved there before are lost."
+        )
+    else:
+        return ""
+    return f'<div class="cause" role="alert"><ul><li>{said}</li></ul><small>{where}</small></div>'
+
+
+def _failure(run: Run) -> str:
+    if run.state not in ("failed", "interrupted") or not run.error:
+        return ""
+    advice = explain.cause(run.error) or run.error
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in advice.splitlines() if line.strip())
+    said = "" if advice == run.error else f"<small>{html.escape(run.error)}</small>"
+    return f'<div class="cause" role="alert"><ul>{lines}</ul>{said}</div>'
+
+
+def _bar(run: Run, progress: Progress, now: float) -> str:
+    left, right, done, of = _doing(run, progress, now)
+    if run.state == "stopping":
+        left += ENDING[layout.stop_asked(run.folder)]
+    if run.active and (silent := _silent(progress, now)):
+        left += f" · no progress for {duration(silent)}"
+    share = min(1.0, done / of) if of else 0.0
+    waiting = " waiting" if run.active and not of else ""
+    return (
+        f'<div class="line"><span>{html.escape(left)}</span><span>{html.escape(right)}</span></div>'
+        f'<div class="track{waiting}" role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="100"'
+        f' aria-valuenow="{share * 100:.0f}"><i style="width:{share * 100:.1f}%"></i></div>'
+    )
+
+
+def _silent(progress: Progress, now: float) -> float:
+    """Seconds without a word since a step or within a phase, where that is unusually long; else 0."""
+    last = progress.phase or progress.last
+    said, pace = last.get("t"), progress.last.get("s_it")
+    if not isinstance(said, int | float):
+        return 0.0
+    silent = now - said
+    return silent if silent > max(SILENT, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
+
+
+def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int]:
+    """What goes on in words, what is left, and how much of how much is done (0 of 0 where that is not known)."""
+    if run.facts.get("lost"):  # what was read of it before is not true any more
+        return "How far it is cannot be seen", "", 0, 0
+    step, total = number(progress.last.get("step")), number(run.facts.get("total_steps"))
+    phase = progress.phase if run.active else None
+    if phase and str(phase.get("name")).startswith("compiling "):
+        done, of = number(phase.get("done")), number(phase.get("total"))
+        # DoubleStreamBlock -> double stream block
+        block = re.sub("(?<=[a-z])(?=[A-Z])", " ", str(phase["name"]).removeprefix("compiling ")).lower()
+        return f"Compiling {block}", f"{done} of {of}", max(0, done - 1), of
+    if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
+        # All is read and encoded, and the first step is what compiles.
+        compiling = (run.facts.get("config") or {}).get("compile", {}).get("compile")
+        return ("Compiling in the first step" if compiling else "Preparing the first step"), "", 0, 0
+    if phase:
+        done, of = number(phase.get("done")), number(phase.get("total"))
+        return str(phase.get("name") or "").capitalize(), f"{done} / {of}" if of else "", done, of
+    if run.active and not step:
+        return ("Loading Python and the trainer" if run.state == "starting" else "Preparing"), "", 0, 0
+    if not step:
+        return "Ended before the first step", _eta(run, progress, now), 0, 0
+    return (f"Step {step} / {total}" if total else f"Step {step}"), _eta(run, progress, now), step, total
+
+
+def number(value: Any) -> int:
+    """A count from a run's files, 0 where there is none."""
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _eta(run: Run, progress: Progress, now: float) -> str:
+    """The time that is left while it runs, the time it took afterwards."""
+    started, eta = run.facts.get("started"), progress.last.get("eta")
+    if run.active:
+        if not isinstance(eta, int | float):
+            return ""
+        return f"{duration(max(0.0, eta - (now - progress.last.get('t', now))))} left"
+    ended = run.facts.get("ended") or run.facts.get("heartbeat")
+    return f"took {duration(ended - started)}" if started and ended else ""
+
+
+def _numbers(run: Run, progress: Progress, now: float) -> str:
+    last, rows = progress.last, []
+    if progress.curve:
+        rows.append(("Loss, smoothed", f"{progress.curve[-1][2]:.4f}", ""))
+    if isinstance(last.get("loss"), int | float):
+        rows.append(("Loss, last step", f"{last['loss']:.4f}", ""))
+    for name, rate in rates(last.get("lr")).items():
+        rows.append(("Learning rate", f"{rate:.3g}", name))
+    for key, title, unit in (("s_it", "Speed", "s/step"), ("grad_norm", "Gradient", "norm"), ("epoch", "Epoch", "")):
+        if isinstance(last.get(key), int | float):
+            rows.append((title, f"{last[key]:.3g}", unit))
+    if run.active and run.facts.get("started"):
+        rows.append(("Running for", duration(now - run.facts["started"]), ""))
+    cells = "".join(
+        f"<div><dt>{html.escape(title)}</dt><dd>{html.escape(value)} <small>{html.escape(unit)}</small></dd></div>"
+        for title, value, unit in rows
+    )
+    return f"<dl>{cells}</dl>" if cells else ""
+
+
+def rates(given: Any) -> dict[str, float]:
+    """Learning rates by name, of which equal ones are shown once; at most three."""
+    if isinstance(given, int | float):
+        return {"": float(given)}
+    if not isinstance(given, dict):
+        return {}
+    known = {str(name): float(rate) for name, rate in given.items() if isinstance(rate, int | float)}
+    return {"": next(iter(known.values()))} if len(set(known.values())) == 1 else dict(list(known.items())[:3])
+
+
+PARTS = (("data_s", "waiting for data"), ("transfer_s", "copying to the GPU"), ("compute_s", "computing"))
+
+
+def split(last: dict[str, Any]) -> str:
+    """Where the time of the last step went, as a bar and in words."""
+    parts = [(name, words, float(last[name])) for name, words in PARTS if isinstance(last.get(name), int | float)]
+    whole = sum(seconds for _, _, seconds in parts)
+    if len(parts) < len(PARTS) or whole <= 0:
+        return ""
+    bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, _, seconds in parts)
+    said = ", ".join(f"{seconds / whole:.0%} {words}" for _, words, seconds in parts)
+    return (
+        '<div class="split"><h3>Time per step</h3>'
+        f'<div class="track" role="img" aria-label="{said}">{bars}</div><p>{said}</p></div>'
+    )
+
+
+def usage(run: Run) -> str:
+    """GPUs, memory and disk, as far as this machine tells."""
+    if not run.is_here:
+        return ""
+    own = {str(lane) for lane in run.facts.get("lanes") or ()}
+    rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not own or gpu.index in own]
+    memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
+    rows.append(_used("Memory", memory["used"], memory["total"], "GB"))
+    if disk:
+        rows.append(_used("Disk", disk["total"] - disk["free"], disk["total"], "GB", f"{disk['free']:,.0f} GB free"))
+    return f'<div class="usage">{"".join(rows)}</div>'
+
+
+def _gpu(gpu: machine.GpuStatus) -> str:
+    told = ((gpu.utilization, "%"), (gpu.temperature, "°C"), (gpu.power, "W"))
+    more = [
+        f"{gpu.used:.1f} / {gpu.total:.1f} GB",
+        *(f"{value:.0f} {unit}" for value, unit in told if value is not None),
+    ]
+    return _used(f"GPU {gpu.index}", gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
+
+
+def _used(title: str, used: float, total: float, unit: str, words: str = "", about: str = "") -> str:
+    share = min(1.0, max(0.0, used / total)) if total else 0.0
+    words = words or f"{used:.1f} / {total:.1f} {unit}"
+    full = " full" if share > FULL else ""
+    return (
+        f'<div class="used{full}" title="{html.escape(about)}"><span>{html.escape(title)}</span>'
+        f'<div class="track"><i style="width:{share:.1%}"></i></div><span>{html.escape(words)}</span></div>'
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{max(0, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def log(lines: str, run: Run | None = None) -> str:
+    """The end of the log, and on top of it, where a run has failed, the cause."""
+    cause = _failure(run) if run else ""
+    return cause + (f"<pre>{html.escape(lines)}</pre>" if lines.strip() else "<p>Nothing has been written yet.</p>")

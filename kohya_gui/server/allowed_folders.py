@@ -1,0 +1,175 @@
+"""Folders that the user has allowed on the page: asked for once, kept in a file, and only on this computer.
+
+Roots are the folders below which the page may touch files. Those given at the start always count. Where the page is
+open to this computer alone, a person who names another folder is asked, and the answer is kept for the next start.
+"""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, overload
+
+from kohya_gui.server.json_api import Answer, Sent
+from library.config.schema import ConfigError
+from library.runs import keys, layout, registry
+
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # devices that Windows has in every folder
+QUESTION = re.compile(r"Allow (?P<folder>.+)\?$")
+ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
+MOST = 200  # folders that are kept
+
+# Below these lie programs, settings of the computer and devices, on any of the systems.
+SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/private", "/proc", "/run", "/sbin",
+          "/snap", "/sys", "/usr", "/var", "/Applications", "/Library", "/System", "/cores")  # fmt: skip
+SYSTEM_OF_WINDOWS = ("SystemRoot", "ProgramFiles", "ProgramFiles(x86)", "ProgramW6432", "ProgramData")
+RESERVED_OF_WINDOWS = ("$recycle.bin", "system volume information", "recovery", "$winreagent")
+
+
+class Roots(Sequence[Path]):
+    """Folders that may be used: those given, and, where the page `asks`, those that were allowed, as they are now."""
+
+    def __init__(self, given: Sequence[Path], asks: bool = False) -> None:
+        self.given, self.asks = tuple(given), asks
+
+    @overload
+    def __getitem__(self, at: int) -> Path: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Path]: ...
+    def __getitem__(self, at: int | slice) -> Path | Sequence[Path]:
+        """One of them."""
+        return self._now()[at]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._now())
+
+    def _now(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys((*self.given, *remembered()))) if self.asks else self.given
+
+
+class Allower:
+    """What scripts may ask: to allow a folder. The service answers this to browsers on this computer only."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What may be asked for."""
+        return {"allow": self.allow}
+
+    def allow(self, sent: Sent) -> dict[str, Any]:
+        """Remember a folder. Nothing of what was asked before counts: it is looked at anew."""
+        text = sent.text("folder")
+        if not isinstance(self.roots, Roots) or not self.roots.asks:
+            raise ConfigError("Folders are allowed on the computer itself only: start the page with --root FOLDER.")
+        folder = Path(text)
+        if not text.isprintable() or not folder.is_absolute() or _resolved(folder) != folder:
+            raise ConfigError("This is not a folder on this computer.")
+        if why := refusal(folder):
+            raise ConfigError(f"{folder} cannot be allowed: {why}.")
+        kept = list(remembered())
+        if folder not in kept:
+            if len(kept) >= MOST:
+                raise ConfigError(f"{place()} holds {MOST} folders: take out those that are not used.")
+            keys.store_privately(place(), {"folders": [str(one) for one in (*kept, folder)]})
+        return {"said": f"Allowed: {folder}"}
+
+
+def place() -> Path:
+    """The file with what was allowed."""
+    return registry.home() / "folders.json"
+
+
+def remembered() -> tuple[Path, ...]:
+    """What was allowed, as far as it still can be: the file is looked at as if anyone had written it."""
+    path = place()
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return _remembered(path, found.st_mtime_ns, found.st_ino)
+
+
+@lru_cache(maxsize=4)
+def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
+    told = layout.load(path).get("folders")
+    named = [Path(text) for text in told if isinstance(text, str)] if isinstance(told, list) else []
+    return tuple(folder for folder in named[:MOST] if folder.is_absolute() and not _forbidden(folder))
+
+
+def question(path: Path, roots: Sequence[Path]) -> str:
+    """How a message about a path outside of the roots goes on: with a question, a reason, or what to start with."""
+    if not isinstance(roots, Roots) or not roots.asks:
+        return f" is outside of {', '.join(map(str, roots))}; start the page with --root FOLDER to allow more"
+    folder = meant(path)
+    if why := refusal(folder):
+        return f" is outside of the folders that this page may use, and {why}"
+    return f" is outside of the folders that this page may use. Allow {folder}?"
+
+
+def asked(line: str) -> str:
+    """The folder that a message asks about, or ""."""
+    found = QUESTION.search(line)
+    return found["folder"] if found else ""
+
+
+def meant(path: Path) -> Path:
+    """The folder that has to be allowed for a path: it, or the one that a file is or will be in."""
+    is_file = path.is_file() or (not path.exists() and ENDING.fullmatch(path.suffix) is not None)
+    return path.parent if is_file else path
+
+
+def refusal(folder: Path) -> str:
+    """Why a folder cannot be allowed, or "". It is a resolved path."""
+    if why := _forbidden(folder):
+        return why
+    above = folder
+    while not os.path.lexists(above) and above != above.parent:
+        above = above.parent
+    if not above.is_dir() or (above != folder and not os.access(above, os.W_OK | os.X_OK)):
+        return "it cannot be made: choose another folder"
+    return ""
+
+
+def _forbidden(folder: Path) -> str:
+    """Why a place is none for a training's files, whatever lies there."""
+    parts = folder.parts[1:]
+    if not parts:
+        return "it is a whole disk: choose a folder on it"
+    if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in parts):
+        return "it is hidden or reserved: choose another folder"
+    if _holds(folder, _resolved(Path.home())):
+        return "it holds your home folder: choose a folder in it"
+    own = [_resolved(one) for one in (registry.home(), Path(sys.prefix))]
+    if any(_holds(folder, one) or _holds(one, folder) for one in own):
+        return "it holds files of this program: choose another folder"
+    temporary = _resolved(Path(tempfile.gettempdir()))
+    if _holds(temporary, folder) and folder != temporary:
+        return ""
+    if any(_holds(one, folder) or _holds(folder, one) for one in _system()):
+        return "it belongs to the system: choose another folder"
+    return "it belongs to the system: choose another folder" if parts[0].casefold() in RESERVED_OF_WINDOWS else ""
+
+
+def _system() -> list[Path]:
+    if os.name != "nt":
+        return [Path(one) for one in SYSTEM]
+    return [Path(os.environ[name]) for name in SYSTEM_OF_WINDOWS if os.environ.get(name)]
+
+
+def _holds(folder: Path, other: Path) -> bool:
+    """Whether a path is a folder or lies below it; upper and lower case are one, as on some systems they are."""
+    mine, theirs = ([part.casefold() for part in one.parts] for one in (folder, other))
+    return theirs[: len(mine)] == mine
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return Path()

@@ -1,0 +1,135 @@
+"""What the page's own scripts ask the server: small JSON questions, all by POST, and pictures by GET.
+
+They come through the same door as everything else (Host, Origin, token). A question is JSON and says so: a form on
+another site cannot send that without being asked first by the browser, and the door refuses it then.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kohya_gui.server.auth import HERE
+from library.config.schema import ConfigError
+
+PREFIX = "/own/"
+LONGEST = 4_000_000  # bytes of a question
+DEEPEST = "this is not what the page sends: load it again"
+
+
+class Sent:
+    """A question's fields. Each is asked for by its type, since whatever comes from a browser may be anything."""
+
+    def __init__(self, fields: Any) -> None:
+        if not isinstance(fields, dict):
+            raise ConfigError(DEEPEST)
+        self.fields: dict[str, Any] = fields
+
+    def text(self, name: str, default: str = "") -> str:
+        """A text; `default` when it was not sent."""
+        found = self.fields.get(name, default)
+        return found if isinstance(found, str) and _encodes(found) else self._wrong(name, "a text")
+
+    def flag(self, name: str) -> bool:
+        """A truth value; false when it was not sent."""
+        found = self.fields.get(name, False)
+        return found if isinstance(found, bool) else self._wrong(name, "true or false")
+
+    def number(self, name: str, default: int = 0, most: int = 10**9) -> int:
+        """A whole number from 0 to `most`."""
+        found = self.fields.get(name, default)
+        good = isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= most
+        return found if good else self._wrong(name, f"a whole number from 0 to {most}")
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; empty when it was not sent."""
+        found = self.fields.get(name, [])
+        good = isinstance(found, list) and all(isinstance(one, str) and _encodes(one) for one in found)
+        return found if good else self._wrong(name, "a list of texts")
+
+    def values(self, name: str) -> dict[str, Any]:
+        """Names with texts, truth values or numbers; empty when it was not sent."""
+        found = self.fields.get(name, {})
+        good = isinstance(found, dict) and all(
+            value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _encodes(value))
+            for value in found.values()
+        )
+        return found if good else self._wrong(name, "names with values")
+
+    def _wrong(self, name: str, wanted: str) -> Any:
+        raise ConfigError(f"{name}: this must be {wanted}; load the page again")
+
+
+Answer = Callable[[Sent], dict[str, Any]]
+Show = Callable[[Mapping[str, str]], Response]
+
+
+class Service:
+    """Questions by name, and who answers each. An answer is a dict; what the user can mend is `{"error": sentence}`."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.shows: dict[str, Show] = {}
+        self.here_only: set[str] = set()  # questions that only a browser on this computer may ask
+
+    def add(self, answers: Mapping[str, Answer], shows: Mapping[str, Show] | None = None) -> None:
+        """Let these names be asked for: `answers` by POST, `shows` (which may change nothing) by GET."""
+        self.answers.update(answers)
+        self.shows.update(shows or {})
+
+    def attach(self, app: FastAPI) -> None:
+        """Answer under /own/NAME, before Gradio sees the request."""
+        app.add_api_route(PREFIX + "{name}", self._post, methods=["POST"], include_in_schema=False)
+        app.add_api_route(PREFIX + "{name}", self._get, methods=["GET"], include_in_schema=False)
+
+    async def _post(self, name: str, request: Request) -> Response:
+        answer = self.answers.get(name)
+        if answer is None:
+            return JSONResponse({"error": "there is no such question"}, 404)
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return JSONResponse({"error": "questions are JSON"}, 415)
+        if name in self.here_only and request.scope.get(HERE) is not True:
+            return JSONResponse({"error": "This can be done on the computer itself only."}, 403)
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LONGEST:
+                return JSONResponse({"error": "this is too much at once"}, 413)
+        # What the user can mend has status 200, or browsers would write it into their consoles as a failure.
+        return _json(await run_in_threadpool(_answered, answer, body))
+
+    async def _get(self, name: str, request: Request) -> Response:
+        show = self.shows.get(name)
+        if show is None:
+            return Response("There is nothing here.", 404)
+        try:
+            return await run_in_threadpool(show, dict(request.query_params))
+        except ConfigError as error:
+            return Response(str(error), 404, media_type="text/plain")
+
+
+def _answered(answer: Answer, body: bytes) -> dict[str, Any]:
+    try:
+        return answer(Sent(json.loads(body)))
+    except ConfigError as error:
+        return {"error": str(error)}
+    except (ValueError, RecursionError):
+        return {"error": DEEPEST}
+
+
+def _json(found: dict[str, Any]) -> Response:
+    # File names may hold bytes that are no text at all; JSON's escapes carry them as they are.
+    return Response(json.dumps(found, separators=(",", ":")), media_type="application/json")
+
+
+def _encodes(text: str) -> bool:
+    """Whether a text can stand in a file: half a character, which JSON can carry, cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""The browser's file picker: what lies in the folders that the page may use. It lists names and reads nothing."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import Answer, Sent
+from library.config.schema import ConfigError
+
+MOST = 2000  # entries that are shown of a folder; the rest is found by typing
+DIGITS = re.compile(r"(\d+)")
+
+# Of the training options, those whose file is of a certain kind; all others take any file.
+ENDINGS = {
+    "dataset_config": ".toml .json",
+    "in_json": ".json .jsonl",
+    "sample_prompts": ".txt .toml .json",
+    "log_tracker_config": ".toml",
+    "thumbnail": ".png .jpg .jpeg .webp",
+    "console_log_file": ".log .txt",
+    "config": ".toml .json .yaml .yml",
+}
+MODEL = ".safetensors"
+
+
+def button(name: str, label: str, kind: str, beside: str = "") -> str:
+    """The button beside a path field: `kind` is "file", "folder" or, for a file to be written, "new"; else none.
+
+    It fills the field that lies in the same element; `beside` names another one of the same row, as a selector.
+    """
+    if kind not in ("file", "folder", "new"):
+        return ""
+    endings = "" if kind == "folder" else next((e for n, e in ENDINGS.items() if name.endswith(n)), MODEL)
+    other = f' data-beside="{escape(beside)}"' if beside else ""
+    return (
+        f'<button type="button" class="pick" data-pick="{kind}" data-endings="{endings}" title="Browse"{other}'
+        f' aria-label="Browse for {escape(label)}"></button>'
+    )
+
+
+class Picker:
+    """Folders and files below the roots, and nothing else."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What scripts may ask."""
+        return {"list": self.list}
+
+    def list(self, sent: Sent) -> dict[str, Any]:
+        """The folders and files of a folder. Of a path that is not there, the nearest folder above it that is."""
+        endings = tuple(end.lower() for end in sent.text("endings").split())
+        where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()
+        places = [{"name": _title(root), "path": str(root)} for root in self.roots]
+        try:
+            found = sorted(self._entries(where, endings, sent.text("kind") == "folder"), key=_order)
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be listed: {error.strerror or error}") from None
+        found = [entry for entry in found if part in entry["name"].lower()]
+        up = next((str(where.parent) for root in self.roots if where != root and where.is_relative_to(root)), "")
+        return {
+            "folder": str(where), "up": up, "places": places, "separator": os.sep,
+            "entries": [_sized(where, entry) for entry in found[:MOST]], "more": max(0, len(found) - MOST),
+        }  # fmt: skip
+
+    def _nearest(self, text: str) -> Path:
+        """The folder that is meant: the first root when nothing is, else it or the nearest one above that is there."""
+        if not text.strip():
+            return next((root for root in self.roots if root.is_dir()), self.roots[0])
+        path = paths.inside(text, self.roots, "folder")
+        while not path.is_dir():
+            if path in self.roots or path == path.parent:
+                raise ConfigError(f"folder: {path} does not exist")
+            path = path.parent
+        return path
+
+    def _may(self, entry: os.DirEntry[str]) -> bool:
+        """Whether the guard would let it pass: what is hidden or reserved, and links that lead out, are not shown."""
+        plain = not (entry.name.startswith(".") or paths.RESERVED.fullmatch(entry.name) or ":" in entry.name)
+        if not plain or not entry.name.isprintable():
+            return False
+        try:
+            # Asking the guard about each of twenty thousand files takes seconds; what is no link cannot lead out.
+            if entry.is_symlink() or getattr(entry, "is_junction", bool)():
+                paths.inside(entry.path, self.roots)
+        except (ConfigError, OSError):
+            return False
+        return True
+
+    def _entries(self, where: Path, endings: tuple[str, ...], only_folders: bool) -> Iterator[dict[str, Any]]:
+        with os.scandir(where) as entries:
+            for entry in entries:
+                if not self._may(entry):
+                    continue
+                if entry.is_dir():
+                    yield {"name": entry.name, "folder": True}
+                elif not only_folders and (not endings or entry.name.lower().endswith(endings)) and entry.is_file():
+                    yield {"name": entry.name, "folder": False}
+
+
+def _sized(where: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry with its bytes, if it is a file."""
+    try:
+        return entry if entry["folder"] else entry | {"size": (where / entry["name"]).stat().st_size}
+    except OSError:  # gone since it was listed
+        return entry | {"size": 0}
+
+
+def _order(entry: dict[str, Any]) -> tuple[bool, list[tuple[int, str]]]:
+    """Folders first, and numbers in names by their value."""
+    parts = DIGITS.split(entry["name"].lower())
+    return not entry["folder"], [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _title(root: Path) -> str:
+    return "Home" if root == Path.home().resolve() else root.name or str(root)

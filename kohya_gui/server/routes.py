@@ -1,0 +1,85 @@
+"""Which of Gradio's routes the page needs, and what a browser may do with its answers.
+
+Gradio comes with some eighty routes: a proxy, a code editor, run histories, links that store what is on screen when
+they are read. The page needs a dozen; what is not listed here does not exist.
+"""
+
+import re
+from typing import Any
+
+from kohya_gui.server.auth import App, Scope, answer
+
+API = "/gradio_api/"
+READ = re.compile(
+    r"(info|theme\.css|startup-events|app_id|upload_progress|heartbeat/\w+|queue/data|file=(?!\w\w+:).+)/?"
+)
+DONE = re.compile(r"(run/\w+|queue/join|upload|cancel|reset|component_server)/?")
+NEVER = re.compile(r"/(monitoring|login|logout|pwa_icon)(/.*)?")
+
+# Nothing from elsewhere is loaded, nothing is sent elsewhere, and no other site may show the page in a frame.
+POLICY = "; ".join((
+    "default-src 'self'", "script-src 'self' 'unsafe-inline' 'unsafe-eval'", "style-src 'self' 'unsafe-inline'",
+    "img-src 'self' data: blob:", "font-src 'self' data:", "media-src 'self' data: blob:",
+    "connect-src 'self' data: blob:", "worker-src 'self' blob:", "frame-src 'self' blob:", "object-src 'none'",
+    "base-uri 'self'", "form-action 'self'", "frame-ancestors 'self'",
+))  # fmt: skip
+HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"SAMEORIGIN"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+
+
+class Protected:
+    """Send every answer with the headers that tell a browser what it may do."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """ASGI."""
+
+        async def protected(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = list(message.get("headers", ()))
+                own = {name.lower() for name, _ in given}
+                message = {**message, "headers": [*given, *(pair for pair in HEADERS if pair[0] not in own)]}
+            await send(message)
+
+        await self.app(scope, receive, protected)
+
+
+class Routes:
+    """Answer 404 for all that the page does not need."""
+
+    def __init__(self, app: App, prefix: str = "") -> None:
+        """`prefix` is the path under which a proxy shows the page; a proxy may leave it in the path or cut it off."""
+        self.app, self.prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """ASGI."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"]
+        if self.prefix and (path == self.prefix or path.startswith(f"{self.prefix}/")):
+            path = path.removeprefix(self.prefix) or "/"
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        if scope["type"] == "http" and is_open(scope["method"], path):
+            await self.app(scope, receive, send)
+        else:
+            await answer(scope, send, 404, "There is nothing here.")
+
+
+def is_open(method: str, path: str) -> bool:
+    """Whether the page needs this route. Gradio reads with GET and acts with POST; other methods it has no use for."""
+    if NEVER.fullmatch(path):
+        return False
+    if not path.startswith(API):
+        return method in ("GET", "HEAD", "POST")
+    asked = path.removeprefix(API)
+    if method in ("GET", "HEAD"):
+        return READ.fullmatch(asked) is not None
+    return method == "POST" and DONE.fullmatch(asked) is not None

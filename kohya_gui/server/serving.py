@@ -1,0 +1,207 @@
+"""How the page is reached: its options on the command line, its address, its secrets, and the server itself."""
+
+import argparse
+import contextlib
+import errno
+import getpass
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from kohya_gui.server.auth import SHORTEST, is_loopback, new_token
+from library.config.values import ConfigError
+
+FIRST_PORT, TRIED = 7860, 20
+IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
+WINDOWS_IN_USE = 10048  # what Windows calls EADDRINUSE
+# Options of kohya_ss's page that are not had here, each with what to do instead.
+REFUSED = {
+    "--share": "there is no public link: use ssh -L, or a proxy with TLS (docs/remote.md)",
+    "--password": "others can read the command line: put it into KOHYA_PASSWORD, or leave it out and type it",
+}
+
+
+class _Refusing(argparse.Action):
+    """An option that only says why it is none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        name = self.option_strings[0]
+        parser.error(f"{name}: {REFUSED[name]}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the page's own command."""
+    made = argparse.ArgumentParser(prog="kohya gui", description="Show the training page in your browser.")
+    made.add_argument("--host", "--listen", default="127.0.0.1",
+                      help="address to listen at; any but this computer's own asks visitors for a token")  # fmt: skip
+    made.add_argument(
+        "--port",
+        "--server_port",
+        type=int,
+        default=0,
+        help=f"port; the first free one from {FIRST_PORT} on if not given",
+    )
+    made.add_argument("--root", action="append", default=[], metavar="FOLDER",
+                      help="a further folder for files, besides your home and the current folder")  # fmt: skip
+    made.add_argument("--token-file", metavar="FILE",
+                      help="file with the token to ask for, made if absent; else KOHYA_TOKEN or a new one")  # fmt: skip
+    made.add_argument("--user", "--username", metavar="NAME",
+                      help="ask for this name and a password (KOHYA_PASSWORD, or typed) and no token")  # fmt: skip
+    made.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
+                      help="a further name of the page, such as a proxy's; *.example means all below")  # fmt: skip
+    made.add_argument("--root_path", default="", metavar="PATH",
+                      help="path, or whole address, under which a proxy shows the page")  # fmt: skip
+    made.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
+    for name in ("--inbrowser", "--do_not_share"):  # what kohya_ss's starters say, and what happens anyway
+        made.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+    for name in REFUSED:
+        made.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
+    return made
+
+
+def prefix_of(root_path: str) -> str:
+    """The path in --root_path, which may be a whole address: "" or with a slash in front only."""
+    path = urlsplit(root_path).path if "://" in root_path else root_path
+    return f"/{path.strip('/')}" if path.strip("/") else ""
+
+
+def door_of(given: argparse.Namespace) -> dict[str, Any]:
+    """What the door has to know. Raises ConfigError for a secret that is none."""
+    names = [
+        *given.allowed_host,
+        *filter(None, [urlsplit(given.root_path).hostname if "://" in given.root_path else ""]),
+    ]
+    door: dict[str, Any] = {"host": given.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
+    if given.token_file:
+        door["token"] = token_in(Path(given.token_file).expanduser())
+    if given.user:
+        door["login"] = f"{given.user}:{password()}"
+    elif not door["token"] and not is_loopback(given.host):
+        door["token"] = new_token()
+    if door["token"] and len(door["token"]) < SHORTEST:
+        raise ConfigError(f"the token must have {SHORTEST} characters or more")
+    if door["token"] or given.user:
+        door["ticket"] = new_token()
+    return door
+
+
+def is_private(door: dict[str, Any], root_path: str) -> bool:
+    """Whether the page is for this computer alone: no other address, no other name, nobody who has to show anything."""
+    return is_loopback(door["host"]) and not (door["token"] or door.get("login") or door["also"] or root_path)
+
+
+def token_in(path: Path) -> str:
+    """The token in a file; a new one is written, for this user's eyes only, when there is no such file."""
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(f"{new_token()}\n")
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file: {path} cannot be used ({error})") from None
+
+
+def password() -> str:
+    """The password from KOHYA_PASSWORD, or typed at the terminal; never from the command line, which all can read."""
+    given = os.environ.get("KOHYA_PASSWORD", "")
+    if not given and sys.stdin is not None and sys.stdin.isatty():
+        given = getpass.getpass("Password for the page: ")
+    if len(given) < SHORTEST:
+        raise ConfigError(f"--user needs a password of {SHORTEST} characters or more, in KOHYA_PASSWORD")
+    return given
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Held from here to the server, so that nobody takes the port in between.
+
+    Raises OSError, with a sentence, when the address or the port cannot be had.
+    """
+    why = ""
+    for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + TRIED):
+        made, why = _bound(host, candidate)
+        if made:
+            return made
+    if why == IN_USE and port:
+        free = _free(host, port)
+        other = f"take another one, such as --port {free}, which is free" if free else "take another one with --port"
+        raise OSError(f"port {port} is in use by another program, or by this page already; {other}")
+    if why == IN_USE:
+        raise OSError(f"the ports {FIRST_PORT} to {FIRST_PORT + TRIED - 1} are all in use; name another with --port")
+    raise OSError(f"--port {port}: {why}" if port and why != NOT_HERE else f"--host {host}: {why}")
+
+
+def _bound(host: str, port: int) -> tuple[socket.socket | None, str]:
+    """A listening socket, or why there is none."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    if os.name != "nt":  # on Windows this would share a port that is in use
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host.strip("[]"), port))
+        made.listen()
+        return made, ""
+    except OverflowError:
+        why = "a port is a number from 1 to 65535"
+    except PermissionError:
+        why = "this computer does not let you use this port; those from 1024 on are free to take, such as 7860"
+    except OSError as error:
+        why = IN_USE if error.errno in (errno.EADDRINUSE, WINDOWS_IN_USE) else NOT_HERE
+    made.close()
+    return None, why
+
+
+def _free(host: str, after: int) -> int:
+    """The next port that is free; 0 where none of the next ones is."""
+    for port in range(after + 1, min(after + 1 + TRIED, 65536)):
+        made, _ = _bound(host, port)
+        if made:
+            made.close()
+            return port
+    return 0
+
+
+def announce(given: argparse.Namespace, port: int, door: dict[str, Any]) -> None:
+    """Say where the page is, and open it where there is a screen."""
+    token = "" if given.user else door["token"]
+    print(f"Kohya Trainer is at {url(given.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
+    if given.user:
+        print(f"It asks for the password of {given.user}.", flush=True)
+    if "SSH_CONNECTION" in os.environ and is_loopback(given.host):
+        machine = os.environ["SSH_CONNECTION"].split()[2:3] or ["this-machine"]
+        print(f"From your own computer: ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{machine[0]}, "
+              f"then open http://localhost:{port}/", flush=True)  # fmt: skip
+    elif not given.no_browser and has_screen():
+        # The browser's command line can be read by others, so what stands on it works once.
+        threading.Timer(0.5, _open, [url(given.host, port, door.get("ticket", ""))]).start()
+
+
+def has_screen() -> bool:
+    """Whether a browser could be seen: over SSH and on servers one would take over the terminal instead."""
+    if sys.platform in ("win32", "darwin"):
+        return "SSH_CONNECTION" not in os.environ
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def serve(app: Any, bound: socket.socket) -> None:
+    """Answer requests until the process is told to end."""
+    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[bound])
+
+
+def url(host: str, port: int, token: str) -> str:
+    """What to open: a listener on all addresses is reached here under this computer's own."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
+def _open(address: str) -> None:
+    with contextlib.suppress(Exception):  # a server without a screen has no browser, and needs none
+        webbrowser.open(address)

@@ -1,0 +1,167 @@
+"""TensorBoard below /tensorboard/, behind the page's door: started when someone asks for it, on the runs' curves."""
+
+import asyncio
+import contextlib
+import html
+import json
+import secrets
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.server.auth import App, Scope, answer, send_all
+from library.runs import reader
+
+PREFIX = "/tensorboard"
+FONTS = "/font-roboto/"  # which TensorBoard asks for at the root, whatever its own path is
+RUNS = 50  # the newest ones, whose folders are shown
+PATIENCE = 60.0  # seconds that it may take to start
+LARGEST = 4_000_000  # bytes that a browser may send to TensorBoard at once
+PASSED = (b"accept", b"content-type", b"content-encoding")  # what TensorBoard gets to know of a request
+KEPT = ("content-type", "content-encoding", "cache-control", "expires")  # and the browser of an answer
+
+
+class Board:
+    """Pass what is asked below /tensorboard/ on to a TensorBoard on loopback, and all else to the page."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.server = Server()
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """ASGI."""
+        path = scope.get("path", "")
+        if path.startswith(FONTS) and self.server.running:
+            path = PREFIX + path
+            scope = {**scope, "path": path}
+        if scope["type"] != "http" or not (path == PREFIX or path.startswith(f"{PREFIX}/")):
+            await self.app(scope, receive, send)
+        elif path == PREFIX:
+            await send_all(send, 308, b"", [(b"location", b"." + PREFIX.encode() + b"/")])
+        elif path == f"{PREFIX}/start" and scope["method"] == "POST":
+            await self._start(scope, send)
+        elif path == f"{PREFIX}/" and not self.server.shows(folders()):
+            await answer(scope, send, 200, *self._offer())
+        elif self.server.running:
+            await self._pass_on(scope, receive, send)
+        else:
+            await answer(scope, send, 404, "TensorBoard does not run.")
+
+    def _offer(self) -> tuple[str, list[tuple[bytes, bytes]], str]:
+        """What is said before it runs, with the button that starts it: looking at a page starts nothing."""
+        found = folders()
+        if not found:
+            return "No training has written curves for TensorBoard yet. Set its logging folder (logging_dir).", [], ""
+        places = "".join(f"<li><code>{html.escape(str(folder))}</code></li>" for folder in found)
+        form = f'<form method="post" action="start"><button>Start TensorBoard</button></form><ul>{places}</ul>'
+        return "TensorBoard shows the curves in these folders.", [], form
+
+    async def _start(self, scope: Scope, send: Any) -> None:
+        try:
+            await asyncio.to_thread(self.server.start, folders())
+        except OSError as error:
+            await answer(scope, send, 500, f"TensorBoard could not be started: {error}")
+            return
+        await send_all(send, 303, b"", [(b"location", b"./")])
+
+    async def _pass_on(self, scope: Scope, receive: Any, send: Any) -> None:
+        import httpx
+
+        body = await _body(receive)
+        if body is None:
+            await answer(scope, send, 413, "This is too much for TensorBoard.")
+            return
+        given = [(name, value) for name, value in scope["headers"] if name.lower() in PASSED]
+        query = scope.get("query_string", b"").decode("latin-1")
+        target = self.server.address + scope["path"] + (f"?{query}" if query else "")
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+                request = client.build_request(
+                    scope["method"], target, content=body, headers=[*given, (b"x-kohya-secret", self.server.secret)]
+                )
+                got = await client.send(request, stream=True)
+                data = b"".join([part async for part in got.aiter_raw()])
+                await got.aclose()
+        except httpx.HTTPError as error:
+            await answer(scope, send, 502, f"TensorBoard does not answer: {error}")
+            return
+        headers = [(name.encode(), got.headers[name].encode()) for name in KEPT if name in got.headers]
+        await send_all(send, got.status_code, data, headers)
+
+
+class Server:
+    """The TensorBoard process, which ends with this one."""
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_urlsafe(24).encode()
+        self.address = ""  # scheme, host and port
+        self.folders: list[Path] = []
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it is there to be asked."""
+        return self.process is not None and self.process.poll() is None
+
+    def shows(self, wanted: list[Path]) -> bool:
+        """Whether it runs and knows all these folders."""
+        return self.running and set(wanted) <= set(self.folders)
+
+    def start(self, wanted: list[Path]) -> None:
+        """Start it on these folders, instead of on those that it knew. Raises OSError when it does not come up."""
+        self.stop()
+        code = [sys.executable, "-m", "kohya_gui.server.tensorboard"]
+        root = Path(__file__).resolve().parents[2]
+        made = subprocess.Popen(code, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL, text=True, encoding="utf-8")  # fmt: skip
+        if not made.stdin or not made.stdout:
+            raise OSError("it has no pipes")
+        late = threading.Timer(PATIENCE, made.kill)
+        late.start()
+        asked = {"secret": self.secret.decode(), "prefix": PREFIX, "folders": ",".join(map(str, wanted))}
+        made.stdin.write(json.dumps(asked) + "\n")
+        made.stdin.flush()
+        try:
+            said = json.loads(made.stdout.readline())
+        except ValueError:
+            raise OSError("it ended at once; `kohya doctor` says whether the installation is whole") from None
+        finally:
+            late.cancel()
+        self.address = str(said["address"]).removesuffix(f"{PREFIX}/")
+        self.folders, self.process = wanted, made
+
+    def stop(self) -> None:
+        """End it, if it runs."""
+        if self.process and self.process.stdin:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+        self.process = None
+
+
+def folders() -> list[Path]:
+    """Where the runs that this user knows write their curves."""
+    found: dict[Path, None] = {}
+    for run in reader.runs()[:RUNS]:
+        config = run.facts.get("config") or {}
+        given = (config.get("log") or config).get("logging_dir")
+        # A comma would end the folder's name in TensorBoard's list.
+        if isinstance(given, str) and given and "," not in given and Path(given).is_dir():
+            found[Path(given).expanduser().resolve()] = None
+    return sorted(found)
+
+
+async def _body(receive: Any) -> bytes | None:
+    """All that the browser sends, or None when that is too much."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > LARGEST:
+            return None
+        if not message.get("more_body"):
+            return b"".join(parts)

@@ -1,0 +1,66 @@
+"""How the page looks: Gradio's own parts take the colours of page.css. Fonts are the system's own."""
+
+from pathlib import Path
+
+from gradio.themes import Base, sizes
+
+PAGE = Path(__file__).parents[1]
+FIRST = ("page", "http")  # which the files of single tabs build on
+
+
+def _joined(kind: str, tag: str) -> str:
+    """All files of a kind in the page's folders: what all tabs share first."""
+    files = sorted(PAGE.rglob(f"*.{kind}"), key=lambda file: (file.stem not in FIRST, file.stem != "page", file))
+    return "".join(f"<{tag}>{file.read_text(encoding='utf-8')}</{tag}>" for file in files)
+
+
+# In the head and not as Gradio's css=, which rewrites selectors and sends each rule twice.
+HEAD = _joined("css", "style") + _joined("js", "script")
+
+# Each of these has a twin for dark mode in Gradio; ours follow the mode by themselves.
+NAMES = {
+    "body_background_fill": "var(--ground)",
+    "body_text_color": "var(--text)",
+    "body_text_color_subdued": "var(--quiet)",
+    "background_fill_primary": "var(--card)",
+    "background_fill_secondary": "var(--sunken)",
+    "block_background_fill": "var(--card)",
+    "block_border_color": "var(--edge)",
+    "block_label_text_color": "var(--text)",
+    "block_title_text_color": "var(--text)",
+    "block_info_text_color": "var(--quiet)",
+    "border_color_primary": "var(--edge)",
+    "border_color_accent": "var(--accent)",
+    "input_background_fill": "var(--card)",
+    "input_border_color": "var(--field-edge)",
+    "input_border_color_focus": "var(--accent)",
+    "input_placeholder_color": "var(--quiet)",
+    "button_primary_background_fill": "var(--accent)",
+    "button_primary_background_fill_hover": "color-mix(in srgb, var(--accent) 88%, var(--text))",
+    "button_primary_text_color": "var(--on-accent)",
+    "button_primary_border_color": "var(--accent)",
+    "button_secondary_background_fill": "var(--card)",
+    "button_secondary_background_fill_hover": "var(--sunken)",
+    "button_secondary_text_color": "var(--text)",
+    "button_secondary_border_color": "var(--field-edge)",
+    "button_cancel_background_fill": "var(--card)",
+    "button_cancel_background_fill_hover": "var(--bad-soft)",
+    "button_cancel_text_color": "var(--bad)",
+    "button_cancel_border_color": "var(--bad)",
+}
+
+THEME = Base(
+    primary_hue="indigo",
+    neutral_hue="stone",
+    text_size=sizes.text_md,
+    spacing_size=sizes.spacing_md,
+    radius_size=sizes.radius_md,
+    font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
+    font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+).set(
+    **{f"{name}{mode}": value for name, value in NAMES.items() for mode in ("", "_dark")},
+    button_border_width="1px",
+    button_border_width_dark="1px",
+    input_border_width="1px",
+    input_border_width_dark="1px",
+)

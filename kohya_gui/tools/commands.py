@@ -1,0 +1,150 @@
+"""Commands of the shell as forms of the page: filled in, started as processes, watched, stopped."""
+
+import time
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.server import paths, picker
+from kohya_gui.server.json_api import Answer, Sent
+from library.captioning.forms import FORMS as CAPTION
+from library.config.schema import ConfigError
+from library.runs import job as jobs
+from library.runs.job_forms import Field, Form, Forms
+from library.tools.forms import FORMS as TOOLS
+
+COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION}
+AT_ONCE = {"tools": 3, "caption": 1}  # processes; captions of one folder by two models would mix
+LISTED = 6
+ENDING = ".safetensors"
+
+
+class Commands:
+    """What scripts may ask about commands and the processes that were made of them."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """What scripts may ask."""
+        return {"command_begin": self.begin, "command_read": self.read, "command_stop": self.stop,
+                "command_list": self.list}  # fmt: skip
+
+    def begin(self, sent: Sent) -> dict[str, Any]:
+        """Start what a form says."""
+        forms, name = _forms(sent), sent.text("name")
+        words = forms.words(name, sent.values("values"), self.guard)
+        working = [job.id for job in jobs.every(forms.command) if job.active]
+        if len(working) >= AT_ONCE[forms.command]:
+            raise ConfigError(f"{working[0]} is still running: stop it, or wait until it has ended")
+        return told(jobs.start(forms.command, words))
+
+    def read(self, sent: Sent) -> dict[str, Any]:
+        """How a process stands."""
+        return told(jobs.find(sent.text("id")))
+
+    def stop(self, sent: Sent) -> dict[str, Any]:
+        """Ask a process to stop; asked again, end it."""
+        return told(jobs.stop(jobs.find(sent.text("id"))))
+
+    def list(self, sent: Sent) -> dict[str, Any]:
+        """The last processes of a command, the newest first."""
+        return {"jobs": [told(job) for job in jobs.every(_forms(sent).command)[:LISTED]]}
+
+    def guard(self, text: str, kind: str, label: str) -> Path:
+        """A path of a form, as the page may use it."""
+        if kind == "folder":
+            return paths.folder(text, self.roots, label)
+        if kind == "new":
+            path = paths.file(text, self.roots, (ENDING,), label)
+            if path.exists():
+                raise ConfigError(f"{label}: {path} exists already and is not overwritten; choose another name")
+            return path
+        path = paths.inside(text, self.roots, label)
+        if not path.exists():
+            raise ConfigError(f"{label}: {path} does not exist")
+        return path
+
+
+def told(job: jobs.Job) -> dict[str, Any]:
+    """A job as the page shows it."""
+    command, name, *rest = *job.facts.get("arguments", ()), "", ""
+    titles = COMMANDS[command].titles if command in COMMANDS else {}
+    out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
+    about = out or next((word for word in rest if word and not word.startswith("--")), "")
+    return {
+        "id": job.id, "title": titles.get(name, name), "state": job.state, "error": job.error, "log": job.log,
+        "text": "", "done": 0, "total": 0, **job.doing, "out": out, "about": Path(about).name,
+        "when": time.strftime("%d %b %H:%M", time.localtime(job.started)),
+    }  # fmt: skip
+
+
+def _forms(sent: Sent) -> Forms:
+    name = sent.text("command")
+    if name not in COMMANDS:
+        raise ConfigError(f"command is {name!r}: use {' or '.join(COMMANDS)}")
+    return COMMANDS[name]
+
+
+# ---- forms as HTML
+
+
+def markup(forms: Forms, left_out: Sequence[str] = ()) -> str:
+    """Every form of a command; all but the first are hidden, and a row of choices switches."""
+    every = forms.all()
+    radios = "".join(
+        f'<label><input type="radio" name="{forms.command}-which" value="{name}"{" checked" * (at == 0)}>'
+        f"<span>{escape(form.title)}</span></label>"
+        for at, (name, form) in enumerate(every.items())
+    )
+    made = "".join(_form(forms.command, form, at > 0, left_out) for at, form in enumerate(every.values()))
+    return (
+        f'<div class="commands" data-command="{forms.command}"><fieldset class="family which">'
+        f"<legend>{forms.command.capitalize()}</legend>{radios}</fieldset>{made}</div>"
+    )
+
+
+def _form(command: str, form: Form, hidden: bool, left_out: Sequence[str]) -> str:
+    fields = "".join(_field(f"{command}-{form.name}", field) for field in form.fields if field.name not in left_out)
+    about = form.about[:1].upper() + form.about[1:]
+    return (
+        f'<div class="command" data-name="{form.name}"{" hidden" * hidden}><p class="about">{escape(about)}.</p>'
+        f'<div class="grid">{fields}</div></div>'
+    )
+
+
+def _field(start: str, field: Field) -> str:
+    element, label = f"{start}-{field.name}", escape(field.label)
+    word = field.help.split(" ", 1)[0].rstrip(",:;")
+    help_text = field.help[:1].upper() + field.help[1:] if word.replace("'", "").isalpha() else field.help
+    about = f'<small id="{element}-help">{escape(help_text)}</small>'
+    facts = f'id="{element}" data-field="{field.name}" data-kind="{field.kind}" aria-describedby="{element}-help"'
+    required = " required" * field.required
+    if field.kind == "flag":
+        box = f'<input type="checkbox" {facts}>'
+        return f'<div class="field check"><label>{box}<span>{label}</span></label>{about}</div>'
+    top = f'<div class="field{required}{" wide" * (field.kind in WIDE)}"><label for="{element}">{label}</label>'
+    if field.kind == "files":
+        return f'{top}<div class="files" {facts} data-start="{element}">{_file_row(element)}</div>{about}</div>'
+    if field.kind == "choice":
+        unset = "" if field.default or field.required else '<option value="">as in the input</option>'
+        chosen = "".join(f"<option{' selected' * (c == field.default)}>{escape(c)}</option>" for c in field.choices)
+        return f"{top}<select {facts}>{unset}{chosen}</select>{about}</div>"
+    plain = 'spellcheck="false" autocomplete="off" autocapitalize="off"'
+    if field.kind == "lines":
+        return f'{top}<textarea rows="2" {facts} {plain} placeholder="one in each line"></textarea>{about}</div>'
+    browse = picker.button(field.name, field.label, field.kind)
+    return f'{top}<input {facts} {plain} value="{escape(field.default)}">{browse}{about}</div>'
+
+
+WIDE = ("file", "folder", "new", "files", "lines")
+
+
+def _file_row(element: str) -> str:
+    return (
+        f'<div class="file"><input id="{element}-first" aria-label="LoRA file" spellcheck="false" autocomplete="off">'
+        + picker.button("lora", "LoRA file", "file")
+        + '<input class="weight" aria-label="Weight" value="1" size="4"></div>'
+    )

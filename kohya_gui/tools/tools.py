@@ -1,0 +1,23 @@
+"""The LoRA tools tab: the commands of `kohya tools` as forms, each run as a process of its own."""
+
+import gradio as gr
+
+from kohya_gui.tools import commands
+from library.tools.forms import FORMS
+
+
+class Tools:
+    """The tab. Made inside `gr.Blocks`; all that it does is in commands.py and tools.js."""
+
+    def __init__(self) -> None:
+        gr.HTML(markup(), js_on_load="window.kohyaCommands.mount(element)", apply_default_css=False)
+
+
+def markup() -> str:
+    """The tab as HTML."""
+    return (
+        '<div class="tools settings"><p class="lead">For finished LoRA files of SDXL and FLUX.1. Results are new '
+        f'files: nothing is ever overwritten.</p><div class="card">{commands.markup(FORMS)}<div class="bar-of"><button '
+        'type="button" class="go" data-go>Run</button></div></div><div class="said-of" aria-live="polite"></div>'
+        '<div class="jobs"></div></div>'
+    )
