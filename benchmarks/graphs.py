@@ -106,7 +106,7 @@ def sdxl():
     return model, call, Family
 
 
-def adapt(model, regions):
+def adapt(model, block_classes):
     """A LoRA on every Linear layer of the blocks."""
     from torch import nn
 
@@ -115,7 +115,7 @@ def adapt(model, regions):
 
     model.requires_grad_(False)
     adapters = []
-    for block in (m for m in model.modules() if type(m).__name__ in regions):
+    for block in (m for m in model.modules() if type(m).__name__ in block_classes):
         for name, layer in list(block.named_modules()):
             if isinstance(layer, nn.Linear):
                 parent = block.get_submodule(name.rpartition(".")[0])
@@ -124,13 +124,13 @@ def adapt(model, regions):
     FactorCache(model, adapters)
 
 
-def wrap(model, regions, backend):
+def wrap(model, block_classes, backend):
     """The usual way: every block becomes an OptimizedModule."""
     import torch
 
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child).__name__ in regions:
+            if type(child).__name__ in block_classes:
                 setattr(parent, name, torch.compile(child, backend=backend))
 
 
@@ -145,13 +145,13 @@ def measure(family, way, backend):
     from library.memory import checkpointing
 
     model, call, kind = {"flux": flux, "sdxl": sdxl, "diffusers": diffusers}[way if way == "diffusers" else family]()
-    regions = getattr(kind, "regions", kind)
-    adapt(model, regions)
+    block_classes = getattr(kind, "block_classes", kind)
+    adapt(model, block_classes)
     torch._dynamo.config.recompile_limit = 64
     if way in ("wrapped", "diffusers"):
         if way == "wrapped":
-            checkpointing.wrap(memory.repeated(model, regions))
-        wrap(model, regions, backend)
+            checkpointing.wrap(memory.repeated(model, block_classes))
+        wrap(model, block_classes, backend)
         LEDGER.listen()
     else:
         values = {"compile": True, "compile_fullgraph": True, "compile_backend": backend}

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from library.config.schema import build, read_toml
 from library.demo import files, free_name, images, lora, measured, summary
-from library.families import RUNS, config_class, weights
+from library.families import RUNS, config_class
+from library.families.shared import weights
 
 
 @pytest.fixture(scope="module")

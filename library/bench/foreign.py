@@ -21,7 +21,7 @@ from library.bench.inputs import Inputs
 from library.bench.subjects import Made, usual
 from library.config.schema import ConfigError, build
 from library.config.values import meant
-from library.families.base import Parts
+from library.families.base import ModelComponents
 from library.methods.adapters import AdapterSpec, LoraLinear
 
 SCRIPT = "flux_train_network"  # whose options say how to train it
@@ -33,29 +33,29 @@ class Stranger:
     name = "diffusers"
     block_inputs: Mapping[str, Any] = {}
 
-    def __init__(self, regions: tuple[str, ...]) -> None:
-        self.regions = regions
+    def __init__(self, block_classes: tuple[str, ...]) -> None:
+        self.block_classes = block_classes
 
-    def level(self, path: str) -> int:
+    def resolution_level(self, path: str) -> int:
         """Not known, and not asked for without `block_inputs`."""
         return 0
 
-    def place(self, path: str) -> tuple[int, ...]:
+    def execution_key(self, path: str) -> tuple[int, ...]:
         """Not known either."""
         return ()
 
-    def swapped(self, number: int) -> dict[str, int]:
+    def swap_plan(self, number: int) -> dict[str, int]:
         """`blocks_to_swap`: of the first kind."""
-        return {self.regions[0]: number}
+        return {self.block_classes[0]: number}
 
 
 class Adapters:
     """LoRA on every Linear layer of the blocks."""
 
-    def __init__(self, model: nn.Module, regions: tuple[str, ...], rank: int, rate: float) -> None:
+    def __init__(self, model: nn.Module, block_classes: tuple[str, ...], rank: int, rate: float) -> None:
         model.requires_grad_(False)
         self.rate, self.layers = rate, []
-        for block in [m for m in model.modules() if type(m).__name__ in regions]:
+        for block in [m for m in model.modules() if type(m).__name__ in block_classes]:
             for path, layer in [(p, m) for p, m in block.named_modules() if type(m) is nn.Linear]:
                 place, _, name = path.rpartition(".")
                 self.layers.append(LoraLinear.around(layer, AdapterSpec(rank=rank, alpha=rank)))
@@ -87,7 +87,7 @@ class Foreign:
                              int(inputs.get("frames", 1)))  # fmt: skip
         empty = self._empty()
         self.inputs.settle(empty)
-        self.regions = regions(self.cls, empty)
+        self.block_classes = repeated_classes(self.cls, empty)
         self.about = {"family": "diffusers", "class": name, "config": dict(given), "size": None, "script": SCRIPT,
                       "model": "random weights"}  # fmt: skip
         self.resolutions = (512, 1024)
@@ -105,8 +105,8 @@ class Foreign:
         model = networks.filled(model, networks.place(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
             model.to = functools.partial(_to, model)
-        method = Adapters(model, self.regions, config.network.network_dim or 4, config.optim.learning_rate)
-        return Made(Parts(model, None, {}, {}, {}), Stranger(self.regions), method)
+        method = Adapters(model, self.block_classes, config.network.network_dim or 4, config.optim.learning_rate)
+        return Made(ModelComponents(model, None, {}, {}, {}), Stranger(self.block_classes), method)
 
     def _empty(self) -> nn.Module:
         try:
@@ -146,7 +146,7 @@ def class_of(name: str) -> type[Any]:
     return found
 
 
-def regions(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
+def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
     """The classes of its repeated blocks. Raises ConfigError where there are none with a Linear layer."""
     named = getattr(cls, "_repeated_blocks", None)
     if not named:

@@ -69,7 +69,7 @@ def _run(model: nn.Module, predict: Callable[..., Tensor], made: Made, config: A
     def run(block: nn.Module, given: shapes.Call) -> None:
         shapes.forward_backward(block, given, lambda: autocast(config, device))
 
-    caught = shapes.of_blocks(model, made.family.regions, lambda: total.append(shapes.flops(step, quietly)))
+    caught = shapes.of_blocks(model, made.family.block_classes, lambda: total.append(shapes.flops(step, quietly)))
     for kind, (path, call) in caught.items() if total[0] is not None else ():
         each[kind] = shapes.flops(functools.partial(run, model.get_submodule(path), shapes.made_real(call, device)))
     return Counted(total[0], caught, each)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from library import families, methods
 from library.bench import networks
 from library.config.schema import ConfigError, build, options, read_toml
-from library.families.base import Noised, Parts
+from library.families.base import ModelComponents
+from library.objectives.base import NoisedBatch
 
 FACTOR = 8  # pixels of an image for each of its latents
 TEXT = 77  # tokens of a caption for CLIP
@@ -22,7 +23,7 @@ PATH = "random"  # stands for files that are never opened
 class Made:
     """A denoiser with what learns inside it, not yet prepared: what `memory.prepare` is given."""
 
-    parts: Parts
+    parts: ModelComponents
     family: Any
     method: Any
 
@@ -70,7 +71,7 @@ class Own:
         self.title = f"{'FLUX.1' if self.name == 'flux' else 'SDXL'}, {size} size" if size else self.kind.title
         self.about = {"family": self.name, "script": script, "size": size, "model": self._model()}
         self.resolutions = self.random.resolutions if self.random else (self._side(),)
-        self._loaded: Parts | None = None
+        self._loaded: ModelComponents | None = None
 
     def _model(self) -> str:
         return "random weights" if self.random else str(self.values.get("pretrained_model_name_or_path"))
@@ -92,7 +93,7 @@ class Own:
             parts = self._fresh(config, family, device)
         return Made(parts, family, methods.attach(parts, family, config))
 
-    def _fresh(self, config: Any, family: Any, device: torch.device) -> Parts:
+    def _fresh(self, config: Any, family: Any, device: torch.device) -> ModelComponents:
         from library.memory.quantization import fp8_storage
 
         dtype = fp8_storage.storage_type(config)
@@ -103,7 +104,7 @@ class Own:
         denoiser = self.random.denoiser()
         where = networks.place(denoiser, device, dtype, config)
         self._tell(family, denoiser)
-        return Parts(networks.filled(denoiser, where, dtype), None, {}, {}, {})
+        return ModelComponents(networks.filled(denoiser, where, dtype), None, {}, {}, {})
 
     def _tell(self, family: Any, denoiser: nn.Module) -> None:
         """What a family otherwise reads from its files."""
@@ -119,7 +120,7 @@ class Own:
         """What calls a denoiser for images of this size."""
         latents = self.latents(resolution, device)
         ones = torch.ones(len(latents), device=device)
-        noised = Noised(latents, ones, latents, ones, ones, ones)
+        noised = NoisedBatch(latents, ones, latents, ones, ones, ones)
         text, sizes = self.text(made, device), torch.ones(len(latents), 6, device=device)
         return lambda denoiser: made.family.predict(denoiser, noised, text, sizes)
 
@@ -148,7 +149,7 @@ class Own:
         return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
 
     def _encoder(self, name: str, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
-        from library.families import t5
+        from library.families.shared import t5
 
         if self.random:
             model = self._small(self.random.encoders[name](), device, dtype)
@@ -177,7 +178,7 @@ class Own:
         found = self._stored(dtype).vae
         return found.to(device) if found is not None else None
 
-    def _stored(self, dtype: torch.dtype) -> Parts:
+    def _stored(self, dtype: torch.dtype) -> ModelComponents:
         """Text encoders and VAE of the run's files, read once."""
         if self._loaded is None:
             self._loaded = families.of(self.config({})).load(dtype, dtype)

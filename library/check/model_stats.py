@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
-from library.families import weights
+from library.families.shared import weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from library import families, methods
 from library.config.schema import ConfigError
-from library.families import weights
+from library.families.shared import weights
 from library.methods import network_args, snapshot
 from library.train import resume_state
 

@@ -16,7 +16,7 @@ from library.config.sections.learning import LONGEST
 from library.data import showing
 from library.data.length import Length, length
 from library.data.threads import Report
-from library.families.weights import entries
+from library.families.shared.weights import entries
 from library.files import free_space
 from library.outputs import hub, prompts
 from library.outputs import paths as save

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from library import families
-from library.families import weights
+from library.families.shared import weights
 
 ADAPTER = (".lora_A.weight", ".lora_B.weight")
 

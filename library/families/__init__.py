@@ -58,7 +58,7 @@ def _load(where: str) -> Any:
 def recognised(path: Path) -> tuple[str, str]:
     """What a .safetensors file or a diffusers folder is: the family that it is a base model of ("" for none), and words
     that fit into a sentence. Only a header is read. Raises ConfigError when that is not possible."""
-    from library.families import weights
+    from library.families.shared import weights
 
     if path.is_dir():
         try:

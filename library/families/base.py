@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from library.families.shared.sampler import Sampler
+
 
 @dataclass
-class Parts:
+class ModelComponents:
     """The networks of one checkpoint, on the host until something moves them."""
 
     denoiser: "nn.Module"
@@ -18,18 +23,6 @@ class Parts:
     encoders: "dict[str, nn.Module]"  # text encoders by short name: clip_l, clip_g, t5xxl
     tokenizers: dict[str, Any]
     source: dict[str, Any] = field(default_factory=dict)  # what saving needs besides the networks: paths, logit_scale
-
-
-@dataclass(frozen=True)
-class Noised:
-    """One batch made hard: what the denoiser sees, and what it should answer. All on the latents' device."""
-
-    latents: "Tensor"  # float32 [B, C, h, w], what the denoiser sees
-    timesteps: "Tensor"  # float32 [B], in the denoiser's own units: SDXL 0 to 999, FLUX.1 0 to 1
-    target: "Tensor"  # float32 [B, C, h, w]
-    weight: "Tensor"  # float32 [B]; every weighting scheme ends here
-    sigmas: "Tensor | None" = None  # float32 [B], FLUX.1
-    huber_c: "Tensor | None" = None  # float32 [B], threshold of huber and smooth_l1
 
 
 @dataclass(frozen=True)
@@ -60,6 +53,21 @@ class BlockInputs:
     in_front: bool = False  # of all that learns: no gradient comes to the block, and none is asked of it
 
 
+@dataclass(frozen=True)
+class SampleRequest:
+    """One image to draw. Sizes are cut to what the family can draw; a seed of None is a new one each time."""
+
+    prompt: str
+    negative: str = ""
+    width: int = 512
+    height: int = 512
+    steps: int = 20
+    scale: float = 7.5  # classifier-free guidance; 1 draws without the negative prompt
+    guidance: float | None = None  # of models that were distilled with guidance
+    seed: int | None = None
+    sampler_name: str | None = None
+
+
 class Family(Protocol):
     """What differs between SDXL, FLUX.1 and the next one. Nothing else in library/ may ask which it is.
 
@@ -68,9 +76,11 @@ class Family(Protocol):
 
     name: str  # "sdxl", "flux": in file names and metadata
     grid: int  # bucket sides are multiples of this many pixels
-    regions: tuple[str, ...]  # classes in the denoiser that are compiled, checkpointed and swapped
+    block_classes: tuple[str, ...]  # classes in the denoiser that are compiled, checkpointed and swapped
     adapter_targets: tuple[str, ...]  # classes in the denoiser whose linear layers can carry an adapter
-    block_inputs: Mapping[str, BlockInputs]  # by class in `regions`, so that one graph can serve all blocks of a class
+    block_inputs: Mapping[
+        str, BlockInputs
+    ]  # by class in `block_classes`, so that one graph can serve all blocks of a class
     sample_defaults: Mapping[str, Any]  # what a sample prompt leaves open
     sample_multiple: int  # sides of sample images are multiples of this many pixels
     latent_cache: LatentCache
@@ -86,7 +96,7 @@ class Family(Protocol):
         """What is set and has no meaning for this very model, a sentence each; asked when nothing is wrong with it."""
         ...
 
-    def load(self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None) -> Parts:
+    def load(self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None) -> ModelComponents:
         """Everything on the CPU; sizes come from the file. What may learn is in `dtype`, the rest in `frozen`.
 
         With fp8_base the matrices that the file has in 8 bits stay so.
@@ -94,7 +104,10 @@ class Family(Protocol):
         ...
 
     def latents(
-        self, parts: Parts, pixels: "Tensor", generator: "torch.Generator | list[torch.Generator] | None" = None
+        self,
+        parts: ModelComponents,
+        pixels: "Tensor",
+        generator: "torch.Generator | list[torch.Generator] | None" = None,
     ) -> "Tensor":
         """Pixels [B, 3, H, W] in [-1, 1] -> latents in the cache's convention, float32.
 
@@ -107,42 +120,55 @@ class Family(Protocol):
         """How many tokens the arrays of the text cache are long, of those that are of tokens."""
         ...
 
-    def text(self, parts: Parts, captions: list[str], encoders: tuple[str, ...] | None = None) -> "dict[str, Tensor]":
+    def text(
+        self, parts: ModelComponents, captions: list[str], encoders: tuple[str, ...] | None = None
+    ) -> "dict[str, Tensor]":
         """Captions -> what the denoiser reads, by the cache's keys; of some encoders only, if named."""
         ...
 
-    def noised(self, latents: "Tensor", generator: "torch.Generator", timesteps: "Tensor | None" = None) -> Noised:
+    def noised(self, latents: "Tensor", generator: "torch.Generator", timesteps: "Tensor | None" = None) -> NoisedBatch:
         """Latents of the cache made hard. Stays on their device, without waiting for it.
 
         `timesteps` [B], as in `validation_timesteps`, are used instead of drawn ones when given.
         """
         ...
 
-    def predict(self, denoiser: "nn.Module", noised: Noised, text: "dict[str, Tensor]", sizes: "Tensor") -> "Tensor":
+    def predict(
+        self, denoiser: "nn.Module", noised: NoisedBatch, text: "dict[str, Tensor]", sizes: "Tensor"
+    ) -> "Tensor":
         """The denoiser's answer in the terms of the target, float32. `denoiser` may be wrapped; it is called itself.
 
         sizes: float32 [B, 6], original height and width, crop top and left, target height and width.
         """
         ...
 
-    def export(self, parts: Parts) -> "dict[str, Tensor]":
+    def export(self, parts: ModelComponents) -> "dict[str, Tensor]":
         """The whole model under the keys of a single file."""
         ...
 
-    def level(self, path: str) -> int:
+    def resolution_level(self, path: str) -> int:
         """How often the picture was halved where a block of the denoiser is; 0 where it never is between blocks."""
         ...
 
-    def place(self, path: str) -> tuple[int, ...]:
+    def execution_key(self, path: str) -> tuple[int, ...]:
         """When a part of the denoiser runs: earlier ones have less; those with as much run in the order of the tree."""
         ...
 
-    def swapped(self, number: int) -> dict[str, int]:
-        """`blocks_to_swap` -> how many blocks of each class in `regions` wait in host memory."""
+    def swap_plan(self, number: int) -> dict[str, int]:
+        """`blocks_to_swap` -> how many blocks of each class in `block_classes` wait in host memory."""
         ...
 
-    def sampler(self, parts: Parts) -> Callable[..., Any]:
-        """What draws an image: draw(prompt, negative, width, height, steps, scale, guidance, seed, sampler_name)."""
+    def write_folder(
+        self, parts: ModelComponents, place: Path, put: "Callable[[Path, dict[str, Tensor]], object]"
+    ) -> None:
+        """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights.
+
+        Asked only where save_model_as may be diffusers or diffusers_safetensors.
+        """
+        ...
+
+    def sampler(self, parts: ModelComponents) -> "Sampler":
+        """What draws sample images with these networks."""
         ...
 
     def adapter_name(self, part: str, path: str) -> str:

@@ -34,7 +34,7 @@ def prepare(  # noqa: PLR0913 - what is made ready, and for what
     attention.switches(config.compile)
     LEDGER.attention = attention.prefer(device, config.memory.attention_kernel)
     denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
-    blocks = repeated(denoiser, family.regions)
+    blocks = repeated(denoiser, family.block_classes)
     fp8_storage.store(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks
     to_swap = swapping.choose(denoiser, _to_swap(family, config))
     swap = swapping.Swap(to_swap, device, _stepped_on(config))  # 2. what waits on the host
@@ -70,14 +70,14 @@ def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, boo
             enable({"use_reentrant": False})  # type: ignore[operator]
 
 
-def repeated(denoiser: nn.Module, regions: tuple[str, ...]) -> list[list[nn.Module]]:
-    """The denoiser's blocks, one list for each class in `regions`, in the order of the module tree."""
-    return [[m for m in denoiser.modules() if type(m).__name__ == region] for region in regions]
+def repeated(denoiser: nn.Module, block_classes: tuple[str, ...]) -> list[list[nn.Module]]:
+    """The denoiser's blocks, one list for each class in `block_classes`, in the order of the module tree."""
+    return [[m for m in denoiser.modules() if type(m).__name__ == region] for region in block_classes]
 
 
 def _to_swap(family: Any, config: Any) -> dict[str, int]:
     number = config.memory.blocks_to_swap or 0
-    return family.swapped(number) if number else {}
+    return family.swap_plan(number) if number else {}
 
 
 def _stepped_on(config: Any) -> str:
@@ -111,7 +111,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
         inputs = {denoiser: BlockInputs((), (), number)}
         getattr(denoiser, "as_one_graph", lambda: None)()
     else:
-        blocks, backends = _chosen(blocks, family.regions, options)
+        blocks, backends = _chosen(blocks, family.block_classes, options)
         inputs = _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
         if not text_learns:
             every = (block for group in blocks for block in group if block in inputs)
@@ -138,7 +138,7 @@ def _inputs(  # noqa: PLR0913 - all that decides about the sizes
     for block in (block for group in blocks for block in group):
         given = family.block_inputs.get(type(block).__name__)
         if given and static:
-            level = family.level(paths[block])
+            level = family.resolution_level(paths[block])
             halved = {(*number, -(-height // 2**level), -(-width // 2**level)) for *number, height, width in sizes}
             found[block] = replace(given, dynamic=(), level=level, sizes=_graphs(given, dynamic, halved, static))
         elif given:
@@ -160,7 +160,7 @@ def _graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool
 
 
 def _chosen(
-    blocks: list[list[nn.Module]], regions: tuple[str, ...], options: Any
+    blocks: list[list[nn.Module]], block_classes: tuple[str, ...], options: Any
 ) -> tuple[list[list[nn.Module]], dict[nn.Module, str]]:
     """The blocks that `compile_blocks` names, and the backends of those that have one of their own.
 
@@ -168,10 +168,10 @@ def _chosen(
     """
     if not options.compile_blocks:
         return blocks, {}
-    if wrong := [*options.beyond({cls: len(group) for cls, group in zip(regions, blocks, strict=True)})]:
+    if wrong := [*options.beyond({cls: len(group) for cls, group in zip(block_classes, blocks, strict=True)})]:
         raise ConfigError("\n".join(wrong))
     ranges, chosen, backends = options.ranges(), [], {}
-    for cls, group in zip(regions, blocks, strict=True):
+    for cls, group in zip(block_classes, blocks, strict=True):
         wanted = ranges.get(cls, ())
         numbers = range(len(group)) if wanted is None else {n for first, last in wanted for n in range(first, last + 1)}
         chosen.append([group[n] for n in sorted(numbers)])

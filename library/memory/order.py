@@ -9,7 +9,7 @@ from torch import nn
 def in_front(denoiser: nn.Module, blocks: Iterable[nn.Module], family: Any) -> set[nn.Module]:
     """The blocks that run before anything that learns does. None where nothing of the denoiser learns at all."""
     named = enumerate(denoiser.named_parameters())
-    order = {id(p): (family.place(path), number, p.requires_grad) for number, (path, p) in named}
+    order = {id(p): (family.execution_key(path), number, p.requires_grad) for number, (path, p) in named}
     learning = [place for place in order.values() if place[-1]]
     if not learning:
         return set()

@@ -7,12 +7,12 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def undone(denoiser: nn.Module, regions: tuple[str, ...]) -> Iterator[None]:
+def undone(denoiser: nn.Module, block_classes: tuple[str, ...]) -> Iterator[None]:
     """Afterwards blocks are what they were before: nothing recomputes, swaps or is compiled.
 
     Layers that are stored in 8 bits stay so, and weights stay on the device, where the next preparation wants them.
     """
-    modules = [denoiser, *(module for module in denoiser.modules() if type(module).__name__ in regions)]
+    modules = [denoiser, *(module for module in denoiser.modules() if type(module).__name__ in block_classes)]
     classes, names = [type(module) for module in modules], [set(vars(module)) for module in modules]
     hooks = dict(denoiser._forward_pre_hooks)
     try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from library.families.base import Noised
+from library.objectives.base import NoisedBatch
 
 STEPS = 1000
 BETA_START, BETA_END = 0.00085, 0.012
@@ -100,7 +100,7 @@ class Diffusion:
             self._tables[device] = Tables(*moved, there)
         return self._tables[device]
 
-    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> Noised:
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Raw latents [B, C, h, w] -> what the denoiser sees and should answer, float32.
 
         `generator` lives on the latents' device. `timesteps` [B] fixes them (validation); they are drawn otherwise.
@@ -113,7 +113,7 @@ class Diffusion:
         signal_share = table.signal[timesteps].view(-1, 1, 1, 1)
         noise_share = table.noise[timesteps].view(-1, 1, 1, 1)
         added = self.perturbed(noise, generator)
-        return Noised(
+        return NoisedBatch(
             latents=signal_share * clean + noise_share * added,
             timesteps=timesteps.float(),
             target=signal_share * noise - noise_share * clean if self.v_prediction else noise,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from library.config.schema import ConfigError
-from library.families.base import Noised
+from library.objectives.base import NoisedBatch
 
 TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
 NO_SNR = (
@@ -21,7 +21,9 @@ NO_SNR = (
 )
 
 
-def noised(latents: Tensor, noise: Any, loss: Any, generator: torch.Generator, sigmas: Tensor | None = None) -> Noised:
+def noised(
+    latents: Tensor, noise: Any, loss: Any, generator: torch.Generator, sigmas: Tensor | None = None
+) -> NoisedBatch:
     """Mix noise into latents [B, C, h, w] by the options of the sections `noise` and `loss`; all float32.
 
     The generator lives on the latents' device; it is asked for noise, timesteps, perturbation, in this order. `sigmas`
@@ -31,7 +33,7 @@ def noised(latents: Tensor, noise: Any, loss: Any, generator: torch.Generator, s
     eps = _normal(latents, generator)
     sigmas = sampled(latents, noise, generator) if sigmas is None else sigmas.float()
     share = sigmas.view(-1, 1, 1, 1)
-    return Noised(
+    return NoisedBatch(
         latents=(1 - share) * latents + share * (eps + perturbation(latents, noise, generator)),
         timesteps=sigmas,
         target=eps - latents,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from library.config.schema import ConfigError
-from library.families import weights
 from library.families.flux import checkpoint as flux_source
 from library.families.flux import keys as flux
 from library.families.sdxl import keys as sdxl
-from library.families.weights import renamed
+from library.families.shared import weights
+from library.families.shared.weights import renamed
 from library.tools import storage
 from library.tools.names import Module
 from library.tools.storage import Planned

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from library.config.schema import ConfigError
 from library.families.flux import keys as flux
 from library.families.sdxl import keys as sdxl
-from library.families.weights import inverse, renamed
+from library.families.shared.weights import inverse, renamed
 
 FORMATS = ("kohya", "diffusers", "comfy")
 DOWN, UP, ALPHA = "down", "up", "alpha"

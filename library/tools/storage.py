@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from library.config.schema import ConfigError
-from library.families import weights
+from library.families.shared import weights
 from library.files import need_space, write_atomic
 
 Report = Callable[[str, int, int], None]

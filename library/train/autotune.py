@@ -226,7 +226,7 @@ def tried(bench: Bench, way: Way) -> Result:
     except ConfigError as refused:
         result.why = str(refused).splitlines()[0]
         return result
-    with trial.undone(bench.parts.denoiser, bench.family.regions):
+    with trial.undone(bench.parts.denoiser, bench.family.block_classes):
         try:
             _rehearsed(bench, result)
         except (torch.OutOfMemoryError, MemoryError):

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from library.compiler.log import LEDGER
 from library.data.caches import LATENT
-from library.families.base import Noised
 from library.objectives import loss as objective
+from library.objectives.base import NoisedBatch
 
 
 def of(
-    batch: Any, family: Any, parts: Any, method: Any, run: Any, noise: Callable[[Tensor], Noised] | None = None
+    batch: Any, family: Any, parts: Any, method: Any, run: Any, noise: Callable[[Tensor], NoisedBatch] | None = None
 ) -> Tensor:
     """Mean weighted error over a batch, a scalar on the device. Nothing here waits for the device.
 
@@ -43,7 +43,7 @@ def of(
     return objective.reduce(wrong, noised.weight, batch.weights, batch.mask)
 
 
-def noised_here(family: Any, latents: Tensor, run: Any) -> Noised:
+def noised_here(family: Any, latents: Tensor, run: Any) -> NoisedBatch:
     """This process' part of the noise for the batches of all processes.
 
     All draw the same numbers and take their own share, so that two processes learn what one would from twice the batch.
@@ -56,7 +56,7 @@ def noised_here(family: Any, latents: Tensor, run: Any) -> Noised:
     return replace(whole, **{name: value[own] for name, value in values.items() if value is not None})
 
 
-def filled_up(size: int, predict: Any, noised: Noised, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+def filled_up(size: int, predict: Any, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
     """Predict for a batch that is shorter than `size`, the last of its bucket, in the shape of a full one.
 
     Another batch size would cost another graph of every block in the middle of a run. The rows that fill it up repeat

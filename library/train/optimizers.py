@@ -66,8 +66,8 @@ def bundled(method: Any, groups: list[dict[str, Any]], config: Any) -> Any:
         total = sum(len(group["params"]) for group in groups)
         return fused_step.by_count(config.optim.fused_optimizer_groups, total)
     if early == "blockwise_fused_optimizers":
-        regions = method.family.regions
-        return fused_step.by_block(m for m in method.parts.denoiser.modules() if type(m).__name__ in regions)
+        block_classes = method.family.block_classes
+        return fused_step.by_block(m for m in method.parts.denoiser.modules() if type(m).__name__ in block_classes)
     half = config.precision.full_bf16 or config.precision.full_fp16
     return fused_step.by_size if half and steps_alone(config) else None
 

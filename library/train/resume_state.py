@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from library.config.schema import ConfigError
-from library.families.weights import header
+from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
 from library.optimizers import spec_of
 from library.outputs.paths import names

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from library.families.base import SampleRequest
 from library.files import write_atomic
 from library.outputs import prompts
 from library.outputs.prompts import Prompt
@@ -83,18 +84,12 @@ class SampleRunner:
             parts.vae.to(home)
 
     def _draw_one(self, number: int, prompt: Prompt) -> None:
-        image = self._draw(
-            prompt=prompt.prompt,
-            negative=prompt.negative_prompt or "",
-            width=prompt.width,
-            height=prompt.height,
-            steps=prompt.sample_steps,
-            scale=prompt.scale,
-            guidance=prompt.guidance_scale,
-            seed=prompt.seed,
-            sampler_name=prompt.sample_sampler,
-        )
+        filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
+        filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
+        negative = prompt.negative_prompt or ""
+        request = SampleRequest(prompt.prompt, negative, **filled, sampler_name=prompt.sample_sampler)
         path = self._path(number, prompt)
+        image = self._draw(request)
         write_atomic(path, image.save)
         self._run.sampled(number, path, image, prompt)
 

@@ -90,7 +90,7 @@ def test_transformers_of_diffusers(name, config):
         ]
     assert all(row["status"] == "ok" and row["flops"] for row in rows), rows
     kinds = {row["part"] for row in rows}
-    assert kinds == {"step", *(f"block {kind}" for kind in subject.regions)}
+    assert kinds == {"step", *(f"block {kind}" for kind in subject.block_classes)}
 
 
 def test_what_cannot_be_measured_says_why_and_the_rest_goes_on(flux, monkeypatch, uncounted):

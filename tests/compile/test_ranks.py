@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch._dynamo.utils import counters
 from library import compile_utils
 from library.compiler.log import LEDGER
-from library.families.base import Parts
+from library.families.base import ModelComponents
 from library.train import compiling
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
 
@@ -35,7 +35,7 @@ run = SimpleNamespace(
 )
 compiling.rehearse = lambda *_: gradients(model)
 batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: None, shapes={(8, 8): 1})
-compiling.ahead(batches, None, Parts(model, None, {}, {}), None, run)
+compiling.ahead(batches, None, ModelComponents(model, None, {}, {}), None, run)
 found = {name: counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss")}
 print(json.dumps(found | {"rank": accelerator.process_index, "hits": LEDGER.summary()["cache_hits"]}))
 """

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from library import families
 from library.config import schema
-from library.families.base import LatentCache, Parts, TextCache
+from library.families.base import LatentCache, ModelComponents, TextCache
 
 SDXL = LatentCache("_sdxl.npz", keyed_by_size=False)
 FLUX = LatentCache("_flux.npz", keyed_by_size=True)
@@ -83,7 +83,7 @@ class Family:
         self.seen: list[torch.Tensor] = []
         self.read: list[str] = []
 
-    def latents(self, parts: Parts, pixels: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    def latents(self, parts: ModelComponents, pixels: torch.Tensor, generator: Any = None) -> torch.Tensor:
         self.seen.append(pixels)
         means = functional.avg_pool2d(pixels, 8)
         noise = [torch.randn(means.shape[1:], generator=one) for one in generator]
@@ -91,16 +91,16 @@ class Family:
 
     text_lengths: ClassVar[dict[str, int]] = {}
 
-    def text(self, parts: Parts, captions: list[str], encoders: Any = None) -> dict[str, torch.Tensor]:
+    def text(self, parts: ModelComponents, captions: list[str], encoders: Any = None) -> dict[str, torch.Tensor]:
         self.read += captions
         lengths = [[float(len(word)) for word in (caption.split() + ["", "", ""])[:3]] for caption in captions]
         hidden = torch.tensor(lengths)[:, :, None] * parts.encoders["one"].weight
         return {"hidden": hidden, "pool": hidden.mean(1).bfloat16()}
 
 
-def parts(vae: float = 1.0, encoder: float = 1.0) -> Parts:
+def parts(vae: float = 1.0, encoder: float = 1.0) -> ModelComponents:
     """Networks of one weight each."""
-    return Parts(nn.Identity(), Vae(vae), {"one": Encoder(encoder)}, {})
+    return ModelComponents(nn.Identity(), Vae(vae), {"one": Encoder(encoder)}, {})
 
 
 class Run(SimpleNamespace):

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from library.families import clip
-from library.families.base import Noised
+from library.families.base import SampleRequest
 from library.families.flux import keys, packing, tiny
 from library.families.flux.model import Flux, Sizes
+from library.families.shared import clip
+from library.objectives.base import NoisedBatch
 from tests.families.flux import family, step
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -22,7 +23,7 @@ def test_the_protocol_is_answered(dev):
     from library.families.base import Family
 
     assert all(hasattr(dev, name) for name in Family.__annotations__)
-    assert dev.grid == 64 and type(dev).regions == ("DoubleStreamBlock", "SingleStreamBlock")
+    assert dev.grid == 64 and type(dev).block_classes == ("DoubleStreamBlock", "SingleStreamBlock")
 
 
 def test_dev_and_schnell_are_told_apart_by_their_tensors(files, schnell):
@@ -63,7 +64,7 @@ def test_names_of_t5_and_embedder_adapters(dev, parts):
 
 @pytest.mark.parametrize(("number", "expected"), [(1, (0, 2)), (2, (1, 2)), (3, (1, 4)), (9, (2, 4))])
 def test_blocks_to_swap_counts_a_double_block_as_two_single_ones(dev, parts, number, expected):
-    assert tuple(dev.swapped(number).values()) == expected
+    assert tuple(dev.swap_plan(number).values()) == expected
 
 
 # ---- captions and images
@@ -230,22 +231,22 @@ def test_a_tiny_model_learns(files):
 def test_previews_repeat_and_leave_random_state_alone(dev, parts):
     draw = dev.sampler(parts)
     before = torch.get_rng_state()
-    first = draw("a red circle", "blurry", 130, 96, 3, 2.0, 3.5, 7, "euler")
+    first = draw(SampleRequest("a red circle", "blurry", 130, 96, 3, 2.0, 3.5, 7, "euler"))
     assert first.size == (128, 96) and torch.equal(before, torch.get_rng_state())
-    assert draw("a red circle", "blurry", 128, 96, 3, 2.0, 3.5, 7).tobytes() == first.tobytes()
-    assert draw("a red circle", "blurry", 128, 96, 3, 2.0, 3.5, 8).tobytes() != first.tobytes()
-    assert draw("a red circle", "blurry", 128, 96, 3, 1.0, 3.5, 7).tobytes() != first.tobytes()
-    assert draw("a red circle", "sharp", 128, 96, 3, 2.0, 3.5, 7).tobytes() != first.tobytes()
+    assert draw(SampleRequest("a red circle", "blurry", 128, 96, 3, 2.0, 3.5, 7)).tobytes() == first.tobytes()
+    assert draw(SampleRequest("a red circle", "blurry", 128, 96, 3, 2.0, 3.5, 8)).tobytes() != first.tobytes()
+    assert draw(SampleRequest("a red circle", "blurry", 128, 96, 3, 1.0, 3.5, 7)).tobytes() != first.tobytes()
+    assert draw(SampleRequest("a red circle", "sharp", 128, 96, 3, 2.0, 3.5, 7)).tobytes() != first.tobytes()
 
 
 def test_previews_work_after_the_encoders_have_left(dev, parts):
     draw = dev.sampler(parts)
-    expected = draw("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1).tobytes()
+    expected = draw(SampleRequest("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1)).tobytes()
     draw.remember([("a red circle", "blurry")])
     encoders = dict(parts.encoders)
     parts.encoders.clear()
     try:
-        assert draw("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1).tobytes() == expected
+        assert draw(SampleRequest("a red circle", "blurry", 64, 64, 2, 2.0, 3.5, 1)).tobytes() == expected
     finally:
         parts.encoders.update(encoders)
 
@@ -264,7 +265,7 @@ def test_previews_equal_the_diffusers_pipeline(dev, parts):
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():
         text = dev.text(parts, ["a red circle"])
-        ours = dev.sampler(parts).drawn(text, (4, 6), 4, 1.0, 3.5, seed=3)
+        ours = dev.sampler(parts).denoised(SampleRequest("", steps=4, scale=1.0, guidance=3.5, seed=3), text, (4, 6))
         theirs = pipeline(
             prompt_embeds=text["t5_out"],
             pooled_prompt_embeds=text["l_pooled"],
@@ -280,4 +281,4 @@ def test_previews_equal_the_diffusers_pipeline(dev, parts):
 
 def test_noised_is_what_the_protocol_says(dev, parts):
     noised, _ = step(dev, parts, timesteps=torch.tensor([0.25, 0.75]))
-    assert isinstance(noised, Noised) and noised.timesteps.tolist() == [0.25, 0.75]
+    assert isinstance(noised, NoisedBatch) and noised.timesteps.tolist() == [0.25, 0.75]

@@ -274,7 +274,7 @@ def test_only_the_needed_files_of_a_repository_are_fetched():
 
 def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files, monkeypatch):
     there = [f"{folder}/model.safetensors" for folder in ("transformer", "text_encoder", "text_encoder_2", "vae")]
-    monkeypatch.setattr("library.families.hub.listed", lambda name, token=None: there)
+    monkeypatch.setattr("library.families.shared.hub.listed", lambda name, token=None: there)
     given = {"pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev", "clip_l": None, "t5xxl": None, "ae": None}
     of = family(files, **given, tokenizer_cache_dir=files["ae"].parent)
     assert all("tokenizer" in problem for problem in of.problems())
@@ -299,7 +299,7 @@ def test_an_absent_tokenizer_is_one_clear_sentence(files, tmp_path, monkeypatch)
 def test_sizes_of_t5_xxl_are_read_from_its_tensors(layers):
     from transformers import T5Config, T5EncoderModel
 
-    from library.families import t5
+    from library.families.shared import t5
 
     real = {"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_heads": 64, "num_layers": layers}
     with torch.device("meta"):

@@ -85,7 +85,7 @@ def test_sizes_of_the_real_unet_are_read_from_its_tensors(unet):
 
 
 def test_text_encoders_have_the_single_files_names(encoders):
-    from library.families import clip
+    from library.families.shared import clip
 
     clip_l = keys.to_single("clip_l", clip.tensors_of(encoders["clip_l"]))
     clip_g = keys.to_single("clip_g", clip.tensors_of(encoders["clip_g"]))

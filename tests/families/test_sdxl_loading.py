@@ -12,10 +12,11 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError, build
-from library.families import hub, of, tokenizers
+from library.families import of
 from library.families.sdxl import keys, model, tiny
 from library.families.sdxl.family import Sdxl
 from library.families.sdxl.options import SdxlLora
+from library.families.shared import hub, tokenizers
 
 
 def family(path, **options):
@@ -63,7 +64,9 @@ def test_agrees_with_diffusers_single_file_loading(tiny_sdxl, tiny_sdxl_folder):
 
 def test_blocks_are_counted_from_names_as_they_are_in_the_model(tiny_sdxl, tiny_sdxl_folder):
     denoiser = family(tiny_sdxl).load(torch.float32).denoiser
-    expected = Counter(type(module).__name__ for module in denoiser.modules() if type(module).__name__ in Sdxl.regions)
+    expected = Counter(
+        type(module).__name__ for module in denoiser.modules() if type(module).__name__ in Sdxl.block_classes
+    )
     single = {name.removeprefix("model.diffusion_model.") for name in load_file(tiny_sdxl) if "diffusion" in name}
     assert keys.blocks(single) == keys.blocks(denoiser.state_dict()) == expected
     last = expected["ResnetBlock2D"] - 1
@@ -379,4 +382,4 @@ def test_the_family_says_what_it_is(tiny_sdxl):
     assert loaded.text_cache.suffix == "_te_outputs.npz"
     assert loaded.text_cache.keys == ("hidden_state1", "hidden_state2", "pool2")
     classes = {type(module).__name__ for module in loaded.load(torch.float32).denoiser.modules()}
-    assert {*loaded.regions, *loaded.adapter_targets} <= classes
+    assert {*loaded.block_classes, *loaded.adapter_targets} <= classes

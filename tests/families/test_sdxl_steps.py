@@ -9,11 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from library.config.schema import ConfigError, build
-from library.families import clip, of
-from library.families.base import Noised
+from library.families import of
+from library.families.base import SampleRequest
 from library.families.sdxl import conditions, emphasis
 from library.families.sdxl import sampler as preview
 from library.families.sdxl.options import SdxlLora
+from library.families.shared import clip
+from library.objectives.base import NoisedBatch
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))
 SIZES = torch.tensor([[64.0, 64, 0, 0, 64, 64]])
@@ -158,7 +160,7 @@ def test_sizes_are_embedded_as_upstream_does(parts):
     numbers = [*golden["orig_hw"], *golden["crop_tl"], *golden["target_hw"]]
     seen = {}
     hook = parts.denoiser.add_embedding.register_forward_pre_hook(lambda _, args: seen.update(vector=args[0]))
-    noised = Noised(torch.zeros(1, 4, 8, 8), torch.zeros(1), torch.zeros(1), torch.ones(1))
+    noised = NoisedBatch(torch.zeros(1, 4, 8, 8), torch.zeros(1), torch.zeros(1), torch.ones(1))
     with torch.no_grad():
         family("x").predict(parts.denoiser, noised, TEXT, torch.tensor([numbers], dtype=torch.float32))
     hook.remove()
@@ -215,7 +217,7 @@ def test_answers_are_float32_and_timesteps_are_not_rounded(tiny_sdxl, autocast):
     parts = loaded.load(torch.float32 if autocast else torch.bfloat16)
     seen = {}
     parts.denoiser.time_proj.register_forward_pre_hook(lambda _, args: seen.update(t=args[0]))
-    noised = Noised(torch.zeros(1, 4, 8, 8), torch.tensor([751.0]), torch.zeros(1), torch.ones(1))
+    noised = NoisedBatch(torch.zeros(1, 4, 8, 8), torch.tensor([751.0]), torch.zeros(1), torch.ones(1))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         answer = loaded.predict(parts.denoiser, noised, TEXT, SIZES)
     assert answer.dtype == torch.float32
@@ -246,7 +248,7 @@ def test_a_preview_is_what_diffusers_draws(parts, tiny_sdxl, tiny_sdxl_folder):
     shared = {"height": 64, "width": 64, "num_inference_steps": 4, "guidance_scale": 5.0}
     theirs = pipeline("a cat", negative_prompt="bad", generator=torch.Generator().manual_seed(5), **shared).images[0]
     before = torch.get_rng_state()
-    ours = family(tiny_sdxl).sampler(parts)("a cat", "bad", 64, 64, 4, 5.0, None, 5, "euler_a")
+    ours = family(tiny_sdxl).sampler(parts)(SampleRequest("a cat", "bad", 64, 64, 4, 5.0, None, 5, "euler_a"))
     assert torch.equal(before, torch.get_rng_state())
     assert np.abs(np.asarray(ours, dtype=int) - np.asarray(theirs, dtype=int)).max() <= 1
 
@@ -255,7 +257,9 @@ def test_a_preview_is_what_diffusers_draws(parts, tiny_sdxl, tiny_sdxl_folder):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_every_sampler_draws(parts, tiny_sdxl, sampler):
     draw = family(tiny_sdxl).sampler(parts)
-    one, two = (draw("a cat", width=64, height=72, steps=3, seed=1, sampler_name=sampler) for _ in range(2))
+    one, two = (
+        draw(SampleRequest("a cat", width=64, height=72, steps=3, seed=1, sampler_name=sampler)) for _ in range(2)
+    )
     assert one.size == (64, 72)
     assert np.array_equal(np.asarray(one), np.asarray(two))
     assert np.asarray(one).std() > 1
@@ -282,26 +286,26 @@ def test_lms_coefficients_are_the_integrals():
 
 def test_prompts_of_different_length_share_a_batch(parts, tiny_sdxl):
     draw = family(tiny_sdxl).sampler(parts)
-    wish = preview.Wish("a (red:1.3) circle over the sea, " * 30, "bad", 64, 64, 2, seed=1)
-    text = draw.text(wish, torch.device("cpu"))
+    request = SampleRequest("a (red:1.3) circle over the sea, " * 30, "bad", 64, 64, 2, seed=1)
+    text = draw.text(request, torch.device("cpu"))
     assert text["hidden_state1"].shape[:2] == (2, 227)
-    assert len(draw.text(preview.Wish("a cat", scale=1.0), torch.device("cpu"))["pool2"]) == 1
+    assert len(draw.text(SampleRequest("a cat", scale=1.0), torch.device("cpu"))["pool2"]) == 1
 
 
 def test_remembered_prompts_need_no_encoders(tiny_sdxl):
     loaded = family(tiny_sdxl)
     parts = loaded.load(torch.float32)
     draw = loaded.sampler(parts)
-    wish = ("a cat", "bad", 64, 64, 2, 5.0, None, 5)
-    before = np.asarray(draw(*wish))
+    request = SampleRequest("a cat", "bad", 64, 64, 2, 5.0, None, 5)
+    before = np.asarray(draw(request))
     draw.remember([("a cat", "bad")])
     parts.encoders.clear()
-    assert np.array_equal(before, np.asarray(draw(*wish)))
+    assert np.array_equal(before, np.asarray(draw(request)))
 
 
 def test_v_prediction_is_sampled_as_such(parts, tiny_sdxl):
-    wish = {"width": 64, "height": 64, "steps": 2, "seed": 1}
-    plain = family(tiny_sdxl).sampler(parts)("a cat", **wish)
-    velocity = family(tiny_sdxl, v_parameterization=True).sampler(parts)("a cat", **wish)
+    request = SampleRequest("a cat", width=64, height=64, steps=2, seed=1)
+    plain = family(tiny_sdxl).sampler(parts)(request)
+    velocity = family(tiny_sdxl, v_parameterization=True).sampler(parts)(request)
     assert not np.array_equal(np.asarray(plain), np.asarray(velocity))
     assert preview.scheduler("euler", True).config.prediction_type == "v_prediction"

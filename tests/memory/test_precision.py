@@ -44,7 +44,7 @@ def frozen(network):
 def test_the_base_takes_half_the_bytes(demo, script):
     family, parts = prepared(demo, script, **FP8)
     _, wide = prepared(demo, script, **BF16)
-    blocks = [b for group in memory.repeated(parts.denoiser, family.regions) for b in group]
+    blocks = [b for group in memory.repeated(parts.denoiser, family.block_classes) for b in group]
     inside = {id(p) for block in blocks for p in block.parameters()}
     small, large = frozen(parts.denoiser), frozen(wide.denoiser)
     assert small.keys() == large.keys()

@@ -70,7 +70,7 @@ def test_gradients_are_the_same_for_every_number_of_blocks(demo, expected, scrip
         found = model.gradients()
         assert found.keys() == expected[script].keys()
         assert all(torch.equal(found[name], expected[script][name]) for name in found), number
-    blocks = model.family.swapped(BLOCKS[script])
+    blocks = model.family.swap_plan(BLOCKS[script])
     assert len(model.swap.blocks) == sum(blocks.values()), "all of them, in the end"
 
 

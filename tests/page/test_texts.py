@@ -26,8 +26,8 @@ PREFLIGHT = ("library/outputs/paths.py", "library/train/optimizers.py", "library
              "library/outputs/hub.py",
              "library/check/preflight.py", "library/train/trackers.py", "library/data/preflight.py",
              "library/data/folders.py", "library/methods/__init__.py", "library/methods/network_args.py",
-             "library/families/*/family.py", "library/families/*/checkpoint.py", "library/families/hub.py",
-             "library/families/sdxl/model.py", "library/families/weights.py", "library/data/buckets.py",
+             "library/families/*/family.py", "library/families/*/checkpoint.py", "library/families/shared/hub.py",
+             "library/families/sdxl/model.py", "library/families/shared/weights.py", "library/data/buckets.py",
              "library/compiler/checks.py", "library/check/isolated.py")  # fmt: skip
 # What a translator keeps: options, values that are numbers or code, files.
 CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")

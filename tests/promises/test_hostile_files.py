@@ -19,7 +19,7 @@ from library import families
 from library.config.schema import ConfigError
 from library.data import caches, pixels
 from library.data.buckets import Fit
-from library.families import weights
+from library.families.shared import weights
 from tests.training import config_of, demo, squares, train  # noqa: F401
 
 MEMORY = 200 * 2**20  # bytes that a hostile file may cost

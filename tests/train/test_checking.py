@@ -252,7 +252,7 @@ def test_the_estimate_is_near_to_what_was_measured(cls, batch, given, peak, step
 
 
 def test_parameters_are_counted_in_headers(demo):
-    from library.families.weights import header
+    from library.families.shared.weights import header
 
     for script in ("flux_train_network", "sdxl_train_network"):
         config = build(config_class(script), read_toml(demo.configs[script]), notes=[])

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import torch
 
-from library.families.base import Noised
+from library.objectives.base import NoisedBatch
 from library.train.loss import filled_up
 
 
 def noised(rows):
     values = torch.randn(rows, 4, 6, 6)
-    return Noised(values, torch.rand(rows), values + 1, torch.ones(rows), sigmas=torch.rand(rows))
+    return NoisedBatch(values, torch.rand(rows), values + 1, torch.ones(rows), sigmas=torch.rand(rows))
 
 
 def test_a_short_batch_is_predicted_in_full_shape_with_its_own_numbers():

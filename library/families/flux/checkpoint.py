@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
-from library.families import hub, weights
 from library.families.flux import keys
 from library.families.flux.options import OTHERS
+from library.families.shared import hub, weights
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
 
 
 def mismatched(shapes: Mapping[str, Shapes]) -> Iterator[str]:
-    """Parts that are each in order but do not belong together: a smaller T5, another VAE."""
+    """ModelComponents that are each in order but do not belong together: a smaller T5, another VAE."""
     if "denoiser" not in shapes:
         return
     model = bfl_shapes(shapes["denoiser"])
@@ -276,7 +276,7 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
 
 def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = True) -> Any:
     """Read an autoencoder, single file or diffusers, as an AutoencoderKL."""
-    from library.families import autoencoder
+    from library.families.shared import autoencoder
 
     file = weights.read(path, mmap)
     if "decoder.conv_in.weight" not in file:
@@ -288,7 +288,7 @@ def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = Tru
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of whatever version of transformers."""
-    from library.families import clip
+    from library.families.shared import clip
 
     file, marker = weights.read(path, mmap), "embeddings.token_embedding.weight"
     found = next((name for name in file if name.endswith(marker)), None)

@@ -1,18 +1,22 @@
 """FLUX.1 as a family: how its files become networks, captions become conditions, latents become a training step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.families import clip, t5, tokenizers
-from library.families.base import BlockInputs, LatentCache, Noised, Parts, TextCache
+from library.families.base import BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux import checkpoint, packing
+from library.families.shared import clip, t5, tokenizers
 from library.objectives import flow
+from library.objectives.base import NoisedBatch
+
+if TYPE_CHECKING:
+    from library.families.shared.sampler import Sampler
 
 # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
 TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, "tokenizer_2")}
@@ -25,7 +29,7 @@ class Flux:
     """FLUX.1 dev or schnell: a transformer, CLIP-L, T5 and an autoencoder. Holds the run's config."""
 
     name = "flux"
-    regions = ("DoubleStreamBlock", "SingleStreamBlock")
+    block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
     latent_cache = LatentCache(suffix="_flux.npz", keyed_by_size=True)
     text_cache = TextCache(
@@ -114,7 +118,7 @@ class Flux:
         token = self.config.hub.huggingface_token
         return tokenizers.find(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
 
-    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> Parts:
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> ModelComponents:
         """All four networks on the CPU, in sizes that their files tell. Raises ConfigError.
 
         The transformer is in `dtype`, the other three in `frozen`, if that is given.
@@ -136,9 +140,9 @@ class Flux:
         found = {part: tokenizers.load(self._tokenizer_folder(part), name) for part, (name, _) in TOKENIZERS.items()}
         self.guided = denoiser.sizes.guidance
         self.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
-        return Parts(denoiser, vae, encoders, found, {part: str(path) for part, path in paths.items()})
+        return ModelComponents(denoiser, vae, encoders, found, {part: str(path) for part, path in paths.items()})
 
-    def export(self, parts: Parts) -> dict[str, Tensor]:
+    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of a single file (BFL, without prefix); nothing else is saved with it."""
         return {name.replace("_orig_mod.", ""): tensor for name, tensor in parts.denoiser.state_dict().items()}
 
@@ -147,29 +151,31 @@ class Flux:
         path = clip.canonical(path) if part == "clip_l" else path
         return f"{PREFIXES[part]}_{path.replace('.', '_')}"
 
-    def level(self, path: str) -> int:
+    def resolution_level(self, path: str) -> int:
         """All blocks see the same tokens."""
         return 0
 
-    def place(self, path: str) -> tuple[int, ...]:
+    def execution_key(self, path: str) -> tuple[int, ...]:
         """Everything runs in the order of the tree."""
         return ()
 
-    def swapped(self, number: int) -> dict[str, int]:
+    def swap_plan(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> blocks of each kind: one half as double blocks, two single ones for each of the other."""
         double, single = number // 2, 2 * (number - number // 2)
         return {"DoubleStreamBlock": min(double, self.depth[0]), "SingleStreamBlock": min(single, self.depth[1])}
 
     # ---- a training step
 
-    def latents(self, parts: Parts, pixels: Tensor, generator: Any = None) -> Tensor:
+    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> scaled and shifted samples, float32 [B, 16, H / 8, W / 8]."""
         first = next(parts.vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             posterior = parts.vae.encode(pixels.to(first.device, first.dtype)).latent_dist
             return (posterior.sample(generator).float() - self.shift) * self.scale
 
-    def text(self, parts: Parts, captions: Sequence[str], encoders: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+    def text(
+        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+    ) -> dict[str, Tensor]:
         """Captions -> l_pooled [B, 768] of CLIP-L; t5_out [B, L, 4096], txt_ids [B, L, 3], t5_attn_mask [B, L] of T5.
 
         With apply_t5_attn_mask T5 does not look at padding either. Gradients flow where they are on.
@@ -190,11 +196,11 @@ class Flux:
             out["t5_attn_mask"] = mask.to(device, non_blocking=True)
         return out
 
-    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> Noised:
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
         return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
 
-    def predict(self, denoiser: nn.Module, noised: Noised, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+    def predict(self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
         """The denoiser's answer in the terms of the target, float32 [B, C, h, w]. `sizes` say nothing to FLUX.1."""
         latents = noised.latents
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
@@ -218,8 +224,8 @@ class Flux:
             "txt_attention_mask": text["t5_attn_mask"] if self.config.model.apply_t5_attn_mask else None,
         }
 
-    def sampler(self, parts: Parts) -> Callable:
-        """A function that draws preview images with these parts; see preview.Preview."""
-        from library.families.flux.sampler import Preview
+    def sampler(self, parts: ModelComponents) -> "Sampler":
+        """What draws sample images with these networks."""
+        from library.families.flux.sampler import FluxSampler
 
-        return Preview(self, parts)
+        return FluxSampler(self, parts)

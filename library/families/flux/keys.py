@@ -129,7 +129,7 @@ def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The single file's state dict -> diffusers'. Parts of fused tensors are views."""
+    """The single file's state dict -> diffusers'. Rows of fused tensors are views."""
     doubles, singles = _count(tensors, "double_blocks"), _count(tensors, "single_blocks")
     hidden = tensors["img_in.weight"].shape[0]
     out: dict[str, Tensor] = {}

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families import autoencoder, clip, tiny
+from library.families import tiny
 from library.families.flux import keys
 from library.families.flux.model import Flux, Sizes
+from library.families.shared import autoencoder, clip
 
 
 @dataclass(frozen=True)

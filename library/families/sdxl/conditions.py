@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from library.families import clip, tokenizers
-from library.families.base import Parts
+from library.families.base import ModelComponents
 from library.families.sdxl import emphasis
+from library.families.shared import clip, tokenizers
 
 TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "clip_g": (tokenizers.CLIP_G, "tokenizer_2")}
 PADS = {"clip_l": None, "clip_g": 0}  # what follows the EOS of a short caption; None is EOS again
@@ -15,7 +15,7 @@ HIDDEN = {"clip_l": "hidden_state1", "clip_g": "hidden_state2"}
 
 
 def encoded(
-    parts: Parts, captions: Sequence[str], encoders: tuple[str, ...] | None, chunks: int, weighted: bool
+    parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None, chunks: int, weighted: bool
 ) -> dict[str, Tensor]:
     """Captions cut or padded to so many chunks of 75 tokens -> hidden_state1, hidden_state2 [B, L, C] and pool2 [B, C].
 
@@ -40,7 +40,7 @@ def encoded(
     return out
 
 
-def for_prompts(parts: Parts, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
+def for_prompts(parts: ModelComponents, prompts: Sequence[str], longest: int) -> dict[str, Tensor]:
     """Prompts of a preview, emphasis read, all padded to the chunks the longest of them needs, at most `longest`."""
     tokenizer = next(iter(parts.tokenizers.values()))
     tokens = max(emphasis.length(tokenizer, prompt) for prompt in prompts)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.families import clip
+from library.families.shared import clip
 
 STEP = 1.1  # what one pair of brackets means
 SIGN = re.compile(r"\\[()\[\]\\]|:\s*([+-]?\d*\.?\d+)\s*\)|[()\[\]]")

@@ -3,16 +3,20 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.families import clip, hub, tokenizers, weights
-from library.families.base import BlockInputs, LatentCache, Noised, Parts, TextCache
+from library.families.base import BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.sdxl import conditions, folder, keys, model
+from library.families.shared import clip, hub, tokenizers, weights
+from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
+
+if TYPE_CHECKING:
+    from library.families.shared.sampler import Sampler
 
 CHANNELS = 4  # of latents
 SIDES = ("down_blocks", "mid_block", "up_blocks")  # of the U-Net, in the order in which they run
@@ -26,7 +30,7 @@ class Sdxl:
 
     name = "sdxl"
     grid = 32
-    regions = ("BasicTransformerBlock", "ResnetBlock2D")
+    block_classes = ("BasicTransformerBlock", "ResnetBlock2D")
     adapter_targets = ("Transformer2DModel",)
     architecture = "stable-diffusion-xl-v1-base"
     # Tokens of the image; height and width of its features.
@@ -93,7 +97,7 @@ class Sdxl:
         where = options.pretrained_model_name_or_path
         return tokenizers.find(name, where, subfolder, options.tokenizer_cache_dir, self.token)
 
-    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> Parts:
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> ModelComponents:
         """Everything on the CPU, what learns in `dtype`. Raises ConfigError.
 
         Text encoders that do not learn and the VAE are in `frozen`, if that is given; the VAE in float32 with
@@ -115,7 +119,9 @@ class Sdxl:
         networks = model.build(stored, kinds, self.config.adapters and self.config.precision.fp8_denoiser)
         found = {part: self._tokenizer(part, where) for part in conditions.TOKENIZERS}
         encoders = {part: networks[part] for part in conditions.TOKENIZERS}
-        return Parts(networks["denoiser"], networks["vae"], encoders, found, {"rest": stored.rest, "path": str(where)})
+        return ModelComponents(
+            networks["denoiser"], networks["vae"], encoders, found, {"rest": stored.rest, "path": str(where)}
+        )
 
     def _tokenizer(self, encoder: str, where: Path) -> Any:
         name, subfolder = conditions.TOKENIZERS[encoder]
@@ -123,7 +129,7 @@ class Sdxl:
         return tokenizers.load(folder, name)
 
     def latents(
-        self, parts: Parts, pixels: Tensor, generator: torch.Generator | list[torch.Generator] | None = None
+        self, parts: ModelComponents, pixels: Tensor, generator: torch.Generator | list[torch.Generator] | None = None
     ) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> raw samples of the VAE's posterior, float32 [B, 4, H/8, W/8].
 
@@ -141,12 +147,14 @@ class Sdxl:
         chunks = clip.chunks_of(self.config.model.max_token_length)
         return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * chunks + 2)
 
-    def text(self, parts: Parts, captions: Sequence[str], encoders: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+    def text(
+        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+    ) -> dict[str, Tensor]:
         """Captions -> hidden_state1 [B, L, 768], hidden_state2 [B, L, 1280], pool2 [B, 1280]; L is 77, 152 or 227."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
         return conditions.encoded(parts, captions, encoders, chunks, self.config.model.weighted_captions)
 
-    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> Noised:
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Raw latents -> one training step, see Diffusion.noised."""
         return self.objective.noised(latents, generator, timesteps)
 
@@ -157,7 +165,7 @@ class Sdxl:
         low, high = noise.min_timestep or 0, 1000 if noise.max_timestep is None else noise.max_timestep
         return [low + (high - low) * i // 5 for i in range(1, 5)]
 
-    def predict(self, denoiser: nn.Module, noised: Noised, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+    def predict(self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
         """The denoiser's answer, float32 [B, 4, h, w]. `sizes` [B, 6]: original h w, crop top left, target h w."""
         dtype = compute_dtype(denoiser, noised.latents.device.type)
         context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)
@@ -168,7 +176,7 @@ class Sdxl:
         )
         return answer[0].float()
 
-    def export(self, parts: Parts) -> dict[str, Tensor]:
+    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
         """The whole model by the single file's names, in the dtypes it has."""
         out = dict(parts.source.get("rest", {}))
         out.setdefault(keys.LOGIT_SCALE, torch.tensor(keys.FULL_LOGIT_SCALE))
@@ -178,12 +186,14 @@ class Sdxl:
             out |= keys.to_single(part, clip.tensors_of(encoder))
         return {name: tensor.contiguous() for name, tensor in out.items()}
 
-    def write_folder(self, parts: Parts, place: Path, put: Callable[[Path, dict[str, Tensor]], object]) -> None:
+    def write_folder(
+        self, parts: ModelComponents, place: Path, put: Callable[[Path, dict[str, Tensor]], object]
+    ) -> None:
         """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
         noise, model_options = self.config.noise, self.config.model
         folder.write(parts, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 
-    def level(self, path: str) -> int:
+    def resolution_level(self, path: str) -> int:
         """How often the picture was halved where a block of the U-Net is."""
         side, _, below = path.partition(".")
         lowest, number = len(self.layout.attention) - 1, below.partition(".")[0]
@@ -191,7 +201,7 @@ class Sdxl:
             side, lambda: lowest
         )()
 
-    def place(self, path: str) -> tuple[int, ...]:
+    def execution_key(self, path: str) -> tuple[int, ...]:
         """When a part of the U-Net runs: down, the middle, up; and of a pair the convolutions first."""
         side, *below = path.split(".")
         if side not in SIDES:
@@ -199,15 +209,15 @@ class Sdxl:
         level, (kind, number, *_) = (0, below) if side == "mid_block" else (int(below[0]), below[1:])
         return SIDES.index(side), level, kind.endswith("samplers"), int(number), kind != "resnets"
 
-    def swapped(self, number: int) -> dict[str, int]:
+    def swap_plan(self, number: int) -> dict[str, int]:
         """`blocks_to_swap` -> so many of the transformer blocks, where three quarters of the weights are."""
         return {"BasicTransformerBlock": number}
 
-    def sampler(self, parts: Parts) -> Callable:
-        """A function that draws preview images with these parts; see preview.Preview."""
-        from library.families.sdxl.sampler import Preview
+    def sampler(self, parts: ModelComponents) -> "Sampler":
+        """What draws sample images with these networks."""
+        from library.families.sdxl.sampler import SdxlSampler
 
-        return Preview(self, parts)
+        return SdxlSampler(self, parts)
 
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "down_blocks.1.attentions.0.proj_in") -> "lora_unet_input_blocks_4_1_proj_in"."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from library.families import clip
-from library.families.base import Parts
+from library.families.base import ModelComponents
 from library.families.sdxl import model
+from library.families.shared import clip
 from library.files import write_atomic
 from library.objectives import diffusion
 
@@ -26,7 +26,7 @@ LIBRARY = {
 }
 
 
-def write(parts: Parts, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
+def write(parts: ModelComponents, folder: Path, put: Put, v_prediction: bool, zero_snr: bool) -> None:
     """Write the model into an existing folder. `put(path, tensors)` writes a file of weights.
 
     Text encoders get the names of the published models (`text_model.*`), which every version of transformers reads. The
@@ -72,7 +72,7 @@ def usual_scheduler() -> Any:
     return EulerDiscreteScheduler(**options, steps_offset=1, timestep_spacing="leading")
 
 
-def _scheduler(parts: Parts, place: Path, v_prediction: bool, zero_snr: bool) -> str:
+def _scheduler(parts: ModelComponents, place: Path, v_prediction: bool, zero_snr: bool) -> str:
     """Write the scheduler's settings; returns its class."""
     place.mkdir()
     theirs = Path(parts.source.get("path", "")) / "scheduler" / "scheduler_config.json"

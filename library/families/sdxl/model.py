@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.families import autoencoder, clip, weights
 from library.families.sdxl import keys
+from library.families.shared import autoencoder, clip, weights
 
 SCALE = 0.13025  # latents are VAE samples times this
 SIZE_CHANNELS = 256  # each of the six numbers of the size conditioning becomes a sinusoid of this length

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from library.families import clip, tiny
+from library.families import tiny
 from library.families.sdxl import keys, model
 from library.families.sdxl.folder import usual_scheduler
+from library.families.shared import clip
 from library.files import write_atomic
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
-from library.families import hub
+from library.families.shared import hub
 from library.files import write_atomic
 
 CLIP_L = "openai/clip-vit-large-patch14"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
-from library.families.weights import assign, inverse, renamed
+from library.families.shared.weights import assign, inverse, renamed
 
 ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17

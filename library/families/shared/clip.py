@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families.weights import assign
+from library.families.shared.weights import assign
 
 HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
 LENGTH = 77  # tokens one pass sees: BOS, 75 of the caption, EOS
@@ -70,7 +70,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def load_clip_l(path: Any, dtype: torch.dtype | None = None, mmap: bool = True) -> nn.Module:
     """Read clip_l.safetensors (`text_model.*`, any of the usual prefixes before it) as a CLIPTextModel."""
-    from library.families import weights
+    from library.families.shared import weights
 
     file = weights.read(path, mmap)
     marker = "text_model.embeddings.token_embedding.weight"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.families import weights
+from library.families.shared import weights
 
 MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight")  # one matrix; files hold it under either name or both

@@ -1,0 +1,94 @@
+"""What samplers of all families share: remembered prompts, seeded noise, the way from latents to an image."""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from library.families.base import ModelComponents, SampleRequest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class Sampler(ABC):
+    """Draws sample images with the networks of a training, where they are and in the mode they are in.
+
+    The caller sets evaluation mode, autocast and devices, so that compiled graphs are reused rather than made again.
+    No random state but its own generator's is touched.
+    """
+
+    def __init__(self, family: Any, parts: ModelComponents):
+        self.family, self.parts = family, parts
+        self._known: dict[tuple[str, str], dict[str, Tensor]] = {}
+
+    @abstractmethod
+    def latents(self, request: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [1, C, h, w] in the convention of the cache."""
+
+    @abstractmethod
+    def decoder_input(self, latents: Tensor) -> Tensor:
+        """Latents of `latents` as the VAE takes them."""
+
+    @abstractmethod
+    def is_guided(self, request: SampleRequest) -> bool:
+        """Whether the negative prompt is steered away from."""
+
+    def encode(self, prompts: list[str]) -> dict[str, Tensor]:
+        """What the denoiser reads of each prompt."""
+        return self.family.text(self.parts, prompts)
+
+    @property
+    def denoiser(self) -> Any:
+        """The network itself: a distributed wrapper would wait for the other processes."""
+        return getattr(self.parts.denoiser, "module", self.parts.denoiser)
+
+    @torch.no_grad()
+    def remember(self, prompts: Iterable[tuple[str, str]]) -> None:
+        """Encode pairs of prompt and negative prompt now, for when the text encoders will have left."""
+        for prompt, negative in prompts:
+            encoded = self.encode([negative, prompt])
+            self._known[prompt, negative] = {name: tensor.cpu() for name, tensor in encoded.items()}
+
+    @torch.no_grad()
+    def __call__(self, request: SampleRequest) -> "Image":
+        """Draw one image. With guidance, prompt and negative prompt are one batch."""
+        from PIL import Image
+
+        pixels = self.decoded(self.latents(request))
+        return Image.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
+
+    def size(self, request: SampleRequest) -> tuple[int, int]:
+        """Height and width in pixels that the family can draw: cut to its multiple, at least 64."""
+        multiple = self.family.sample_multiple
+        height, width = (max(64, side // multiple * multiple) for side in (request.height, request.width))
+        return height, width
+
+    def text(self, request: SampleRequest, device: torch.device) -> dict[str, Tensor]:
+        """The text of [negative, prompt], or of the prompt alone when nothing is steered away from."""
+        known = self._known.get((request.prompt, request.negative))
+        if known is None:
+            known = self.encode([request.negative, request.prompt])
+        return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in known.items()}
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Latents -> pixels [3, H, W] in [0, 1]. The VAE comes to the latents' device for this and goes back."""
+        vae = self.parts.vae
+        if not isinstance(vae, nn.Module):
+            raise TypeError("sample images need a VAE")
+        first = next(vae.parameters())
+        home, dtype = first.device, first.dtype
+        vae.to(latents.device)
+        with torch.autocast(latents.device.type, enabled=False):
+            pixels = vae.decode(self.decoder_input(latents).to(dtype), return_dict=False)[0]
+        vae.to(home)
+        return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
+
+
+def generator_of(request: SampleRequest) -> torch.Generator:
+    """Seeded noise on the host: the same image on every machine. A seed of None is a new one each time."""
+    seed = secrets.randbelow(2**32) if request.seed is None else request.seed
+    return torch.Generator().manual_seed(seed)
