@@ -43,6 +43,7 @@ class Place:
         for folder, name in ((self.work, "WORK"), (self.inputs, "INPUTS"), (self.tree, "TREE")):
             raw = raw.replace(str(folder), name)
         raw = re.sub(r"-\d{8}-\d{6}-[0-9a-f]{4}\b", "-RUN", raw)
+        raw = re.sub(r"\b20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d\b", "TIME", raw)
         return re.sub(r"\b20\d{12}\b|(?<=_)20\d{12}(?=_)", "TIME", raw)
 
     def steady(self, value: Json) -> Json:
