@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from library import families
-from library.bench import networks
+from library.bench import random_weights
 from library.bench.inputs import Inputs
 from library.bench.subjects import Made, usual
 from library.config.schema import ConfigError, build
 from library.config.values import meant
 from library.families.base import ModelComponents
+from library.families.shared.random_networks import empty
 from library.methods.adapters import AdapterSpec, LoraLinear
 
 SCRIPT = "flux_train_network"  # whose options say how to train it
@@ -85,9 +86,9 @@ class Foreign:
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
         self.inputs = Inputs(self.cls, {n: x for n, x in inputs.items() if n != "frames"}, self.batch,
                              int(inputs.get("frames", 1)))  # fmt: skip
-        empty = self._empty()
-        self.inputs.settle(empty)
-        self.block_classes = repeated_classes(self.cls, empty)
+        blank = self._empty()
+        self.inputs.settle(blank)
+        self.block_classes = repeated_classes(self.cls, blank)
         self.about = {"family": "diffusers", "class": name, "config": dict(given), "size": None, "script": SCRIPT,
                       "model": "random weights"}  # fmt: skip
         self.resolutions = (512, 1024)
@@ -102,7 +103,7 @@ class Foreign:
 
         model = self._empty()
         dtype = fp8_storage.storage_type(config)
-        model = networks.filled(model, networks.place(model, device, dtype, config), dtype)
+        model = random_weights.fill(model, random_weights.placement(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
             model.to = functools.partial(_to, model)
         method = Adapters(model, self.block_classes, config.network.network_dim or 4, config.optim.learning_rate)
@@ -110,7 +111,7 @@ class Foreign:
 
     def _empty(self) -> nn.Module:
         try:
-            return networks.empty(lambda: self.cls(**self.given))
+            return empty(lambda: self.cls(**self.given))
         except Exception as error:  # whatever it may be that a class of somebody else says to a wrong number
             why = (str(error).splitlines() or [""])[0][:200]
             told = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"

@@ -124,7 +124,7 @@ class Stage:
             paths=[""] * number,
             sizes=torch.tensor([[height, width, 0.0, 0.0, height, width]] * number, device=self.device),
             weights=torch.ones(number, device=self.device),
-            latents=subject.latents((width, height), self.device),
+            latents=subject.latents(self.made, (width, height), self.device),
             text=subject.text(self.made, self.device),
         )
         return lambda: loss.of(batch, self.made.family, self.made.parts, self.made.method, self)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library import families, methods
-from library.bench import networks
+from library.bench import random_weights
 from library.config.schema import ConfigError, build, options, read_toml
 from library.families.base import ModelComponents
 from library.objectives.base import NoisedBatch
@@ -64,7 +64,8 @@ class Own:
         """`size` is tiny or full for random weights, None for the files that `values` name."""
         self.kind = families.config_class(script)
         self.name: str = self.kind.family
-        self.random = networks.sizes(self.name, size) if size else None
+        self._module = families.random_module(self.name)
+        self.random = self._module.random(self._module.FULL if size == "full" else self._module.TINY) if size else None
         small = {"t5xxl_max_token_length": TEXT} if size == "tiny" and self.name == "flux" else {}
         self.values = {**usual(script), **small, **values} if size else dict(values)
         self.batch = int(self.config({}).data.train_batch_size)
@@ -102,50 +103,32 @@ class Own:
             parts.encoders, parts.vae = {}, None
             return parts
         denoiser = self.random.denoiser()
-        where = networks.place(denoiser, device, dtype, config)
-        self._tell(family, denoiser)
-        return ModelComponents(networks.filled(denoiser, where, dtype), None, {}, {}, {})
-
-    def _tell(self, family: Any, denoiser: nn.Module) -> None:
-        """What a family otherwise reads from its files."""
-        if self.name == "flux":
-            family.guided = denoiser.sizes.guidance
-            family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
-        else:
-            from library.families.sdxl import keys
-
-            family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
+        where = random_weights.placement(denoiser, device, dtype, config)
+        self._module.adopt(family, denoiser)
+        return ModelComponents(random_weights.fill(denoiser, where, dtype), None, {}, {}, {})
 
     def predict(self, made: Made, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a denoiser for images of this size."""
-        latents = self.latents(resolution, device)
+        latents = self.latents(made, resolution, device)
         ones = torch.ones(len(latents), device=device)
         noised = NoisedBatch(latents, ones, latents, ones, ones, ones)
         text, sizes = self.text(made, device), torch.ones(len(latents), 6, device=device)
         return lambda denoiser: made.family.predict(denoiser, noised, text, sizes)
 
-    def latents(self, size: int | tuple[int, int], device: torch.device) -> Tensor:
+    def latents(self, made: Made, size: int | tuple[int, int], device: torch.device) -> Tensor:
         """Random latents [B, C, h, w] of images of one size: the side of a square, or (width, height)."""
-        channels = 16 if self.name == "flux" else 4
         width, height = size if isinstance(size, tuple) else (size, size)
+        channels = self._module.input_shapes(made.family, made.parts.denoiser).latent_channels
         return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
     def text(self, made: Made, device: torch.device) -> dict[str, Tensor]:
         """Random text outputs in the shapes of the caches."""
-        net, number = made.parts.denoiser, self.batch
-        if self.name == "flux":
-            length, of = made.family.text_length, net.sizes
-            shapes = {"l_pooled": (of.vector_channels,), "t5_out": (length, of.text_channels)}
-            shapes |= {"txt_ids": (length, 3), "t5_attn_mask": (length,)}
-        else:
-            wide, pooled = net.config.cross_attention_dim, net.add_embedding.linear_1.in_features - 6 * 256
-            first = 768 if wide == 2048 else wide // 3
-            shapes = {"hidden_state1": (TEXT, first), "hidden_state2": (TEXT, wide - first), "pool2": (pooled,)}
-        return {name: torch.randn(number, *shape, device=device) for name, shape in shapes.items()}
+        shapes = self._module.input_shapes(made.family, made.parts.denoiser).text
+        return {name: torch.randn(self.batch, *shape, device=device) for name, shape in shapes.items()}
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
         """The text encoders by name."""
-        names = ("clip_l", "t5xxl") if self.name == "flux" else ("clip_l", "clip_g")
+        names = self._module.random(self._module.TINY).encoders
         return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
 
     def _encoder(self, name: str, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
@@ -162,8 +145,8 @@ class Own:
         return lambda: model(ids, output_hidden_states=True)
 
     def _small(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        networks.check_room(model, device, dtype)
-        return networks.filled(model, device, dtype)
+        random_weights.check_room(model, device, dtype)
+        return random_weights.fill(model, device, dtype)
 
     def _text_length(self) -> int:
         family = families.of(self.config({}))

@@ -1,7 +1,6 @@
 """The files of a demo: made once, kept when whole, and never written over anything else."""
 
 import hashlib
-import importlib
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from library.demo import configs, images
+from library.families import random_module
 from library.files import write_atomic
 
 RECORD = "demo.json"
@@ -42,7 +42,7 @@ def prepare(folder: Path, families: Iterable[str]) -> Demo:
 def fingerprint() -> str:
     """What the files of a demo depend on: when it changes, an older demo's files no longer fit."""
     here = Path(__file__).resolve().parent
-    sources = [here / "images.py", here / "configs.py", *here.parent.glob("families/**/tiny.py")]
+    sources = [here / "images.py", here / "configs.py", *here.parent.glob("families/**/random*.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
 
 
@@ -85,7 +85,7 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
 
 def _model(family: str, place: Path) -> None:
     """A tiny checkpoint of a family, and a list of what is in which file."""
-    made = importlib.import_module(f"library.families.{family}.tiny").write(place)
+    made = random_module(family).write(place)
     files = made if isinstance(made, Mapping) else {family: made}
     relative = {name: Path(path).relative_to(place).as_posix() for name, path in files.items()}
     write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")

@@ -55,6 +55,11 @@ def _load(where: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def random_module(family: str) -> Any:
+    """The module that makes a family's networks with random weights: TINY, FULL, random, input_shapes, adopt, write."""
+    return importlib.import_module(f"library.families.{family}.random")
+
+
 def recognised(path: Path) -> tuple[str, str]:
     """What a .safetensors file or a diffusers folder is: the family that it is a base model of ("" for none), and words
     that fit into a sentence. Only a header is read. Raises ConfigError when that is not possible."""

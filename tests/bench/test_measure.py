@@ -7,7 +7,19 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from library.bench import candidates, foreign, machine, measure, networks, profiling, report, stage, subjects, timing
+from library import families
+from library.bench import (
+    candidates,
+    foreign,
+    machine,
+    measure,
+    profiling,
+    random_weights,
+    report,
+    stage,
+    subjects,
+    timing,
+)
 from library.cli import main
 from library.runs import job as jobs
 from library.runs.job_work import begin
@@ -194,17 +206,15 @@ def test_a_model_without_room_is_told_and_nothing_measured_is_a_failure(monkeypa
 
 
 def test_a_model_that_only_fits_in_8_bits_is_made_on_the_host(flux, monkeypatch):
-    from library.bench import networks
-
     model, half, gpu = flux.random.denoiser(), torch.bfloat16, torch.device("cuda")
-    needed = networks.bytes_of(model, half)
+    needed = random_weights.weight_bytes(model, half)
     monkeypatch.setattr(machine, "free_bytes", lambda device: needed if device == gpu else 2 * needed)
     small = flux.config({"fp8_base": True, "mixed_precision": "bf16"})
-    assert networks.place(model, gpu, half, small) == CPU
-    assert networks.place(model, gpu, half, flux.config({})) == gpu
+    assert random_weights.placement(model, gpu, half, small) == CPU
+    assert random_weights.placement(model, gpu, half, flux.config({})) == gpu
     monkeypatch.setattr(machine, "free_bytes", lambda device: needed - 1)
     with pytest.raises(foreign.ConfigError, match="fp8_base or blocks_to_swap"):
-        networks.place(model, gpu, half, small)
+        random_weights.placement(model, gpu, half, small)
 
 
 def test_full_size_tells_of_every_case_as_it_is_measured(monkeypatch, capsys, tmp_path):
@@ -235,7 +245,8 @@ def test_full_size_tells_of_every_case_as_it_is_measured(monkeypatch, capsys, tm
     ],
 )
 def test_full_size_is_the_size_of_the_published_models(family, expected):
-    sizes = networks.sizes(family, "full")
+    module = families.random_module(family)
+    sizes = module.random(module.FULL)
     makers = {"denoiser": sizes.denoiser, **sizes.encoders, "vae": sizes.vae}
     assert {part: sum(p.numel() for p in make().parameters()) for part, make in makers.items()} == expected
     assert makers["clip_l"]().config.hidden_size == 768

@@ -10,9 +10,9 @@ def tiny_sdxl(tmp_path_factory):
     """A single-file SDXL checkpoint in float32, its tokenizers beside it."""
     import torch
 
-    from library.families.sdxl import tiny
+    from library.families.sdxl import random
 
-    return tiny.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
+    return random.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +20,6 @@ def tiny_sdxl_folder(tmp_path_factory):
     """The same model as a diffusers folder."""
     import torch
 
-    from library.families.sdxl import tiny
+    from library.families.sdxl import random
 
-    return tiny.write_diffusers(tmp_path_factory.mktemp("sdxl_diffusers"), dtype=torch.float32)
+    return random.write_diffusers(tmp_path_factory.mktemp("sdxl_diffusers"), dtype=torch.float32)

@@ -7,17 +7,17 @@ import torch
 
 from library import families
 from library.config.schema import build
-from library.families.flux import tiny
+from library.families.flux import random
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return tiny.write(tmp_path_factory.mktemp("flux"))
+    return random.write(tmp_path_factory.mktemp("flux"))
 
 
 @pytest.fixture(scope="module")
 def schnell(tmp_path_factory):
-    return tiny.write(tmp_path_factory.mktemp("schnell"), guidance=False)
+    return random.write(tmp_path_factory.mktemp("schnell"), guidance=False)
 
 
 def family(files, script="flux_train_network", **values):

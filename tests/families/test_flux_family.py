@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from library.families.base import SampleRequest
-from library.families.flux import keys, packing, tiny
+from library.families.flux import keys, packing
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import clip
 from library.objectives.base import NoisedBatch
+from tests import flux_files
 from tests.families.flux import family, step
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -257,7 +258,7 @@ def test_previews_equal_the_diffusers_pipeline(dev, parts):
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, base_image_seq_len=256, max_image_seq_len=4096
     )
-    config = tiny.diffusers_config(parts.denoiser.state_dict())
+    config = flux_files.diffusers_config(parts.denoiser.state_dict())
     config.pop("_class_name")
     transformer = diffusers.FluxTransformer2DModel(**config)
     transformer.load_state_dict(keys.to_diffusers(parts.denoiser.state_dict()))

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from library.config.schema import ConfigError
-from library.families.flux import tiny
+from library.families.flux import random
+from tests import flux_files
 from tests.families.flux import family, step
 
 # ---- loading
@@ -20,17 +21,17 @@ def same(a, b):
 
 
 def test_every_layout_of_the_transformer_loads_alike(files, tmp_path):
-    tensors = tiny.load(files["flux"])
+    tensors = flux_files.load(files["flux"])
     expected = {name: tensor.float() for name, tensor in tensors.items()}
     prefixed = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
     prefixed["vae.decoder.conv_in.weight"] = torch.zeros(1)
     compiled = {name.replace("_blocks.0.", "_blocks.0._orig_mod."): tensor for name, tensor in tensors.items()}
-    sharded = tiny.write_diffusers(files["flux"], tmp_path / "many", shards=5)
-    single = tiny.write_diffusers(files["flux"], tmp_path / "one", shards=1)
+    sharded = flux_files.write_diffusers(files["flux"], tmp_path / "many", shards=5)
+    single = flux_files.write_diffusers(files["flux"], tmp_path / "one", shards=1)
     for path in (
         files["flux"],
-        tiny.save(prefixed, tmp_path / "prefixed.safetensors"),
-        tiny.save(compiled, tmp_path / "compiled.safetensors"),
+        flux_files.save(prefixed, tmp_path / "prefixed.safetensors"),
+        flux_files.save(compiled, tmp_path / "compiled.safetensors"),
         sharded,
         sharded.parent,
         sharded / "diffusion_pytorch_model-00002-of-00005.safetensors",
@@ -48,7 +49,7 @@ def test_every_layout_of_the_transformer_loads_alike(files, tmp_path):
 
 
 def test_parts_are_taken_from_a_whole_diffusers_folder(files, tmp_path, dev, parts):
-    whole = tiny.write_diffusers(files["flux"], tmp_path).parent
+    whole = flux_files.write_diffusers(files["flux"], tmp_path).parent
     for encoder, folder in (("clip_l", "text_encoder"), ("t5xxl", "text_encoder_2")):
         parts.encoders[encoder].save_pretrained(whole / folder)
     parts.vae.save_pretrained(whole / "vae")
@@ -68,7 +69,7 @@ def test_autoencoder_names_are_those_of_diffusers_own_conversion(files, parts):
     from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
     config = {**parts.vae.config, "down_block_types": parts.vae.config["down_block_types"]}
-    theirs = convert_ldm_vae_checkpoint(tiny.load(files["ae"]), config)
+    theirs = convert_ldm_vae_checkpoint(flux_files.load(files["ae"]), config)
     same(parts.vae.state_dict(), {name: tensor.float() for name, tensor in theirs.items()})
     assert parts.vae.config["scaling_factor"] == 0.3611 and parts.vae.config["shift_factor"] == 0.1159
 
@@ -86,8 +87,8 @@ def test_everything_is_frozen_on_the_cpu_and_in_the_type_that_was_asked_for(file
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
 def test_8_bits_stay_where_they_are_asked_for(files, tmp_path, prefix):
-    eight = tiny.write_fp8(files["flux"], tmp_path / "fp8.safetensors", prefix)
-    t5 = tiny.write_fp8(files["t5xxl"], tmp_path / "t5xxl_fp8_e4m3fn.safetensors")
+    eight = flux_files.write_fp8(files["flux"], tmp_path / "fp8.safetensors", prefix)
+    t5 = flux_files.write_fp8(files["t5xxl"], tmp_path / "t5xxl_fp8_e4m3fn.safetensors")
     of = family(files, pretrained_model_name_or_path=eight, t5xxl=t5, fp8_base=True, mixed_precision="bf16")
     parts = of.load(torch.bfloat16)
     types = {name: p.dtype for name, p in parts.denoiser.named_parameters()}
@@ -108,8 +109,8 @@ def test_8_bits_stay_where_they_are_asked_for(files, tmp_path, prefix):
 
 def test_export_gives_the_file_back(files, parts, dev, tmp_path):
     saved = dev.export(parts)
-    same(saved, {name: tensor.float() for name, tensor in tiny.load(files["flux"]).items()})
-    path = tiny.save(saved, tmp_path / "out.safetensors")
+    same(saved, {name: tensor.float() for name, tensor in flux_files.load(files["flux"]).items()})
+    path = flux_files.save(saved, tmp_path / "out.safetensors")
     same(family(files, pretrained_model_name_or_path=path).load(torch.float32).denoiser.state_dict(), saved)
 
 
@@ -124,9 +125,9 @@ def only(of, *words):
 
 
 def changed(files, part, path, change):
-    tensors = tiny.load(files[part])
+    tensors = flux_files.load(files[part])
     change(tensors)
-    return tiny.save(tensors, path)
+    return flux_files.save(tensors, path)
 
 
 def test_everything_that_is_missing_is_said_at_once(files, tmp_path):
@@ -162,7 +163,7 @@ def test_other_models_and_loras_are_named(files, tmp_path):
         ("something",): ("unknown kind",),
     }
     for i, (names, words) in enumerate(cases.items()):
-        path = tiny.save({name: torch.zeros(1) for name in names}, tmp_path / f"{i}.safetensors")
+        path = flux_files.save({name: torch.zeros(1) for name in names}, tmp_path / f"{i}.safetensors")
         only(family(files, pretrained_model_name_or_path=path), "pretrained_model_name_or_path: ", *words)
 
 
@@ -240,7 +241,7 @@ def test_a_file_that_was_cut_short_is_refused(files, tmp_path):
 
 
 def test_encoders_of_another_size_are_refused(files, tmp_path):
-    other = tiny.write(tmp_path, tiny_sizes=tiny.Tiny(clip_l=128, t5xxl=96, channels=4))
+    other = random.write(tmp_path, sizes=random.FluxSizes(clip_l=128, t5xxl=96, channels=4))
     found = list(family(files, clip_l=other["clip_l"], t5xxl=other["t5xxl"], ae=other["ae"]).problems())
     assert [problem.split(":")[0] for problem in found] == ["clip_l", "t5xxl", "ae"]
     assert "128" in found[0] and "64" in found[0]

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError, build
 from library.families import of
-from library.families.sdxl import keys, model, tiny
+from library.families.sdxl import keys, model, random
 from library.families.sdxl.family import Sdxl
 from library.families.sdxl.options import SdxlLora
-from library.families.shared import hub, tokenizers
+from library.families.shared import hub, random_tokenizers, tokenizers
 
 
 def family(path, **options):
@@ -78,7 +78,7 @@ def test_blocks_are_counted_from_names_as_they_are_in_the_model(tiny_sdxl, tiny_
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_loaded_file_is_exported_bit_for_bit(tmp_path, dtype):
-    path = tiny.write(tmp_path, dtype=dtype)
+    path = random.write(tmp_path, dtype=dtype)
     stored = load_file(path)
     stored["conditioner.embedders.0.transformer.text_model.embeddings.position_ids"] = torch.arange(77)[None]
     stored["v_pred"] = torch.tensor([])  # a mark that some checkpoints carry for other programs
@@ -94,8 +94,10 @@ def test_a_diffusers_folder_exports_the_same_file(tiny_sdxl, tiny_sdxl_folder):
 
 
 def test_sizes_come_from_the_file(tmp_path):
-    sizes = tiny.Sizes(unet=(32, 64, 128), depth=(0, 2, 1), vae=(32, 64), clip_l=128, clip_g=64, layers=3)
-    path = tiny.write(tmp_path, sizes=sizes)
+    sizes = random.SdxlSizes(
+        unet=(32, 64, 128), depth=(0, 2, 1), vae=(32, 64), clip_l=128, clip_g=64, clip_l_layers=3, clip_g_layers=3
+    )
+    path = random.write(tmp_path, sizes=sizes)
     parts = family(path).load(torch.bfloat16)
     assert list(parts.denoiser.config.attention_head_dim) == [1, 1, 2]
     assert list(parts.denoiser.config.transformer_layers_per_block) == [1, 2, 1]
@@ -164,10 +166,10 @@ def test_without_mmap_the_same_is_loaded(tiny_sdxl):
 def test_another_vae_in_either_layout(tiny_sdxl, tmp_path, layout):
     other = tmp_path / "other"
     if layout in ("folder", "whole folder"):
-        tiny.write_diffusers(other, seed=7, dtype=torch.float32)
+        random.write_diffusers(other, seed=7, dtype=torch.float32)
         vae = other / "vae" if layout == "folder" else other
     else:
-        stored = load_file(tiny.write(other, seed=7, dtype=torch.float32))
+        stored = load_file(random.write(other, seed=7, dtype=torch.float32))
         prefix = "first_stage_model."
         found = {name: tensor for name, tensor in stored.items() if name.startswith(prefix)}
         if layout != "ldm with prefix":
@@ -249,7 +251,7 @@ def test_files_that_are_not_there_or_damaged(tiny_sdxl, tmp_path):
 def test_an_incomplete_folder_is_named(tmp_path):
     import shutil
 
-    folder = tiny.write_diffusers(tmp_path / "model")
+    folder = random.write_diffusers(tmp_path / "model")
     shutil.rmtree(folder / "text_encoder_2")
     assert any("has no text_encoder_2 folder" in problem for problem in problems(folder))
 
@@ -266,9 +268,7 @@ def test_missing_tokenizers_offline_are_one_sentence_each(tiny_sdxl, tmp_path):
 
 
 def test_a_tokenizer_of_another_kind_is_passed_over(tiny_sdxl, tmp_path):
-    from library.families import tiny as shared
-
-    shared.t5_tokenizer(tmp_path / "tokenizer_2")  # as in a FLUX folder
+    random_tokenizers.t5_tokenizer(tmp_path / "tokenizer_2")  # as in a FLUX folder
     (tmp_path / "model.safetensors").write_bytes(b"")
     cache = _tokenizers(tiny_sdxl, tmp_path)
     found = tokenizers.find(tokenizers.CLIP_G, tmp_path / "model.safetensors", "tokenizer_2", cache)
@@ -367,9 +367,9 @@ def test_sharded_and_half_precision_folders(tiny_sdxl_folder, tmp_path):
 
 
 def test_the_tiny_checkpoint_is_the_same_every_time(tmp_path):
-    one, two = (load_file(tiny.write(tmp_path / name)) for name in ("a", "b"))
+    one, two = (load_file(random.write(tmp_path / name)) for name in ("a", "b"))
     assert same(one, two)
-    assert not same(one, load_file(tiny.write(tmp_path / "c", seed=1)))
+    assert not same(one, load_file(random.write(tmp_path / "c", seed=1)))
     assert (tmp_path / "a" / "tiny_sdxl.safetensors").stat().st_size < 10_000_000
     for file in ("tokenizer/vocab.json", "tokenizer/merges.txt"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()

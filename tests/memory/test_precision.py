@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from library import families, memory, methods
-from library.families.flux import tiny as tiny_flux
 from library.memory.quantization import fp8_storage
 from library.train.loop import data
-from tests import training
+from tests import flux_files, training
 
 BF16 = {"mixed_precision": "bf16"}
 FP8 = {**BF16, "fp8_base": True}
@@ -65,7 +64,7 @@ def test_the_base_takes_half_the_bytes(demo, script):
 def test_a_file_in_8_bits_is_taken_as_it_is(demo, squares, tmp_path, script):
     """Shared fp8 files hold all tensors in 8 bits; what cannot be computed with so is widened."""
     config = training.config_of(demo, script)
-    eight = tiny_flux.write_fp8(config.model.pretrained_model_name_or_path, tmp_path / "fp8.safetensors")
+    eight = flux_files.write_fp8(config.model.pretrained_model_name_or_path, tmp_path / "fp8.safetensors")
     for folder in eight.parents[0], demo.models[config.family][config.family].parent:
         for tokenizer in folder.glob("tokenizer*"):
             (tmp_path / tokenizer.name).symlink_to(tokenizer)

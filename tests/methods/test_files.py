@@ -119,9 +119,9 @@ def test_diffusers_knows_every_key_of_a_flux_file():
 
 @pytest.fixture(scope="module")
 def tiny_sdxl(tmp_path_factory):
-    from library.families.sdxl import tiny
+    from library.families.sdxl import random
 
-    return tiny.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
+    return random.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
 
 
 def loaded(path, cls=SdxlLora, **values):

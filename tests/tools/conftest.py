@@ -5,9 +5,9 @@ import torch
 
 from library import families, methods
 from library.config.schema import build
-from library.families.flux import tiny as flux_tiny
+from library.families.flux import random as random_flux
 from library.families.flux.options import FluxLora
-from library.families.sdxl import tiny as sdxl_tiny
+from library.families.sdxl import random as random_sdxl
 from library.families.sdxl.options import SdxlLora
 
 
@@ -54,12 +54,12 @@ def asked(base, parts):
 
 @pytest.fixture(scope="session")
 def sdxl(tmp_path_factory):
-    return sdxl_tiny.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
+    return random_sdxl.write(tmp_path_factory.mktemp("sdxl"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")
 def flux(tmp_path_factory):
-    return flux_tiny.write(tmp_path_factory.mktemp("flux"), dtype=torch.float32)
+    return random_flux.write(tmp_path_factory.mktemp("flux"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError
-from library.families.flux import tiny as flux_tiny
 from library.tools import adapters, names
 from library.tools.convert import convert
 from library.tools.verify import verify
+from tests import flux_files
 from tests.tools.conftest import asked, file_of, loaded, saved, trained
 
 FAMILIES = ("sdxl", "flux")
@@ -120,7 +120,7 @@ def test_diffusers_draws_the_same_with_a_converted_flux_file(bases, lora_files, 
 
     base, (first, _, _) = bases["flux"], lora_files["flux"]
     file = convert(first, tmp_path / "there.safetensors", to="diffusers")
-    folder = flux_tiny.write_diffusers(base["flux"], tmp_path / "model")
+    folder = flux_files.write_diffusers(base["flux"], tmp_path / "model")
     model = FluxTransformer2DModel.from_pretrained(folder)
     state, alphas = FluxPipeline.lora_state_dict(load_file(file), return_alphas=True)
     FluxPipeline.load_lora_into_transformer(state, alphas, model)

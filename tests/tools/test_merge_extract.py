@@ -8,10 +8,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError
-from library.families.flux import tiny as flux_tiny
 from library.methods.lora import Unmatched
 from library.tools import adapters, extract, merge, resize, storage
 from library.tools.models import Model
+from tests import flux_files
 from tests.tools.conftest import asked, file_of, loaded
 
 FAMILIES = ("sdxl", "flux")
@@ -99,7 +99,7 @@ def test_text_encoders_that_hardly_differ_are_left_out(bases, lora_files, tmp_pa
 
 def test_an_fp8_base_is_summed_in_float32_and_rounded_once(bases, lora_files, tmp_path):
     first = lora_files["flux"][0]
-    base = flux_tiny.write_fp8(bases["flux"]["flux"], tmp_path / "fp8.safetensors", prefix="model.diffusion_model.")
+    base = flux_files.write_fp8(bases["flux"]["flux"], tmp_path / "fp8.safetensors", prefix="model.diffusion_model.")
     key = "double_blocks.0.img_attn.qkv.weight"
     stored = load_file(base)["model.diffusion_model." + key]
     change = products(first)["lora_unet_double_blocks_0_img_attn_qkv"]
@@ -112,7 +112,7 @@ def test_an_fp8_base_is_summed_in_float32_and_rounded_once(bases, lora_files, tm
 
 def test_a_diffusers_transformer_becomes_a_single_file(bases, lora_files, tmp_path):
     first = lora_files["flux"][0]
-    folder = flux_tiny.write_diffusers(bases["flux"]["flux"], tmp_path / "d")
+    folder = flux_files.write_diffusers(bases["flux"]["flux"], tmp_path / "d")
     one = merge.merge(folder, [(first, 1.0)], tmp_path / "one.safetensors").path
     two = merge.merge(bases["flux"]["flux"], [(first, 1.0)], tmp_path / "two.safetensors").path
     one, two = load_file(one), load_file(two)

@@ -15,9 +15,9 @@ from tests.training import config_of, listing, runs_in, train
 @pytest.fixture(scope="session")
 def wide_sdxl(tmp_path_factory):
     """A tiny SDXL whose levels all differ in width, as the real one's: twelve kinds of ResNet block, two of others."""
-    from library.families.sdxl import tiny
+    from library.families.sdxl import random
 
-    return tiny.write(tmp_path_factory.mktemp("wide"), sizes=tiny.Sizes(unet=(32, 64, 96)))
+    return random.write(tmp_path_factory.mktemp("wide"), sizes=random.SdxlSizes(unet=(32, 64, 96)))
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 
 from library import families, methods
 from library.demo import lora
-from library.families.flux import keys, tiny
+from library.families.flux import keys
+from tests import flux_files
 from tests.training import config_of, train
 
 CAPTIONS = ["zorb toy, red"]
@@ -96,7 +97,7 @@ def test_flux_through_the_converter(trained):
     expected = answers(*with_adapters)
 
     stored = load_file(config.model.pretrained_model_name_or_path)
-    known = {k: v for k, v in tiny.diffusers_config(stored).items() if not k.startswith("_")}
+    known = {k: v for k, v in flux_files.diffusers_config(stored).items() if not k.startswith("_")}
     other = FluxTransformer2DModel(**known)
     other.load_state_dict({name: tensor.float() for name, tensor in keys.to_diffusers(stored).items()})
     converted, _ = lora._flux(load_file(file), config)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from library import families
 from library.config.schema import ConfigError, build
-from library.families.sdxl import tiny
+from library.families.sdxl import random
 from library.families.sdxl.options import SdxlTrain
 from library.methods import full
 from library.outputs import paths
@@ -17,7 +17,7 @@ from library.outputs import paths
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
     """A single-file checkpoint in float32."""
-    return tiny.write(tmp_path_factory.mktemp("model"), dtype=torch.float32)
+    return random.write(tmp_path_factory.mktemp("model"), dtype=torch.float32)
 
 
 def learner_of(model, output, learn=0.25, **values):

@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from library.files import write_atomic
 
 SENTENCES = (
@@ -66,24 +63,6 @@ def t5_tokenizer(folder: Path) -> int:
     tokenizer = T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=512)
     tokenizer.save_pretrained(str(folder))
     return len(tokenizer)
-
-
-def noise(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Seeded weights for named shapes: matrices scaled by their inputs, norms at one, biases near zero.
-
-    With these a random network passes a signal of about unit size, so that losses are finite and fall.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    out = {}
-    for name, shape in shapes:
-        if len(shape) < 2:
-            one = 1.0 if "norm" in name and name.endswith(("weight", "scale")) else 0.0
-            tensor = one + 0.02 * torch.randn(shape, generator=generator)
-        else:
-            inputs = 1.0 if "embed" in name and len(shape) == 2 and "token" in name else math.prod(shape[1:])
-            tensor = torch.randn(shape, generator=generator) * (0.7 / math.sqrt(inputs))
-        out[name] = tensor.to(dtype)
-    return out
 
 
 def _words(sentences: Iterable[str]) -> Iterator[str]:

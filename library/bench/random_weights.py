@@ -1,0 +1,68 @@
+"""Random weights for a network of any size, and whether there is room for them. Speed does not depend on values."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.bench import machine
+from library.config.schema import ConfigError
+
+GIB = 2**30
+DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them
+
+
+def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config: Any) -> torch.device:
+    """Where weights are made: on the device, or on the host if they only fit once they are swapped or in 8 bits.
+
+    Raises ConfigError where there is no room for them.
+    """
+    in_8_bits = config.precision.fp8_denoiser or getattr(config.precision, "int8_base", False)
+    shrinks = in_8_bits or config.memory.blocks_to_swap
+    if device.type == "cuda" and shrinks and weight_bytes(model, dtype) > 0.9 * machine.free_bytes(device):
+        device = torch.device("cpu")
+    check_room(model, device, dtype)
+    return device
+
+
+def check_room(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError where the weights do not fit: a machine that runs out of memory may take others down."""
+    needed, free = weight_bytes(model, dtype), machine.free_bytes(device)
+    if needed > free:
+        raise ConfigError(
+            f"{type(model).__name__} needs {needed / GIB:.0f} GB and {free / GIB:.0f} GB are free on {device.type}: "
+            "measure --size tiny here, or a TOML with fp8_base or blocks_to_swap"
+        )
+
+
+def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """What the weights take in a type."""
+    return sum(p.numel() for p in model.parameters()) * dtype.itemsize
+
+
+@torch.no_grad()
+def fill(model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    """Random weights on the device, of a size that passes a signal on."""
+    generator = torch.Generator(device).manual_seed(seed)
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            if id(p) not in made:
+                made[id(p)] = nn.Parameter(_random(name, p, device, dtype, generator))
+            setattr(module, name, made[id(p)])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+    return model.eval()
+
+
+def _random(name: str, like: Tensor, device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    tensor = torch.empty(like.shape, device=device, dtype=dtype)
+    if like.ndim < 2:
+        return tensor.fill_(1.0 if name in ("weight", "scale") else 0.0)
+    flat = tensor.view(-1)
+    few = flat[:DRAWN]  # a processor would draw numbers for minutes
+    few.normal_(0.0, 0.7 / like[0].numel() ** 0.5, generator=generator)
+    for start in range(DRAWN, flat.numel(), DRAWN):
+        rest = flat[start : start + DRAWN]
+        rest.copy_(few[: rest.numel()])
+    return tensor

@@ -1,0 +1,137 @@
+"""FLUX.1's networks with random weights: full-size, or tiny ones in the real file formats."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from library.families.flux.model import Flux, Sizes
+from library.families.shared import autoencoder, clip, random_networks, random_tokenizers
+from library.families.shared.random_networks import CLIP_WORDS, T5_WORDS, InputShapes, RandomNetworks
+from library.files import write_atomic
+
+
+@dataclass(frozen=True)
+class FluxSizes:
+    """Widths and depths. Widths of CLIP are multiples of 64 (heads), of the autoencoder of 32 (groups)."""
+
+    hidden: int = 64
+    head: int = 32
+    double_blocks: int = 2
+    single_blocks: int = 4
+    clip_l: int = 64
+    clip_layers: int = 2
+    t5xxl: int = 64
+    t5_layers: int = 2
+    t5_heads: int = 4
+    t5_head: int = 16
+    t5_mlp: int = 128
+    vae: tuple[int, ...] = (32, 32, 32, 32)
+    channels: int = 16
+    guidance: bool = True  # dev; schnell is without
+    resolutions: tuple[int, ...] = (64, 128)
+
+
+TINY = FluxSizes()
+FULL = FluxSizes(
+    hidden=3072, head=128, double_blocks=19, single_blocks=38, clip_l=768, clip_layers=12, t5xxl=4096, t5_layers=24,
+    t5_heads=64, t5_head=64, t5_mlp=10240, vae=(128, 256, 512, 512), resolutions=(512, 1024, 2048),
+)  # fmt: skip
+
+
+def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
+    """The networks of these sizes, for tokenizers with so many words."""
+    shape = Sizes(
+        in_channels=4 * sizes.channels,
+        out_channels=4 * sizes.channels,
+        vector_channels=sizes.clip_l,
+        text_channels=sizes.t5xxl,
+        hidden=sizes.hidden,
+        head=sizes.head,
+        mlp=4 * sizes.hidden,
+        double_blocks=sizes.double_blocks,
+        single_blocks=sizes.single_blocks,
+        guidance=sizes.guidance,
+    )
+    return RandomNetworks(
+        lambda: random_networks.empty(lambda: Flux(shape)),
+        {
+            "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_layers, clip_words),
+            "t5xxl": lambda: _t5(sizes, t5_words),
+        },
+        lambda: random_networks.autoencoder(sizes.vae, sizes.channels, 0.3611, quant_convs=False),
+        sizes.resolutions,
+    )
+
+
+def _t5(sizes: FluxSizes, words: int) -> nn.Module:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(
+        vocab_size=words,
+        d_model=sizes.t5xxl,
+        d_kv=sizes.t5_head,
+        d_ff=sizes.t5_mlp,
+        num_layers=sizes.t5_layers,
+        num_heads=sizes.t5_heads,
+        feed_forward_proj="gated-gelu",
+    )
+    made = random_networks.empty(lambda: T5EncoderModel(config))
+    made.encoder.embed_tokens = made.shared
+    return made
+
+
+def adopt(family: Any, denoiser: Flux) -> None:
+    """Tell a family what it otherwise reads from the header of its checkpoint."""
+    family.guided = denoiser.sizes.guidance
+    family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
+
+
+def input_shapes(family: Any, denoiser: Flux) -> InputShapes:
+    """What this denoiser reads, for one image."""
+    length, sizes = family.text_length, denoiser.sizes
+    text = {"l_pooled": (sizes.vector_channels,), "t5_out": (length, sizes.text_channels)}
+    return InputShapes(sizes.in_channels // 4, text | {"txt_ids": (length, 3), "t5_attn_mask": (length,)})
+
+
+def write(
+    folder: Path, seed: int = 0, guidance: bool = True, dtype: torch.dtype = torch.bfloat16, sizes: FluxSizes = TINY
+) -> dict[str, Path]:
+    """Write the four files of a tiny dev (schnell without `guidance`) model and its tokenizers into a folder.
+
+    Returns paths by part: flux, clip_l, t5xxl, ae (all .safetensors), tokenizer and tokenizer_2 (folders).
+    """
+    folder = Path(folder)
+    places = {"tokenizer": folder / "tokenizer", "tokenizer_2": folder / "tokenizer_2"}
+    clip_words = random_tokenizers.clip_tokenizer(places["tokenizer"])
+    t5_words = random_tokenizers.t5_tokenizer(places["tokenizer_2"])
+    made = random(replace(sizes, guidance=guidance), clip_words, t5_words)
+    networks = {
+        "flux": (f"tiny-flux1-{'dev' if guidance else 'schnell'}", made.denoiser()),
+        "clip_l": ("clip_l", made.encoders["clip_l"]()),
+        "t5xxl": ("t5xxl_fp16", made.encoders["t5xxl"]()),
+        "ae": ("ae", made.vae()),
+    }
+    for i, (part, (stem, network)) in enumerate(networks.items()):
+        named = clip.tensors_of(network) if part == "clip_l" else network.state_dict()
+        shapes = [(name, tuple(t.shape)) for name, t in named.items() if name != "encoder.embed_tokens.weight"]
+        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
+        if part == "ae":
+            tensors = autoencoder.to_single(_calm(tensors))
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        places[part] = write_atomic(
+            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
+        )
+    return places
+
+
+def _calm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Let the random encoder answer like a trained one: latents of about unit size, with nearly no variance."""
+    half = tensors["encoder.conv_out.bias"].shape[0] // 2
+    tensors["encoder.conv_out.weight"][:half] *= 6
+    tensors["encoder.conv_out.weight"][half:] *= 0.1
+    tensors["encoder.conv_out.bias"][half:] = -12.0
+    return tensors

@@ -1,0 +1,129 @@
+"""SDXL's networks with random weights: full-size, or tiny ones in the real file formats."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.families.sdxl import keys, model
+from library.families.sdxl.folder import usual_scheduler
+from library.families.shared import clip, random_networks, random_tokenizers
+from library.families.shared.random_networks import CLIP_WORDS, InputShapes, RandomNetworks
+from library.files import write_atomic
+
+
+@dataclass(frozen=True)
+class SdxlSizes:
+    """Widths and depths. Widths are multiples of 32 (the norms' groups), the encoders' of 64 (heads)."""
+
+    unet: tuple[int, ...] = (32, 64, 64)
+    depth: tuple[int, ...] = (0, 1, 2)
+    vae: tuple[int, ...] = (32, 32, 32, 32)
+    clip_l: int = 64
+    clip_g: int = 128
+    clip_l_layers: int = 2
+    clip_g_layers: int = 2
+    resolutions: tuple[int, ...] = (64, 128)
+
+
+TINY = SdxlSizes()
+FULL = SdxlSizes(
+    unet=(320, 640, 1280), depth=(0, 2, 10), vae=(128, 256, 512, 512), clip_l=768, clip_g=1280, clip_l_layers=12,
+    clip_g_layers=32, resolutions=(512, 1024, 2048),
+)  # fmt: skip
+
+
+def random(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
+    """The networks of these sizes, for tokenizers with so many words."""
+    return RandomNetworks(
+        lambda: _unet(sizes),
+        {
+            "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_l_layers, words),
+            "clip_g": lambda: random_networks.clip_encoder(sizes.clip_g, sizes.clip_g_layers, words, "gelu", True),
+        },
+        lambda: random_networks.autoencoder(sizes.vae, 4, model.SCALE, quant_convs=True),
+        sizes.resolutions,
+    )
+
+
+def _unet(sizes: SdxlSizes) -> nn.Module:
+    from diffusers import UNet2DConditionModel
+
+    attention = tuple(depth > 0 for depth in sizes.depth)
+    made = random_networks.empty(
+        lambda: UNet2DConditionModel(
+            block_out_channels=sizes.unet,
+            down_block_types=tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attention),
+            up_block_types=tuple("CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attention)),
+            transformer_layers_per_block=tuple(max(1, depth) for depth in sizes.depth),
+            attention_head_dim=tuple(max(1, width // clip.HEAD) for width in sizes.unet),
+            cross_attention_dim=sizes.clip_l + sizes.clip_g,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=model.SIZE_CHANNELS,
+            projection_class_embeddings_input_dim=sizes.clip_g + 6 * model.SIZE_CHANNELS,
+        )
+    )
+    return model.empty_unet({name: tuple(p.shape) for name, p in made.state_dict().items()})
+
+
+def adopt(family: Any, denoiser: nn.Module) -> None:
+    """Tell a family what it otherwise reads from the header of its checkpoint."""
+    family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
+
+
+def input_shapes(_: Any, denoiser: nn.Module) -> InputShapes:
+    """What this denoiser reads, for one image."""
+    wide = denoiser.config.cross_attention_dim
+    pooled = denoiser.add_embedding.linear_1.in_features - 6 * model.SIZE_CHANNELS
+    first = 768 if wide == 2048 else wide // 3
+    states = {"hidden_state1": (clip.LENGTH, first), "hidden_state2": (clip.LENGTH, wide - first)}
+    return InputShapes(4, {**states, "pool2": (pooled,)})
+
+
+def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY) -> Path:
+    """Write `tiny_sdxl.safetensors` (the LDM layout) and its two tokenizers into a folder; returns the file's path."""
+    from safetensors.torch import save_file
+
+    parts = _tensors(Path(folder), seed, dtype, sizes)
+    file = {}
+    for part, tensors in parts.items():
+        file |= keys.to_single(part, tensors)
+    file[keys.LOGIT_SCALE] = torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)
+    path = Path(folder) / "tiny_sdxl.safetensors"
+    file = {name: tensor.contiguous() for name, tensor in file.items()}
+    return write_atomic(path, lambda temporary: save_file(file, temporary, {"modelspec.title": "tiny SDXL"}))
+
+
+def write_diffusers(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY) -> Path:
+    """Write the same model as a diffusers folder; returns the folder."""
+    folder = Path(folder)
+    parts = _tensors(folder, seed, dtype, sizes)
+    for part, tensors in parts.items():
+        model.PARTS[part](tensors).save_pretrained(folder / model.FOLDERS[part])
+    library = {"unet": "UNet2DConditionModel", "vae": "AutoencoderKL", "scheduler": "EulerDiscreteScheduler"}
+    index = {name: ["diffusers", cls] for name, cls in library.items()}
+    index |= {"text_encoder": ["transformers", "CLIPTextModel"], "tokenizer": ["transformers", "CLIPTokenizer"]}
+    index |= {"text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]}
+    usual_scheduler().save_pretrained(folder / "scheduler")
+    index |= {"tokenizer_2": ["transformers", "CLIPTokenizer"], "_class_name": "StableDiffusionXLPipeline"}
+    write_atomic(folder / "model_index.json", json.dumps(index, indent=1) + "\n")
+    return folder
+
+
+def _tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> dict[str, dict[str, Tensor]]:
+    """Random tensors of every part by diffusers name, and the tokenizers whose vocabularies fit them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
+    random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
+    made = random(sizes, words)
+    networks = {"denoiser": made.denoiser(), "vae": made.vae(), **{n: make() for n, make in made.encoders.items()}}
+    out = {}
+    for i, (part, network) in enumerate(networks.items()):
+        named = clip.tensors_of(network) if part.startswith("clip") else network.state_dict()
+        shapes = [(name, tuple(t.shape)) for name, t in named.items()]
+        out[part] = random_networks.random_weights(shapes, seed * 10 + i, dtype)
+    return out

@@ -1,0 +1,95 @@
+"""Networks with random weights for demos, tests and measurements: what the families' own builders have in common."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from library.families.shared import clip
+
+CLIP_WORDS, T5_WORDS = 49408, 32128  # vocabularies of the published tokenizers
+
+
+@dataclass(frozen=True)
+class RandomNetworks:
+    """The networks of a family in one size, each made without memory for its weights."""
+
+    denoiser: Callable[[], nn.Module]
+    encoders: Mapping[str, Callable[[], nn.Module]]
+    vae: Callable[[], nn.Module]
+    resolutions: tuple[int, ...]  # sides of images that are worth measuring with them
+
+
+@dataclass(frozen=True)
+class InputShapes:
+    """What a denoiser reads: channels of latents, and shapes of text outputs by their name in the caches."""
+
+    latent_channels: int
+    text: Mapping[str, tuple[int, ...]]
+
+
+def empty(make: Callable[[], nn.Module]) -> nn.Module:
+    """A network without memory for its weights; buffers are real."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        return make()
+
+
+def clip_encoder(
+    width: int, layers: int, words: int = CLIP_WORDS, activation: str = "quick_gelu", projected: bool = False
+) -> nn.Module:
+    """A CLIP text encoder, with a projection of its pooled output if `projected`."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    config = CLIPTextConfig(
+        vocab_size=words,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        projection_dim=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // clip.HEAD,
+        max_position_embeddings=clip.LENGTH,
+        hidden_act=activation,
+        bos_token_id=words - 2,
+        eos_token_id=words - 1,
+    )
+    return empty(lambda: (CLIPTextModelWithProjection if projected else CLIPTextModel)(config))
+
+
+def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_convs: bool) -> nn.Module:
+    """An image autoencoder; SDXL's has convolutions around its latents (`quant_convs`), FLUX.1's has none."""
+    from diffusers import AutoencoderKL
+
+    return empty(
+        lambda: AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * len(widths),
+            up_block_types=("UpDecoderBlock2D",) * len(widths),
+            block_out_channels=widths,
+            layers_per_block=2,
+            latent_channels=channels,
+            scaling_factor=scale,
+            use_quant_conv=quant_convs,
+            use_post_quant_conv=quant_convs,
+        )
+    )
+
+
+def random_weights(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Seeded weights for named shapes: matrices scaled by their inputs, norms at one, biases near zero.
+
+    With these a random network passes a signal of about unit size, so that losses are finite and fall.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    out = {}
+    for name, shape in shapes:
+        if len(shape) < 2:
+            one = 1.0 if "norm" in name and name.endswith(("weight", "scale")) else 0.0
+            tensor = one + 0.02 * torch.randn(shape, generator=generator)
+        else:
+            inputs = 1.0 if "embed" in name and len(shape) == 2 and "token" in name else math.prod(shape[1:])
+            tensor = torch.randn(shape, generator=generator) * (0.7 / math.sqrt(inputs))
+        out[name] = tensor.to(dtype)
+    return out
