@@ -54,7 +54,8 @@ def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str,
     title = _title(wrong) if wrong else "The check itself failed" if failed else "Nothing has to be fixed"
     body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
     body += PROBE if probe and not wrong and not failed else ""
-    return _box("bad" if wrong or failed else "good", title, body, alert=bool(wrong) or failed)
+    kind = "bad early" if found.get("early") else "bad" if wrong or failed else "good"
+    return _box(kind, title, body, alert=bool(wrong) or failed)
 
 
 def without_captions(text: str, again: str) -> str:

@@ -149,6 +149,8 @@ class Training:
                 return clear | {self.message: said}
 
         read = f"(sent, ...rest) => [window.kohya.read('{self.tab.id}', '{busy}'), {more}]"
+        if busy:
+            event = event(self.on_first, inputs=inputs, outputs=[self.message], js=read, **QUICK).then
         done = event(handle, inputs=inputs, outputs=outputs, js=read, **QUICK)
         if busy:
             done.then(None, None, None, js=f"() => window.kohya.rest('{self.tab.id}')", **QUICK)
@@ -166,6 +168,15 @@ class Training:
         return self.form.shown(given.family, remedy(problem, self.form.rough(given)))
 
     # ---- what the buttons do
+
+    def on_first(self, sent: str) -> Any:
+        """Say at once what is wrong with the form in itself: the whole check, which follows, takes seconds."""
+        with contextlib.suppress(ConfigError):  # which the whole check says
+            given = self.form.hear(sent)
+            reading = paths.allowed(self.form.reading(given), self.roots)
+            if reading.problems:
+                return self._report({"findings": isolated.known(reading), "fit": None, "early": True}, given.family)
+        return gr.skip()
 
     def on_train(self, sent: str) -> Said:
         """Check the form and all that it names, and start the training in processes of its own."""

@@ -2,9 +2,11 @@
 
 import json
 import re
+import threading
 
 import pytest
 
+from library.check import isolated
 from library.config.schema import build, changed, flat, read_toml
 from library.families import config_class
 from library.runs import reader
@@ -41,6 +43,24 @@ def test_an_empty_form_is_told_all_that_is_missing(visit):
     visitor.fill(output_dir="/results")  # what is being mended is marked no longer
     assert visitor.page.locator("#lora-output_dir").evaluate("e => getComputedStyle(e).borderColor") != marked
     assert reader.runs() == []
+
+
+def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monkeypatch):
+    done = threading.Event()
+
+    def slow(reading, launch):
+        assert done.wait(60)
+        more = {"topic": "disk", "verdict": "bad", "text": "the disk is full", "fix": {}}
+        return {"findings": [*isolated.known(reading), more], "fit": None}
+
+    monkeypatch.setattr(isolated, "check", slow)
+    visitor = visit()
+    visitor.click("Train")
+    visitor.until("3 things have to be fixed first")
+    assert visitor.page.locator(".bar[data-busy]").count() == 1  # and it goes on looking
+    done.set()
+    visitor.until("4 things have to be fixed first")
+    visitor.page.wait_for_selector(".bar:not([data-busy])")
 
 
 def test_wrong_numbers_are_told_at_once_and_a_click_leads_to_them(visit, tmp_path):
