@@ -65,7 +65,6 @@ def case(family, number, name, size, count):
     import torch
 
     from library.bench import machine, stage, subjects, timing
-    from library.compiler.log import LEDGER
 
     device, side = machine.device("auto"), 1024 if size == "full" else 128
     values = {"mixed_precision": "bf16", "train_batch_size": int(number)}
@@ -81,7 +80,7 @@ def case(family, number, name, size, count):
         found = timing.measure(lambda: losses.append(ready.step()), device, timing.Plan(steps=8))
         return {
             **{"first": round(first, 2), **found.facts(), "flops": flops, **ready.compiling()},
-            "graphs": [(e.block, e.forward, round(e.seconds, 1)) for e in LEDGER.events],
+            "graphs": [(e.block, e.forward, round(e.seconds, 1)) for e in ready.compile_log.events],
             "losses": [round(float(value), 5) for value in losses[:6]],
         }
 

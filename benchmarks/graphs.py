@@ -140,7 +140,7 @@ def measure(family, way, backend):
     from torch._dynamo.utils import counters
 
     from library import families, memory
-    from library.compiler.log import LEDGER
+    from library.compiler.log import CompileLog
     from library.config.schema import build
     from library.memory import checkpointing
 
@@ -148,27 +148,28 @@ def measure(family, way, backend):
     block_classes = getattr(kind, "block_classes", kind)
     adapt(model, block_classes)
     torch._dynamo.config.recompile_limit = 64
+    log = CompileLog()
     if way in ("wrapped", "diffusers"):
         if way == "wrapped":
             checkpointing.wrap(memory.repeated(model, block_classes))
         wrap(model, block_classes, backend)
-        LEDGER.listen()
+        log.listen()
     else:
         values = {"compile": True, "compile_fullgraph": True, "compile_backend": backend}
         values["gradient_checkpointing"] = True
         config = build(families.config_class(f"{family}_train_network"), values, notes=[])
         kind = object.__new__(kind)  # a family of a training holds its config, which blocks do not ask for
-        memory.prepare(model, kind, config, torch.device("cpu"), sizes=BUCKETS)
+        memory.prepare(model, kind, config, torch.device("cpu"), sizes=BUCKETS, log=log)
     for height, width in BUCKETS:
         call(height, width).square().mean().backward()
-    LEDGER.drain()
+    log.drain()
     return {
         "graphs": counters["stats"]["unique_graphs"],
-        "recompiles": sum(bool(e.reason) for e in LEDGER.events),
-        "predicted": sum(LEDGER.predicted().values()) or None,
-        "seconds": LEDGER.summary()["seconds"],
+        "recompiles": sum(bool(e.reason) for e in log.events),
+        "predicted": sum(log.predicted().values()) or None,
+        "seconds": log.summary()["seconds"],
         "cpu": round(time.process_time(), 1),
-        "cache_hits": sum(e.cache_hits for e in LEDGER.events),
+        "cache_hits": sum(e.cache_hits for e in log.events),
         "wrapped_keys": sum("_orig_mod" in key for key in model.state_dict()),
     }
 

@@ -16,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from library import memory
 from library.bench import shapes
 from library.bench.subjects import FACTOR, Made, Own, Subject
-from library.compiler import blocks as compile_utils
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.memory import swapping
 from library.memory.quantization import fp8_storage
 from library.train import optimizers
@@ -88,8 +87,10 @@ class Stage:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
         self.made, self.generator, self.encoding, self.ranks, self.rank = made, torch.Generator(device), None, 1, 0
-        compile_utils.start_over()
-        self.not_compiled = memory.prepare(made.parts.denoiser, made.family, config, device, _latents(sides))
+        self.compile_log = log = CompileLog()
+        prepared = memory.prepare(made.parts.denoiser, made.family, config, device, _latents(sides), log=log)
+        self.not_compiled = log.fallback = prepared.not_compiled
+        self.compiled = config.compile.compile and not log.fallback
         self.optimizer = optimizers.optimizer(made.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
@@ -162,15 +163,15 @@ class Stage:
         """What the compiler did since the stage was made."""
         if not self.config.compile.compile:
             return {}
-        LEDGER.drain()
-        total = LEDGER.summary()
+        self.compile_log.drain()
+        total = self.compile_log.summary()
         kept = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
         return {"compile": kept} | ({"not_compiled": self.not_compiled} if self.not_compiled else {})
 
     def close(self) -> None:
         """Let the model go."""
         del self.made, self.optimizer, self._losses, self._swap
-        compile_utils.start_over()
+        self.compile_log.close()
 
 
 @contextlib.contextmanager

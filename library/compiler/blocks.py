@@ -17,7 +17,7 @@ from torch import nn
 from library.compiler import cache, cudagraph
 from library.compiler.checks import hooked, problems
 from library.compiler.entry import Inputs, shape_of, with_door
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog, Speedup
 from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
 from library.config.schema import ConfigError
 
@@ -81,12 +81,13 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     log_prefix: str = "Model",
     inputs: Mapping[Any, Inputs] | None = None,
     backends: Mapping[nn.Module, str] | None = None,
+    log: CompileLog | None = None,
 ) -> M:
     """Compile every block of `target_blocks` (a list of lists) in place and return `model`.
 
     `args` is anything with the six option names. `inputs` (by class name or block) lets blocks of a class share graphs;
-    `backends` has those of blocks that shall not have that of `args`. Raises ConfigError when this machine cannot
-    compile.
+    `backends` has those of blocks that shall not have that of `args`. `log` notes what is compiled. Raises ConfigError
+    when this machine cannot compile.
     """
     device = _device_of(model)
     blocks = [block for group in target_blocks for block in group]
@@ -95,7 +96,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     cache.use(getattr(args, "compile_cache_dir", None), device)
     sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
     SETTINGS.want(wanted_settings(args, device, sizes))
-    LEDGER.listen()
+    log = log or CompileLog()
+    log.listen()
     backends = backends or {}
     options = torch_compile_options(args, sizes)
     known = bool(blocks)
@@ -111,7 +113,8 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
         learns = not given.in_front if given else kind in learning
         block.__class__ = with_door(type(block), shape, streams, dynamic, learns)
-        LEDGER.expect(kind, shape, given.sizes if given else 1)
+        block.__dict__["_compile_log"] = log
+        log.expect(kind, shape, given.sizes if given else 1)
         known &= given is not None
     if known and options["dynamic"] is None:
         # What may vary is marked. PyTorch's own memory of what did goes by lines of code, which blocks of all widths
@@ -119,23 +122,23 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED:
         options["mode"] = RECORDED[args.compile_mode]
-        _record(model, args.compile_mode)
+        _record(model, args.compile_mode, log)
     if waiting := getattr(args, "compile_compare_steps", 0):
-        LEDGER.savings.held, LEDGER.savings.begin = waiting, functools.partial(_begin, blocks, options, backends)
+        log.speedup = Speedup(waiting, functools.partial(_begin, blocks, options, backends))
     else:
         _begin(blocks, options, backends)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
-    logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(LEDGER.predicted().values()), shown)
+    logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(log.predicted().values()), shown)
     return model
 
 
-def _record(model: nn.Module, mode: str) -> None:
+def _record(model: nn.Module, mode: str, log: CompileLog) -> None:
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     if several and torch.distributed.get_world_size() > 1:
         # Nobody has seen several processes play back what they recorded while they average gradients.
         logger.warning("compile_mode: %s replays no CUDA graphs with several GPUs, it only compiles", mode)
         return
-    cudagraph.attach(model)
+    cudagraph.attach(model, log)
 
 
 def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any], backends: Mapping[nn.Module, str]) -> None:
@@ -192,11 +195,3 @@ def why(error: BaseException, torch_file: str = torch.__file__) -> str:
         return "PyTorch cannot compile below a folder with a blank in its name; move the project to another"
     telling = (line for line in lines if "error:" in line.lower())
     return next(telling, lines[0])[:200]
-
-
-def start_over() -> None:
-    """Forget what an earlier training of this process has compiled, or given up to compile."""
-    if LEDGER.used:  # also by what never expected a block: compile ids begin anew, and would be taken for its own
-        torch._dynamo.reset()
-        torch.compiler.set_stance("default")
-        LEDGER.clear()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.compiler.subclass import under_its_name
 from library.config.schema import ConfigError
 
@@ -43,10 +43,10 @@ def leave_default_stream() -> None:
         torch.cuda.set_stream(torch.cuda.Stream())
 
 
-def attach(denoiser: nn.Module) -> None:
+def attach(denoiser: nn.Module, log: CompileLog) -> None:
     """From now on every call with gradients is recorded, and played back where it has been."""
     leave_default_stream()
-    denoiser.__dict__["_recorder"] = Recorder(denoiser)
+    denoiser.__dict__["_recorder"] = Recorder(denoiser, log)
     denoiser.__class__ = _recorded(type(denoiser))
 
 
@@ -64,7 +64,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
     class Recorded(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             recorder = self.__dict__.get("_recorder")
-            if recorder is None or not torch.is_grad_enabled() or LEDGER.held or LEDGER.fallback:
+            if recorder is None or not torch.is_grad_enabled() or recorder.log.waiting or recorder.log.fallback:
                 return super().__call__(*args, **kwargs)
             return recorder(super().__call__, args, kwargs)
 
@@ -104,8 +104,8 @@ class Call:
 class Recorder:
     """The recordings of one denoiser. They share their memory, as only one of them is at work at a time."""
 
-    def __init__(self, denoiser: nn.Module) -> None:
-        self.denoiser = weakref.ref(denoiser)
+    def __init__(self, denoiser: nn.Module, log: CompileLog) -> None:
+        self.log, self.denoiser = log, weakref.ref(denoiser)
         self.made: dict[Hashable, Recording] = {}
         self.learn: list[nn.Parameter] = []
         self.gradients: list[Tensor] = []  # of what learns, where recordings put them

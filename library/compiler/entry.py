@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from library.compiler.log import LEDGER
 from library.compiler.subclass import copied, under_its_name
 from library.compiler.torch_settings import SETTINGS
 
@@ -61,8 +60,8 @@ def with_door(
     dynamic: tuple[tuple[int, int], ...],
     learns: bool,
 ) -> type[nn.Module]:
-    """A subclass whose call runs eager code before the compiled one: it tells the ledger where compiling happens, and
-    hands every block the same kind of tensors.
+    """A subclass whose call runs eager code before the compiled one: it tells the log of the block (`_compile_log`)
+    where compiling happens, and hands every block the same kind of tensors.
 
     There is one for each shape of a block and backend, with code of its own, so that its graphs are its own as well:
     SDXL's twelve kinds of ResNet block would otherwise count as recompilations of one and exceed PyTorch's limit of 8.
@@ -82,7 +81,10 @@ def with_door(
                     torch._dynamo.maybe_mark_dynamic(given[position], dimension)
             SETTINGS.hold()
             # Where no gradient goes through a block there is nothing to recompute either, which PyTorch would refuse.
-            with LEDGER.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
+            with (
+                self.__dict__["_compile_log"].inside(kind),
+                torch.set_grad_enabled(in_graph and torch.is_grad_enabled()),
+            ):
                 return super().__call__(*given, **kwargs)
 
     Door.forward = copied(cls.forward)

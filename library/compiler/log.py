@@ -1,9 +1,9 @@
-"""The ledger of compilation: which block made which graph, why, and how long it took."""
+"""The log of compilations: which block made which graph, why, and how long it took."""
 
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ RESUMED = "torch_dynamo_resume_in_"  # what PyTorch calls a function whose begin
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledGraph:
     """One graph that PyTorch made. `reason` is empty for the first of its kind; a recompilation says why."""
 
     block: str
@@ -29,19 +29,19 @@ class Compiled:
 
 
 @dataclass
-class Savings:
+class Speedup:
     """Whether compiling pays, judged by whole steps: some eager ones at the start of a run, and compiled ones after.
 
     Nothing is known without those eager steps (`compile_compare_steps`), and nothing is claimed then. Steps that
     compile, and steps after a pause, count for neither side.
     """
 
-    held: int = 0  # eager steps still to be done before compiling begins
+    eager_steps_left: int = 0  # before compiling begins
     begin: Callable[[], None] | None = None  # what ends the waiting
     eager: list[float] = field(default_factory=list)  # seconds of each eager step
     compiled: int = 0  # steps that were timed compiled,
     gained: float = 0.0  # and the seconds by which they were faster altogether
-    paid_step: int | None = None  # the step from which on more has been gained than compiling took
+    break_even_step: int | None = None  # from it on more has been gained than compiling took
 
     @property
     def eager_step(self) -> float:
@@ -53,20 +53,20 @@ class Savings:
         """Seconds of a compiled step."""
         return self.eager_step - self.gained / self.compiled if self.compiled else 0.0
 
-    def note(self, step: int, seconds: float | None, spent: float) -> None:
+    def note_step(self, step: int, seconds: float | None, spent: float) -> None:
         """A step has ended; compiling has taken `spent` seconds until now."""
-        if self.held:
+        if self.eager_steps_left:
             self.eager += [] if seconds is None else [seconds]
-            self.held -= 1
-            if not self.held and self.begin:
+            self.eager_steps_left -= 1
+            if not self.eager_steps_left and self.begin:
                 self.begin()
         elif self.eager and seconds is not None:
             self.compiled += 1
             self.gained += self.eager_step - seconds
         if self.gained <= spent:
-            self.paid_step = None
-        elif self.paid_step is None:
-            self.paid_step = step
+            self.break_even_step = None
+        elif self.break_even_step is None:
+            self.break_even_step = step
 
     def facts(self, spent: float) -> dict[str, Any]:
         """What is known, for the run's record; nothing where nothing was measured."""
@@ -76,7 +76,7 @@ class Savings:
             "eager_s_it": round(self.eager_step, 4),
             "compiled_s_it": round(self.compiled_step, 4),
             "saved_seconds": round(self.gained - spent, 2),
-            "paid_step": self.paid_step,
+            "paid_step": self.break_even_step,
         }
 
     def sentence(self, spent: float) -> str:
@@ -86,21 +86,28 @@ class Savings:
         saved = self.gained - spent
         paces = f"{self.compiled_step:.3g} s a step instead of {self.eager_step:.3g} s, "
         paces += f"timed over {self.compiled} and {len(self.eager)} steps"
-        if self.paid_step is None:
+        if self.break_even_step is None:
             return f"Compiling has cost {-saved:.1f} s more than it saved so far ({paces})."
-        return f"Compiling saved {saved:.1f} s in total ({paces}); its time was recovered at step {self.paid_step}."
+        return (
+            f"Compiling saved {saved:.1f} s in total ({paces}); its time was recovered at step {self.break_even_step}."
+        )
 
 
-class Ledger:
-    """Collects what the compiler did in this process. One exists (`LEDGER`), as there is one compiler."""
+class CompileLog:
+    """What PyTorch compiled for one training or measurement: expected, noted graph by graph, and summed up.
 
-    def __init__(self) -> None:
-        self.events: list[Compiled] = []
+    Whoever trains makes one and hands it to `compile_model`, which begins to listen. Closing it ends that and forgets
+    all compiled code, so that the next log of this process counts from nothing.
+    """
+
+    def __init__(self, on_graph: Callable[[str, int, int], None] | None = None) -> None:
+        """`on_graph` is told when a graph is begun: "compiling" and the class of the block, its number, of how many."""
+        self.on_graph = on_graph
+        self.events: list[CompiledGraph] = []
         self.expected: dict[str, list[Hashable]] = {}  # class of block -> the shape of each block
         self.fallback = ""  # why compiled blocks were given up, if they were
         self.attention = ""  # the attention kernel that was put first, on a GPU
-        self.savings = Savings()
-        self.begins: Callable[[str, int, int], None] | None = None  # told of each graph: block, its number, of how many
+        self.speedup = Speedup()
         self.bucket = ""  # size of the images that are learned from just now
         self._inside = ""
         self._owner: dict[str, str] = {}
@@ -108,6 +115,15 @@ class Ledger:
         self._sizes: dict[tuple[str, Hashable], int] = {}
         self._listening = False
         self._resumed: list[str] = []  # graphs that go on where another had to end
+
+    def __enter__(self) -> "CompileLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __deepcopy__(self, known: dict[int, Any]) -> "CompileLog":
+        return self  # compiled blocks hold it, and copies of them run in the same process
 
     @contextlib.contextmanager
     def inside(self, kind: str) -> Iterator[None]:
@@ -131,11 +147,11 @@ class Ledger:
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
     @property
-    def most(self) -> int:
+    def graphs_per_block(self) -> int:
         """How many graphs a single block needs at most."""
         return max(self._sizes.values(), default=0)
 
-    def unforeseen(self) -> list[Compiled]:
+    def recompilations(self) -> list[CompiledGraph]:
         """Recompilations that were not predicted: those for sizes that are compiled one by one were."""
         foreseen = Counter({kind: number - len(set(self.expected[kind])) for kind, number in self.predicted().items()})
         found = []
@@ -145,7 +161,7 @@ class Ledger:
         return found
 
     def listen(self) -> None:
-        """Start to note compilations. Safe to call twice; `torch._dynamo.reset()` ends it."""
+        """Start to note compilations. Safe to call twice; `torch.compiler.reset()` ends it."""
         if self._listening:
             return
         import torch._dynamo.callback as callback
@@ -156,11 +172,11 @@ class Ledger:
         torch._dynamo.utils.counters["graph_break"].clear()
         self._listening = True
 
-    def drain(self) -> list[Compiled]:
+    def drain(self) -> list[CompiledGraph]:
         """What was compiled since the last call."""
         if not self._listening:
             return []
-        if self.held and torch.cuda.is_available():
+        if self.waiting and torch.cuda.is_available():
             torch.cuda.synchronize()  # a step that is to be compared has to be over
         before = len(self.events)
         for metrics in torch._dynamo.utils.get_compilation_metrics():
@@ -168,20 +184,27 @@ class Ledger:
         torch._dynamo.utils.clear_compilation_metrics()
         return self.events[before:]
 
-    def stepped(self, step: int, seconds: float | None) -> None:
+    def note_step(self, step: int, seconds: float | None) -> None:
         """A step has ended, in which nothing was compiled if its seconds are given."""
         if not self.fallback:
-            self.savings.note(step, seconds, self.seconds)
+            self.speedup.note_step(step, seconds, self.seconds)
+
+    def close(self) -> None:
+        """Listen no more, and forget what was compiled, or given up to compile. Safe to call twice."""
+        if self._listening or self.fallback:
+            torch.compiler.reset()
+            torch.compiler.set_stance("default")
+        self._listening = False
 
     @property
-    def used(self) -> bool:
-        """Whether there is anything to forget."""
-        return bool(self._listening or self.events or self.expected or self.fallback)
+    def active(self) -> bool:
+        """Whether blocks are compiled, or will be after some eager steps."""
+        return bool(self.expected) and not self.fallback
 
     @property
-    def held(self) -> bool:
-        """Whether compiling has yet to begin, as steps to compare with come first."""
-        return self.savings.held > 0
+    def waiting(self) -> bool:
+        """Whether compiling has yet to begin, as eager steps to compare with come first."""
+        return self.speedup.eager_steps_left > 0
 
     @property
     def seconds(self) -> float:
@@ -192,7 +215,7 @@ class Ledger:
         """Numbers of a step, for the curves of a run whose blocks are compiled."""
         if not self.expected or self.fallback:
             return {}
-        saved = {"compile/saved_seconds": round(self.savings.gained - self.seconds, 2)} if self.savings.eager else {}
+        saved = {"compile/saved_seconds": round(self.speedup.gained - self.seconds, 2)} if self.speedup.eager else {}
         return {"compile/seconds": round(self.seconds, 2), **saved}
 
     def sentence(self) -> str:
@@ -203,16 +226,16 @@ class Ledger:
         first = (
             f"Compiling took {self.seconds:.1f} s for {total['num_graphs']} graphs, {total['recompiles']} recompiled."
         )
-        return f"{first} {self.savings.sentence(self.seconds)}".strip()
+        return f"{first} {self.speedup.sentence(self.seconds)}".strip()
 
     def unproven(self) -> list[str]:
         """Classes that were set up to compile and have no graph. To be asked after a step in which all blocks ran."""
-        if self.held:
+        if self.waiting:
             return []
         made = {e.block for e in self.events if not e.failed}
         return [kind for kind in self.expected if kind not in made]
 
-    def breaks(self) -> list[str]:
+    def graph_breaks(self) -> list[str]:
         """Why blocks did not fit into one graph, if they did not: around such a place they run eagerly, or altogether,
         and PyTorch says nothing."""
         told = torch._dynamo.utils.counters["graph_break"] if self._listening else {}
@@ -226,39 +249,28 @@ class Ledger:
             "predicted": self.predicted(),
             "graphs": dict(Counter(e.block for e in good if e.forward)),
             "num_graphs": sum(e.forward for e in good),
-            "recompiles": len(self.unforeseen()),
+            "recompiles": len(self.recompilations()),
             "seconds": round(self.seconds, 2),
             "cache_hits": sum(e.cache_hits for e in good),
             "fallback": self.fallback,
             **({"attention": self.attention} if self.attention else {}),
-            **self.savings.facts(self.seconds),
+            **self.speedup.facts(self.seconds),
         }
-
-    def clear(self) -> None:
-        """Forget everything, for the next run in this process, which has to listen anew."""
-        self.events.clear()
-        self.expected.clear()
-        self._owner.clear()
-        self._buckets.clear()
-        self.bucket = ""
-        self._sizes.clear()
-        self.savings = Savings()
-        self.fallback, self._listening = "", False
-        self._resumed.clear()
 
     def _started(self, args: Any) -> None:
         graph, number = str(args.compile_id), len(self._owner)
         self._owner.setdefault(graph, self._inside)
         self._buckets.setdefault(graph, self.bucket)
-        if self.begins and self._inside and len(self._owner) > number:
-            self.begins(self._inside, len(self._owner), max(sum(self.predicted().values()), len(self._owner)))
+        if self.on_graph and self._inside and len(self._owner) > number:
+            made = len(self._owner)
+            self.on_graph(f"compiling {self._inside}", made, max(sum(self.predicted().values()), made))
 
-    def _read(self, m: Any) -> Compiled:
+    def _read(self, m: Any) -> CompiledGraph:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6
         if (place := (m.co_name or "").removeprefix(RESUMED)) != (m.co_name or ""):
             self._resumed.append(f"it ends before line {place.rpartition('_')[2]} of {place.rpartition('_at_')[0]}")
         first = f"{graph.partition('/')[0]}/0"  # whose owner is known also where making another was not even begun
-        return Compiled(
+        return CompiledGraph(
             block=self._owner.get(graph) or self._owner.get(first) or m.co_name or "?",
             graph=graph,
             # On a GPU choosing among a kernel's variants is noted by itself, when it first runs: time, but no graph.
@@ -270,11 +282,3 @@ class Ledger:
             total=self.seconds + seconds,
             bucket=self._buckets.get(graph, self.bucket),
         )
-
-
-def as_line(event: Compiled) -> dict[str, Any]:
-    """An event as the run's record keeps it."""
-    return asdict(event)
-
-
-LEDGER = Ledger()

@@ -55,6 +55,14 @@ class Batch:
             return self.latents.shape[-2], self.latents.shape[-1]
         return int(self.sizes[0, 4]) // LATENT, int(self.sizes[0, 5]) // LATENT
 
+    @property
+    def bucket(self) -> str:
+        """Width and height of the images in pixels, as in "1024x768"; asks no device."""
+        if self.latents is not None:
+            return f"{self.latents.shape[-1] * LATENT}x{self.latents.shape[-2] * LATENT}"
+        assert self.pixels is not None
+        return f"{self.pixels.shape[-1]}x{self.pixels.shape[-2]}"
+
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device, copied without waiting."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError
@@ -13,26 +13,41 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from library.compiler.log import CompileLog
+
 Sizes = Collection[tuple[int, ...]]  # of batches: images, unless all have as many, height and width of their latents
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` has chosen."""
+
+    attention: str  # the attention kernel that was put first, "" on a CPU
+    not_compiled: str  # why the blocks run eagerly although compiling was asked for, "" when nothing is wrong
+
+
 def prepare(  # noqa: PLR0913 - what is made ready, and for what
-    denoiser: nn.Module, family: Any, config: Any, device: torch.device, sizes: Sizes, text_learns: bool = False
-) -> str:
+    denoiser: nn.Module,
+    family: Any,
+    config: Any,
+    device: torch.device,
+    sizes: Sizes,
+    text_learns: bool = False,
+    log: CompileLog | None = None,
+) -> Prepared:
     """Place the denoiser on its device and apply everything that saves memory or time. The order matters.
 
     Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are
-    those of the data set's batches; `text_learns` says that gradients go on through what the denoiser reads. Returns
-    why the blocks run eagerly although compiling was asked for, '' when nothing is wrong.
+    those of the data set's batches; `text_learns` says that gradients go on through what the denoiser reads. `log` is
+    handed on to what compiles.
     """
     import torch
 
-    from library.compiler.log import LEDGER
     from library.memory import attention, channels_last, checkpointing, swapping
     from library.memory.quantization import fp8_storage
 
     attention.switches(config.compile)
-    LEDGER.attention = attention.prefer(device, config.memory.attention_kernel)
+    kernel = attention.prefer(device, config.memory.attention_kernel)
     denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
     blocks = repeated(denoiser, family.block_classes)
     fp8_storage.store(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks
@@ -44,13 +59,12 @@ def prepare(  # noqa: PLR0913 - what is made ready, and for what
         around = config.compile.compile and config.compile.compile_scope == "inner"
         keep, own = memory.checkpoint_keep_attention, getattr(config.precision, "fp8_compute", False)
         checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, keep, around, own)
-    why = _compile(
-        denoiser, blocks, family, config, device, sizes, text_learns
-    )  # 4. in place: names in state_dict stay
+    # 4. in place: names in state_dict stay
+    why = _compile(denoiser, blocks, family, config, device, sizes, text_learns, log)
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     if device.type == "cpu":
         channels_last.let_learn(denoiser)
-    return why
+    return Prepared(kernel, why)
 
 
 def size_by_size(config: Any, device: torch.device) -> bool:
@@ -95,6 +109,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     device: torch.device,
     sizes: Sizes,
     text_learns: bool,
+    log: CompileLog | None,
 ) -> str:
     if not config.compile.compile:
         return ""
@@ -121,11 +136,10 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
         channels_last.keep_channels_last(block)
     try:
-        compile_utils.compile_model(options, denoiser, blocks, False, family.name, inputs, backends)
+        compile_utils.compile_model(options, denoiser, blocks, False, family.name, inputs, backends, log)
     except ConfigError as e:
         if not options.compile_fallback:
             raise
-        compile_utils.LEDGER.fallback = str(e)
         return str(e)
     return ""
 

@@ -16,7 +16,7 @@ import torch
 
 from library import memory
 from library.compiler import blocks, cudagraph
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.config import schema
 from library.config.schema import ConfigError
 from library.memory import attention, trial
@@ -226,16 +226,15 @@ def tried(bench: Bench, way: Way) -> Result:
     except ConfigError as refused:
         result.why = str(refused).splitlines()[0]
         return result
-    with trial.undone(bench.parts.denoiser, bench.family.block_classes):
+    with CompileLog(run.compile_log.on_graph) as log, trial.undone(bench.parts.denoiser, bench.family.block_classes):
         try:
-            _rehearsed(bench, result)
+            _rehearsed(bench, result, log)
         except (torch.OutOfMemoryError, MemoryError):
             result.why = "not enough memory"
         except Exception as error:
             if not _expected(error, way):
                 raise
             result.why = blocks.why(error)
-    blocks.start_over()
     gc.collect()
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -248,12 +247,12 @@ def _expected(error: Exception, way: Way) -> bool:
     return broken or isinstance(error, ConfigError) or blocks.is_compile_error(error)
 
 
-def _rehearsed(bench: Bench, result: Result) -> None:
+def _rehearsed(bench: Bench, result: Result, log: CompileLog) -> None:
     run, parts, batches = bench.run, bench.parts, bench.batches
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.device)
     texts = any(map(bench.method.trained_parts.get, parts.encoders))
-    memory.prepare(parts.denoiser, bench.family, run.config, run.device, batches.kinds(), texts)
+    memory.prepare(parts.denoiser, bench.family, run.config, run.device, batches.kinds(), texts, log)
     kinds = Counter(dict(batches.kinds().most_common(SIZES)))
     first, steady = 0.0, 0.0
     for kind, number in kinds.items():
@@ -265,10 +264,10 @@ def _rehearsed(bench: Bench, result: Result) -> None:
         first += times[0] - usual
         steady += usual * number / kinds.total()
     result.seconds, result.compiling = steady, max(first, 0.0) if run.config.compile.compile else 0.0
-    LEDGER.drain()
-    if missing := LEDGER.unproven():
+    log.drain()
+    if missing := log.unproven():
         result.why = f"no graph was made for {', '.join(missing)}"
-    elif broken := LEDGER.breaks():
+    elif broken := log.graph_breaks():
         result.why = f"a block does not fit into one graph ({broken[0]})"
     if run.device.type == "cuda":
         result.peak = cudagraph.peak(run.device) / GIB

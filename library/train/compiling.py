@@ -12,7 +12,7 @@ from torch import nn
 
 from library import memory
 from library.compiler import blocks, prewarm
-from library.compiler.log import LEDGER, as_line
+from library.compiler.log import CompileLog
 from library.config.schema import ConfigError
 from library.train import loss, rng
 
@@ -31,14 +31,15 @@ def ahead(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
     (`compile_compare_steps`), it happens right after them. Of several processes on a machine, one goes first and
     compiles; the others find its graphs in the cache.
     """
-    if not LEDGER.expected or LEDGER.fallback:
+    log = run.compile_log
+    if not log.active:
         return
     _warn(run)
     if not run.config.compile.ahead:
         return
     work = functools.partial(_in_turn, batches, family, bare(parts), method, run)
-    if LEDGER.held and LEDGER.savings.begin:
-        LEDGER.savings.begin = functools.partial(_both, LEDGER.savings.begin, work)
+    if log.waiting and log.speedup.begin:
+        log.speedup.begin = functools.partial(_both, log.speedup.begin, work)
     else:
         work()
 
@@ -46,7 +47,7 @@ def ahead(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
 def _warn(run: Any) -> None:
     """Say what leaves blocks eager although it was asked to compile them; ConfigError where none may be."""
     options, steps = run.config.compile, run.clock.total - run.clock.step
-    limit, needed = options.compile_cache_size_limit, LEDGER.most
+    limit, needed = options.compile_cache_size_limit, run.compile_log.graphs_per_block
     if 0 < limit < needed:
         said = (
             f"compile_cache_size_limit = {limit}: blocks need {needed} graphs for the sizes of this data set, and run "
@@ -67,7 +68,8 @@ def _both(first: Any, then: Any) -> None:
 def _in_turn(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
     if run.clock.done:
         return
-    graphs = sum(LEDGER.predicted().values())
+    log = run.compile_log
+    graphs = sum(log.predicted().values())
     run.phase("compiling", 0, graphs)
     single = memory.size_by_size(run.config, run.device)
     run.say(sizes_told(run.config.compile, len(batches.shapes), single))
@@ -76,7 +78,7 @@ def _in_turn(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> No
         try:
             options = run.config.compile
             every = single or options.dynamic is False or (options.records_graphs and run.device.type == "cuda")
-            for kind in needed(batches.kinds(), every):
+            for kind in needed(batches.kinds(), every, log):
                 _once(batches.example(kind), family, parts, method, run)
         except Exception as error:
             if not blocks.is_compile_error(error):
@@ -84,7 +86,7 @@ def _in_turn(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> No
             give_up(run, error)
         finally:
             rng.set_rng_state(before, run.device)
-    if not LEDGER.fallback:
+    if not log.fallback:
         prove(run)
     run.phase("compiling", graphs, graphs)
     run.meter.pause()
@@ -105,7 +107,7 @@ def sizes_told(options: Any, number: int, single: bool = False) -> str:
     return f"The graphs are made for {which}, {why}."
 
 
-def needed(kinds: Counter[Kind], every: bool) -> Iterator[Kind]:
+def needed(kinds: Counter[Kind], every: bool, log: CompileLog) -> Iterator[Kind]:
     """The kinds of batches to compile for, the most frequent first, as its size is the one that kernels are tuned for.
 
     One graph serves all sizes of image, unless they are compiled, or recorded, one by one (`every`). The largest size
@@ -116,13 +118,14 @@ def needed(kinds: Counter[Kind], every: bool) -> Iterator[Kind]:
     largest = max(order, key=lambda kind: kind[0] * kind[1] * kind[2])
     order = list(dict.fromkeys([*first, largest, *order]))
     for number, kind in enumerate(order, start=1):
-        made = len(LEDGER.events)
+        made = len(log.events)
         yield kind
-        if not every and number > len(first) and len(LEDGER.events) == made:
+        if not every and number > len(first) and len(log.events) == made:
             return
 
 
 def _once(batch: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
+    run.compile_log.bucket = batch.bucket
     rehearse(batch, family, parts, method, run)
     note(run)
 
@@ -151,27 +154,28 @@ def bare(parts: Any) -> Any:
 
 def note(run: Any) -> bool:
     """Write down what was compiled since the last time, and say whether that was anything."""
-    made = LEDGER.drain()
+    made = run.compile_log.drain()
     for event in made:
-        run.event("compile", step=run.clock.step, **as_line(event))
+        run.event("compile", step=run.clock.step, **dataclasses.asdict(event))
     return bool(made)
 
 
 def prove(run: Any) -> None:
     """Compiling that silently does not happen is the oldest trap: by now every kind of block has its graph."""
-    if not LEDGER.expected or LEDGER.fallback or LEDGER.held:
+    log = run.compile_log
+    if not log.active or log.waiting:
         return
-    if missing := LEDGER.unproven():
+    if missing := log.unproven():
         names = ", ".join(missing)
         if not run.config.compile.compile_fallback:
             raise ConfigError(f"compile: no graph was made for {names}, though it ran; switch compile off")
-        LEDGER.fallback = f"no graph was made for {names}"
-        run.warn(f"compile: {LEDGER.fallback}; these blocks run without it.")
+        log.fallback = f"no graph was made for {names}"
+        run.warn(f"compile: {log.fallback}; these blocks run without it.")
         return
-    if broken := LEDGER.breaks():
+    if broken := log.graph_breaks():
         run.warn(f"compile: a block does not fit into one graph ({broken[0]}), so it runs eagerly in parts; "
                  "compile_fullgraph stops there and shows the place")  # fmt: skip
-    total = LEDGER.summary()
+    total = log.summary()
     shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
     run.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
             f"{total['recompiles']} recompiled")  # fmt: skip
@@ -185,7 +189,7 @@ def give_up(run: Any, error: BaseException) -> None:
             f"compile: PyTorch could not compile a block ({reason}); "
             "add --compile_fallback to go on without, or switch compile off"
         ) from error
-    LEDGER.fallback = reason
+    run.compile_log.fallback = reason
     torch.compiler.set_stance("force_eager")
     run.forget_gradients()
     run.warn(f"Compiling failed ({reason}); the run goes on without it.")

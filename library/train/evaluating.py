@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from library.compiler.log import LEDGER
 from library.train import optimizers
 
 
@@ -23,12 +22,11 @@ def evaluation_mode(networks: Iterable[torch.nn.Module], run: Any) -> Iterator[N
     modes = [(module, module.training) for network in networks for module in network.modules()]
     for module, _ in modes:
         module.training = False
-    torch.compiler.set_stance("force_eager")
     try:
-        with torch.no_grad(), run.autocast(), optimizers.averaged(run.optimizer):
+        eagerly = torch.compiler.set_stance("force_eager")
+        with eagerly, torch.no_grad(), run.autocast(), optimizers.averaged(run.optimizer):
             yield
     finally:
         hook.remove()
-        torch.compiler.set_stance("force_eager" if LEDGER.fallback else "default")
         for module, mode in modes:
             module.training = mode

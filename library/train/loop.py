@@ -42,8 +42,11 @@ def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] 
         config = autotune.best(batches, family, parts, method, run)
         memory.prepare_encoders(parts.encoders, method.trained_parts, config)
         texts = any(map(method.trained_parts.get, parts.encoders))
-        if why := memory.prepare(parts.denoiser, family, config, run.device, batches.kinds(), texts):
-            run.warn(f"Not compiled: {why}")
+        sizes, log = batches.kinds(), run.compile_log
+        prepared = memory.prepare(parts.denoiser, family, config, run.device, sizes, texts, log)
+        log.attention, log.fallback = prepared.attention, prepared.not_compiled
+        if prepared.not_compiled:
+            run.warn(f"Not compiled: {prepared.not_compiled}")
         updates = Updates(method, config, run)
         run.distribute(parts, method)
         method.train()

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from library.compiler.log import LEDGER
-from library.data.caches import LATENT
 from library.objectives import loss as objective
 from library.objectives.base import NoisedBatch
 
@@ -27,12 +25,10 @@ def of(
         if latents is None:
             # As where they are cached: the VAE's order in memory depends on the size, and a graph on the order.
             latents = family.latents(parts, batch.pixels, run.encoding).contiguous()
-        LEDGER.bucket = f"{latents.shape[-1] * LATENT}x{latents.shape[-2] * LATENT}"
         noised = noise(latents) if noise else noised_here(family, latents, run)
     with run.autocast():
         text = conditions(batch, family, parts, method)
-        compiled = run.config.compile.compile and not LEDGER.fallback
-        size = batch.full if compiled else len(batch)
+        size = batch.full if run.compiled else len(batch)
         predict = functools.partial(filled_up, size, functools.partial(family.predict, parts.denoiser))
         predicted = predict(noised, text, batch.sizes)
         target = noised.target

@@ -14,7 +14,7 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch import Tensor, nn
 
 from library.compiler import blocks
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.config.schema import ConfigError, changed
 from library.memory import attention
 from library.memory.quantization import fp8_storage
@@ -36,7 +36,6 @@ class Run:
     """What all parts of a training share. Use it as a context manager: it closes the diary with the outcome."""
 
     def __init__(self, config: Any) -> None:
-        blocks.start_over()
         attention.forget()
         self.config = config
         mixed = config.precision.mixed_precision
@@ -72,7 +71,7 @@ class Run:
         self._learning: list[Any] = []  # networks in the wrapping that averages their gradients
         self._batches: list[Batch] = []  # of the last step
         self._asked: dict[str, Tensor] = {}  # with several processes: what one of them was asked for
-        LEDGER.begins = self._compiling if self.main else None
+        self.compile_log = CompileLog(self.record.phase if self.record else None)
 
     def __enter__(self) -> "Run":
         self.wishes.listen()
@@ -80,12 +79,12 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         told = errors.explain_error(error, self) if error else None
-        LEDGER.begins = None
         if told is not None and told is not error:
             told.__cause__ = error  # whose traceback belongs into the log
         try:
             self._end(told, trace)
         finally:
+            self.compile_log.close()
             self.wishes.forget()
         if told is not None and told is not error:
             raise told from error
@@ -95,8 +94,8 @@ class Run:
         if self.record:
             for line, _ in self.meter.lines():
                 self._write({name: value for name, value in line.items() if name not in ASKED})
-            self.record.note(compile=LEDGER.summary(), **self._footprint.peaks())
-            if sentence := LEDGER.sentence():
+            self.record.note(compile=self.compile_log.summary(), **self._footprint.peaks())
+            if sentence := self.compile_log.sentence():
                 self.say(sentence)
             if error is None and self.clock.done:  # a wish to stop that came during the last step changed nothing
                 self.record.finish("finished")
@@ -174,6 +173,11 @@ class Run:
         self.wishes.check()
 
     # The machine.
+
+    @property
+    def compiled(self) -> bool:
+        """Whether blocks are compiled, for which short batches are filled up."""
+        return self.config.compile.compile and not self.compile_log.fallback
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Mixed precision, as asked for. It stays around compiled blocks, never inside of them."""
@@ -280,18 +284,17 @@ class Run:
             return None
 
     def _learned(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
-        if not LEDGER.expected or LEDGER.fallback:
+        if not self.compile_log.active:
             return self._accumulate(window, wrong)
         before = rng.get_rng_state(self.device)
         try:
-            loss = self._accumulate(window, wrong)
+            return self._accumulate(window, wrong)
         except Exception as error:
             if not blocks.is_compile_error(error):
                 raise
             compiling.give_up(self, error)
-            rng.set_rng_state(before, self.device)
-            loss = self._accumulate(window, wrong)
-        return loss
+        rng.set_rng_state(before, self.device)
+        return self._accumulate(window, wrong)
 
     def _accumulate(self, window: Sequence[Any], wrong: Callable[[Any], Tensor]) -> Tensor:
         self._batches = []
@@ -303,6 +306,7 @@ class Run:
                     for network in self._learning:
                         stack.enter_context(network.no_sync())
                 self._reseed(number)
+                self.compile_log.bucket = batch.bucket
                 loss = wrong(self.split.moved(batch))
                 self.accelerator.backward(loss / len(window) if len(window) > 1 else loss)
             self._batches.append((loss.detach(), batch.paths))
@@ -323,10 +327,10 @@ class Run:
         self.wishes.learned()
         made = compiling.note(self)
         line = {"step": self.clock.step, "epoch": self.clock.epoch, "lr": rates}
-        line |= {**self._footprint.now(), **LEDGER.curves()}
-        odd, values, moments = made or LEDGER.held, {"loss": loss, **extra, **self._asked}, self.split.ended()
-        self.meter.push(line, values, self._batches, compiled=odd, moments=moments)
-        LEDGER.stepped(self.clock.step, None if made else self.meter.took)
+        line |= {**self._footprint.now(), **self.compile_log.curves()}
+        odd, values = made or self.compile_log.waiting, {"loss": loss, **extra, **self._asked}
+        self.meter.push(line, values, self._batches, compiled=odd, moments=self.split.ended())
+        self.compile_log.note_step(self.clock.step, None if made else self.meter.took)
         if made or (self.clock.step == 1 and not self.config.compile.ahead):
             compiling.prove(self)
         self._read_lines(self.meter.lines() if self.ranks == 1 else self.meter.lines_until(self.clock.step - 1))
@@ -371,10 +375,6 @@ class Run:
         found = wish in self.wished
         self.wished.discard(wish)
         return found
-
-    def _compiling(self, block: str, number: int, of: int) -> None:
-        if self.record:
-            self.record.phase(f"compiling {block}", number, of)
 
     def _reseed(self, number: int) -> None:
         """The noise of a batch depends on the seed, the step and the batch's number in it, and on nothing before."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library import families, memory, methods
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.compiler.torch_settings import SETTINGS, wanted_settings
 from library.config.schema import build, read_toml
 from library.memory.quantization import fp8_storage
@@ -26,6 +26,7 @@ class Model:
     parts: Any
     method: Any
     text: dict[str, torch.Tensor]
+    log: CompileLog
 
     def loss(self, size: tuple[int, ...]) -> torch.Tensor:
         """How wrong the model is about one noised batch, always the same for a size, of two images unless it says."""
@@ -64,13 +65,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def forget() -> Any:
     """Nothing compiled before is known, and nothing stays."""
     torch._dynamo.reset()
-    LEDGER.clear()
-    LEDGER._listening = False  # reset() forgets the callback
     usual = build(families.config_class("flux_train_network"), {}, notes=[]).compile
     SETTINGS.want(wanted_settings(usual, torch.device("cpu")))
     yield
     torch._dynamo.reset()
-    LEDGER.clear()
 
 
 @pytest.fixture
@@ -94,8 +92,9 @@ def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
         for parameter in method.parameters():
             if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
                 parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02
-        assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), sizes)
+        log = CompileLog()
+        assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), sizes, log=log).not_compiled
         method.train()
-        return Model(config, family, parts, method, text)
+        return Model(config, family, parts, method, text, log)
 
     return make

@@ -9,7 +9,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from library.compiler import cache, prewarm, pruning
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.config.schema import ConfigError, build
 from library.families import config_class
 from library.memory import checkpointing
@@ -67,8 +67,9 @@ def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_
     with prewarm.getting_ready(options, torch.device("cpu")):
         assert any(thread.name == "compiler" for thread in threading.enumerate())
     assert list(tmp_path.rglob("*.so")), "nothing was compiled"
-    LEDGER.listen()
-    assert dict(counters["stats"]) == before and not LEDGER.drain()
+    log = CompileLog()
+    log.listen()
+    assert dict(counters["stats"]) == before and not log.drain()
 
 
 def test_the_key_has_the_gpu_and_its_driver(monkeypatch):

@@ -9,7 +9,7 @@ from torch import nn
 
 from library.compiler import blocks
 from library.compiler.blocks import compile_model
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.config.schema import ConfigError
 from library.families.base import BlockInputs
 from library.memory import checkpointing, swapping
@@ -66,14 +66,11 @@ INPUTS = {kind: BlockInputs(streams=(0,), dynamic=((0, 1), (1, 1))) for kind in 
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    LEDGER.clear()
-    LEDGER._listening = False  # reset() forgets the callback
-    LEDGER.listen()
     yield
     torch._dynamo.reset()
 
 
-def made(checkpoint=False, swap=0, compiled=True, offload=False, **changed):
+def made(checkpoint=False, swap=0, compiled=True, offload=False, log=None, **changed):
     torch.manual_seed(0)
     model = Denoiser()
     ring = swapping.Swap(swapping.choose(model, {"Block": swap} if swap else {}), torch.device("cpu"))
@@ -81,7 +78,7 @@ def made(checkpoint=False, swap=0, compiled=True, offload=False, **changed):
     if checkpoint:
         checkpointing.wrap([list(model.blocks), list(model.others)], offload)
     if compiled:
-        compile_model(options(**changed), model, [list(model.blocks), list(model.others)], inputs=INPUTS)
+        compile_model(options(**changed), model, [list(model.blocks), list(model.others)], inputs=INPUTS, log=log)
     ring.attach(model)
     return model
 
@@ -102,11 +99,12 @@ def test_one_graph_per_class_and_eager_numbers(checkpoint, swap):
     if swap and not checkpoint:
         pytest.skip("swapping recomputes; the config asks for checkpointing")
     expected = gradients(made(compiled=False))
-    loss, grad = gradients(made(checkpoint, swap))
-    LEDGER.drain()
-    assert LEDGER.summary()["graphs"] == {"Block": 1, "Other": 1}
-    assert LEDGER.summary()["recompiles"] == 0
-    assert LEDGER.unproven() == []
+    log = CompileLog()
+    loss, grad = gradients(made(checkpoint, swap, log=log))
+    log.drain()
+    assert log.summary()["graphs"] == {"Block": 1, "Other": 1}
+    assert log.summary()["recompiles"] == 0
+    assert log.unproven() == []
     torch.testing.assert_close(loss, expected[0])
     torch.testing.assert_close(grad, expected[1])
 
@@ -119,13 +117,13 @@ def test_offloaded_checkpoints_give_the_same_numbers():
 
 
 def test_without_known_inputs_the_first_block_costs_a_second_graph():
-    """What `inputs` is for: the rivals' way recompiles, and the ledger says why."""
-    model = Denoiser()
-    compile_model(options(), model, [list(model.blocks), list(model.others)])
+    """What `inputs` is for: the rivals' way recompiles, and the log says why."""
+    model, log = Denoiser(), CompileLog()
+    compile_model(options(), model, [list(model.blocks), list(model.others)], log=log)
     gradients(model)
-    LEDGER.drain()
-    assert LEDGER.summary()["num_graphs"] > 2
-    assert any("requires_grad" in event.reason or "size" in event.reason for event in LEDGER.events)
+    log.drain()
+    assert log.summary()["num_graphs"] > 2
+    assert any("requires_grad" in event.reason or "size" in event.reason for event in log.events)
 
 
 def test_names_stay_as_they_are():
@@ -224,8 +222,10 @@ def test_a_blank_in_the_path_is_told():
 
 
 def test_a_run_starts_anew_after_a_process_compiled_something_else():
-    LEDGER.events.append("of something else")
-    torch._dynamo.reset()  # and with it what the ledger listens by
-    blocks.start_over()
-    gradients(made())
-    assert LEDGER.drain() and not LEDGER.unproven()
+    with CompileLog() as earlier:
+        gradients(made(log=earlier))
+        assert earlier.drain()
+    log = CompileLog()
+    gradients(made(log=log))
+    assert [event.graph for event in log.drain()] == [event.graph for event in earlier.events] and not log.unproven()
+    assert not earlier.drain() and log.summary()["recompiles"] == 0

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from library.compiler.log import LEDGER
 from tests import source
 
 SDXL, FLUX = "sdxl_train_network", "flux_train_network"
@@ -48,11 +47,11 @@ def varying():
 def test_graphs_are_as_many_as_predicted(made, varying, case):
     script, sizes, values, graphs = CASES[case]
     model = made(script, sizes, compile=True, compile_backend="shown", **values)
-    assert LEDGER.predicted() == graphs
+    assert model.log.predicted() == graphs
     model.gradients((*sizes, *sizes))
-    LEDGER.drain()
-    told = LEDGER.summary()
-    assert told["graphs"] == graphs and not told["recompiles"], [event.reason for event in LEDGER.events]
+    model.log.drain()
+    told = model.log.summary()
+    assert told["graphs"] == graphs and not told["recompiles"], [event.reason for event in model.log.events]
     assert set(varying) == {case not in ("one size", "each size")}
 
 

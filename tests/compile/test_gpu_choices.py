@@ -7,6 +7,7 @@ from torch import nn
 from library import families, memory
 from library.compiler import blocks as compile_utils
 from library.compiler import cache, cudagraph
+from library.compiler.log import CompileLog
 from library.compiler.torch_settings import SETTINGS, wanted_settings
 from library.config.schema import ConfigError, build
 from library.memory import attention
@@ -80,11 +81,11 @@ def test_recorded_graphs_have_no_checkpoints_outside_of_compiled_blocks(outside)
 
 def test_several_gpus_only_compile_where_one_would_record(monkeypatch, caplog):
     attached = []
-    monkeypatch.setattr(cudagraph, "attach", attached.append)
+    monkeypatch.setattr(cudagraph, "attach", lambda model, log: attached.append(model))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for ranks in (1, 2):
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda ranks=ranks: ranks)
-        compile_utils._record(nn.Identity(), "reduce-overhead")
+        compile_utils._record(nn.Identity(), "reduce-overhead", CompileLog())
     assert len(attached) == 1 and "replays no CUDA graphs with several GPUs" in caplog.text
 
 
@@ -105,7 +106,7 @@ def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner)
     monkeypatch.setattr(compile_utils, "problems", lambda *_: iter(()))
     monkeypatch.setattr(compile_utils, "_device_of", lambda _: CUDA)
     monkeypatch.setattr(cache, "use", lambda *_: None)
-    monkeypatch.setattr(cudagraph, "attach", recorded.append)
+    monkeypatch.setattr(cudagraph, "attach", lambda model, log: recorded.append(model))
     model = nn.Sequential(nn.Identity())
     monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))
     try:
@@ -116,7 +117,7 @@ def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner)
         SETTINGS.want(wanted_settings(config().compile, torch.device("cpu")))
         torch._inductor.config.align_random_eager = False
         torch._inductor.config.fallback_random = random
-        compile_utils.start_over()
+        torch.compiler.reset()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from library import families
-from library.compiler.log import LEDGER
 from library.config.schema import ConfigError, build
 from library.memory.quantization import fp8_matmul
 
@@ -62,9 +61,9 @@ def agree(made, script, features, **compiled):
     torch._dynamo.reset()
     model = made(script, compile=True, **how, **only, **compiled)
     found = model.gradients(SIZES)
-    LEDGER.drain()
-    told = LEDGER.summary()
-    assert told["graphs"] == told["predicted"] and told["recompiles"] == 0, [e.reason for e in LEDGER.events]
+    model.log.drain()
+    told = model.log.summary()
+    assert told["graphs"] == told["predicted"] and told["recompiles"] == 0, [e.reason for e in model.log.events]
     half = how.get("mixed_precision") == "bf16"
     close = {"rtol": 0.02, "atol": 1e-3} if half else {"rtol": 1e-4, "atol": 1e-6}
     torch.testing.assert_close(found[0], losses, **close)

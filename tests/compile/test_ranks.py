@@ -16,14 +16,14 @@ import torch
 from accelerate import Accelerator
 from torch._dynamo.utils import counters
 from library import compile_utils
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.families.base import ModelComponents
 from library.train import compiling
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
 
 accelerator = Accelerator(cpu=True)
-model = Denoiser()
-compile_utils.compile_model(options(compile_backend="inductor"), model, [list(model.blocks)], inputs=INPUTS)
+model, log = Denoiser(), CompileLog()
+compile_utils.compile_model(options(compile_backend="inductor"), model, [list(model.blocks)], inputs=INPUTS, log=log)
 chosen = SimpleNamespace(
     ahead=True, dynamic=None, records_graphs=False, compile_fallback=False, compile_cache_size_limit=0,
     compile_compare_steps=0,
@@ -31,13 +31,14 @@ chosen = SimpleNamespace(
 run = SimpleNamespace(
     accelerator=accelerator, device=torch.device("cpu"), config=SimpleNamespace(compile=chosen, adapters=True),
     phase=lambda *_: None, say=lambda *_: None, event=lambda *_, **__: None, meter=SimpleNamespace(pause=lambda: None),
-    clock=SimpleNamespace(step=0, total=1, done=False),
+    clock=SimpleNamespace(step=0, total=1, done=False), compile_log=log,
 )
 compiling.rehearse = lambda *_: gradients(model)
-batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: None, shapes={(8, 8): 1})
+example = SimpleNamespace(bucket="64x64")
+batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: example, shapes={(8, 8): 1})
 compiling.ahead(batches, None, ModelComponents(model, None, {}, {}), None, run)
 found = {name: counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss")}
-print(json.dumps(found | {"rank": accelerator.process_index, "hits": LEDGER.summary()["cache_hits"]}))
+print(json.dumps(found | {"rank": accelerator.process_index, "hits": log.summary()["cache_hits"]}))
 """
 
 

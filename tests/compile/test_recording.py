@@ -8,7 +8,7 @@ from torch import nn
 
 from library.compiler import cudagraph
 from library.compiler.cudagraph import Call
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.config.schema import ConfigError
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -54,15 +54,16 @@ def test_calls_that_differ_in_anything_but_their_numbers_have_recordings_of_thei
     assert len({same, *(call.key for call in others)}) == 6
 
 
-def test_what_cannot_be_recorded_runs_as_ever(monkeypatch):
+def test_what_cannot_be_recorded_runs_as_ever():
     model = Small()
     plain = model(*given(3))[0]
-    cudagraph.attach(model)
+    log = CompileLog()
+    cudagraph.attach(model, log)
     assert type(model).__name__ == "Small" and "_recorder" not in model.state_dict()
     assert torch.equal(model(*given(3))[0], plain)  # not on a GPU
     with torch.no_grad():
         assert torch.equal(model(*given(3))[0], plain)
-    monkeypatch.setattr(LEDGER, "fallback", "the compiler broke")
+    log.fallback = "the compiler broke"
     assert torch.equal(model(*given(3))[0], plain)
     assert not model._recorder.made
 
@@ -84,7 +85,7 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
     torch.manual_seed(0)
     model = Small().cuda()
     recorded = copy.deepcopy(model)
-    cudagraph.attach(recorded)
+    cudagraph.attach(recorded, CompileLog())
     for _ in range(3):
         expected, found = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
         assert len(expected) == len(found)
@@ -101,7 +102,7 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
 def test_a_second_forward_pass_leaves_the_first_ones_memory_alone():
     model = Small().cuda()
     recorded = copy.deepcopy(model)
-    cudagraph.attach(recorded)
+    cudagraph.attach(recorded, CompileLog())
     for _ in range(2):
         for network in (model, recorded):
             network.zero_grad(set_to_none=True)
@@ -121,7 +122,7 @@ def test_random_numbers_are_drawn_anew_each_time():
             return torch.nn.functional.dropout(self.learns(x), 0.5)
 
     model = Noisy().cuda()
-    cudagraph.attach(model)
+    cudagraph.attach(model, CompileLog())
     x = given(16, "cuda")[0]
     found = []
     for _ in range(4):
@@ -134,7 +135,7 @@ def test_random_numbers_are_drawn_anew_each_time():
 @cuda
 def test_weights_that_moved_are_noticed():
     model = Small().cuda()
-    cudagraph.attach(model)
+    cudagraph.attach(model, CompileLog())
     gradients(model, "cuda", (3,))
     model.learns.weight.data = model.learns.weight.data.clone()
     with pytest.raises(ConfigError, match="weights have moved"):

@@ -5,7 +5,6 @@ import torch
 
 from library import families
 from library.compiler.checks import problems
-from library.compiler.log import LEDGER
 from library.config.schema import ConfigError, build
 
 SIZES = ((8, 8), (8, 16), (16, 8))
@@ -32,9 +31,11 @@ def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(made, values
     torch._dynamo.reset()
     model = made(FLUX, compile=True, compile_fullgraph=True, **values)
     found = model.gradients(SIZES)
-    LEDGER.drain()
-    told = LEDGER.summary()
-    assert told["graphs"] == told["predicted"] == graphs and not told["recompiles"], [e.reason for e in LEDGER.events]
+    model.log.drain()
+    told = model.log.summary()
+    assert told["graphs"] == told["predicted"] == graphs and not told["recompiles"], [
+        e.reason for e in model.log.events
+    ]
     torch.testing.assert_close(found[0], losses)
     torch.testing.assert_close(found[1], expected, rtol=1e-4, atol=1e-6)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from library.compiler import blocks
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.compiler.torch_settings import wanted_settings
 from library.config.schema import ConfigError
 from library.memory import checkpointing
@@ -104,13 +104,14 @@ def test_the_limit_of_graphs_is_handed_over_where_every_thread_sees_it():
 
 def test_switching_between_training_and_evaluation_costs_no_graph(forget):
     model = Denoiser()
-    blocks.compile_model(options(), model, [list(model.blocks), list(model.others)], inputs=INPUTS)
+    log = CompileLog()
+    blocks.compile_model(options(), model, [list(model.blocks), list(model.others)], inputs=INPUTS, log=log)
     gradients(model)
     for mode in (False, True):
         model.train(mode)
         gradients(model)
-    blocks.LEDGER.drain()
-    assert blocks.LEDGER.summary()["recompiles"] == 0
+    log.drain()
+    assert log.summary()["recompiles"] == 0
 
 
 class Branches(nn.Module):
@@ -126,8 +127,8 @@ class Branches(nn.Module):
 
 def test_a_block_that_runs_eagerly_although_a_graph_was_made_is_told(forget):
     for block, told in ((Drops(), []), (Branches(), ["forward"])):
-        blocks.start_over()
-        blocks.compile_model(options(compile_fullgraph=False), block, [[block]])
-        block(torch.randn(2, 4, 8, requires_grad=True)).sum().backward()
-        LEDGER.drain()
-        assert [line.split()[-1] for line in LEDGER.breaks()] == told
+        with CompileLog() as log:
+            blocks.compile_model(options(compile_fullgraph=False), block, [[block]], log=log)
+            block(torch.randn(2, 4, 8, requires_grad=True)).sum().backward()
+            log.drain()
+            assert [line.split()[-1] for line in log.graph_breaks()] == told

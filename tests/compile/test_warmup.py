@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from library.compiler.log import LEDGER
+from library.compiler.log import CompileLog
 from library.config.schema import ConfigError
 from library.train.compiling import ahead, needed
 from tests.training import config_of, demo, shapes, train  # noqa: F401
@@ -66,29 +66,26 @@ def test_all_is_compiled_before_the_first_step_and_no_number_changes(demo, shape
     assert phases[0] == (0, graphs) and phases[-1] == (graphs, graphs)
 
 
-def test_the_most_frequent_size_comes_first_and_no_more_than_needed(monkeypatch):
+def test_the_most_frequent_size_comes_first_and_no_more_than_needed():
     kinds = Counter({(2, 8, 8): 3, (2, 8, 16): 9, (2, 16, 16): 1, (2, 8, 12): 5, (1, 32, 32): 2})
-    monkeypatch.setattr(LEDGER, "events", [])
-    assert list(needed(kinds, every=True)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12), (2, 8, 8), (2, 16, 16)]
-    assert list(needed(kinds, every=False)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12)]
+    log = CompileLog()
+    assert list(needed(kinds, every=True, log=log)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12), (2, 8, 8), (2, 16, 16)]
+    assert list(needed(kinds, every=False, log=log)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12)]
     del kinds[1, 32, 32]
-    assert list(needed(kinds, every=False)) == [(2, 8, 16), (2, 16, 16)]
+    assert list(needed(kinds, every=False, log=log)) == [(2, 8, 16), (2, 16, 16)]
     found = []
-    for kind in needed(kinds, every=False):  # as long as there was something to compile
+    for kind in needed(kinds, every=False, log=log):  # as long as there was something to compile
         found.append(kind)
-        LEDGER.events.extend(["graph"] * (len(found) < 3))
+        log.events.extend(["graph"] * (len(found) < 3))
     assert found == [(2, 8, 16), (2, 16, 16), (2, 8, 12)]
 
 
-def test_what_leaves_blocks_eager_is_told_before_the_first_step(monkeypatch):
-    told, clock = [], SimpleNamespace(step=2, total=6, done=False)
+def test_what_leaves_blocks_eager_is_told_before_the_first_step():
+    told, log, clock = [], CompileLog(), SimpleNamespace(step=2, total=6, done=False)
     options = {"compile_cache_size_limit": 2, "compile_compare_steps": 4, "compile_fullgraph": False, "ahead": False}
     chosen = SimpleNamespace(**options)
-    run = SimpleNamespace(config=SimpleNamespace(compile=chosen), clock=clock, warn=told.append)
-    monkeypatch.setattr(LEDGER, "expected", {})
-    monkeypatch.setattr(LEDGER, "_sizes", {})
-    monkeypatch.setattr(LEDGER, "fallback", "")
-    LEDGER.expect("Block", "wide", sizes=3)
+    run = SimpleNamespace(config=SimpleNamespace(compile=chosen), clock=clock, warn=told.append, compile_log=log)
+    log.expect("Block", "wide", sizes=3)
     ahead(None, None, None, None, run)
     assert [text.partition(":")[0] for text in told] == ["compile_cache_size_limit = 2", "compile_compare_steps = 4"]
     chosen.compile_fullgraph = True

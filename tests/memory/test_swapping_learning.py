@@ -29,7 +29,7 @@ class Model:
         self.parts = self.family.load(torch.float32)
         self.method = methods.attach(self.parts, self.family, self.config)
         self.denoiser = self.parts.denoiser
-        assert not memory.prepare(self.denoiser, self.family, self.config, CPU, ((8, 8), (8, 16)))
+        assert not memory.prepare(self.denoiser, self.family, self.config, CPU, ((8, 8), (8, 16))).not_compiled
         self.swap = swapping.of(self.denoiser)
         self.denoiser.train()
 
