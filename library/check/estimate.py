@@ -3,26 +3,24 @@ promise: `kohya probe` measures.
 
 Memory is what is counted (weights, gradients, the optimizer's states) plus what is kept for the backward pass, by rules
 of thumb per block and token. Time is the number of operations over a rate: one that this machine has shown in an
-earlier run where there is one, else a share of what its GPU can do on paper. No torch.
+earlier run where there is one, else a share of what its GPU can do on paper.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from library.check.model_stats import Anatomy, of
+from library.check.model_stats import BlockStats, ModelStats, model_stats
 from library.config.schema import build, read_toml, replace
+from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
 
 GIB = 2**30
 BYTES = {"no": 4, "fp16": 2, "bf16": 2}
+TEXT_TOKENS = 512
 
 # All of these were put right by steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/performance.md.
 
-# Numbers that autograd keeps for each number in the stream of a block (norms in float32, what adapters read, what
-# attention and the activation functions need), when nothing is computed twice; and with the graphs of a compiler.
-KEPT = {"double": 30, "single": 25, "transformer": 36, "conv": 6}
-COMPILED = 0.725
+COMPILED = 0.725  # of the activations that autograd keeps, with the graphs of a compiler
 ATTENTION = 2.1  # what stays at the door of a block, its input and the outputs of attention, in inputs
 SWAP = 1 / 80e9  # seconds that a swapped byte costs in each step, beside what is hidden behind computing
 IN_FLIGHT = 2.5  # swapped blocks that are on their way in or out at a time
@@ -33,9 +31,6 @@ STATES = {"adamw8bit": 2, "pagedadamw8bit": 0, "pagedadamw": 0, "pagedadamw32bit
           "dadaptadagrad": 12, "dadaptadam": 12, "dadaptadan": 20, "dadaptadanip": 20, "dadaptsgd": 12,
           "sgdschedulefree": 4}  # fmt: skip
 USUAL_STATES = 8  # two float32 numbers, as AdamW has them
-# Of a block's matrices, the share that each token meets: modulation is asked once for a picture, the keys and values of
-# words are few, and a double block has one half for the image and one for the words.
-MET = {"double": 0.333, "single": 0.8, "transformer": 0.85, "conv": 1}
 CONTEXT = 0.7 * GIB  # what the driver, cuBLAS and cuDNN take for themselves
 SLACK = 1.05  # holes between tensors
 
@@ -45,15 +40,13 @@ PAPER = {"B200": 2250, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800
          "V100": 112,
          "5090": 210, "5080": 113, "5070 Ti": 88, "5070": 62, "5060": 48, "4090": 165, "4080": 98, "4070 Ti": 80,
          "4070": 58, "4060": 30, "3090": 71, "3080": 60, "3070": 41, "3060": 26}  # fmt: skip
-# Of it that a step reaches, eager and compiled. The U-Net has much that is no product of matrices.
-SHARE = {"flux": {False: 0.3, True: 0.42}, "sdxl": {False: 0.13, True: 0.195}}
 LAUNCH = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, which small steps wait for
 FULL = 64  # a rank about as large as LoKr's factors without a low-rank part
 RUNS = 30  # earlier runs to learn from
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryEstimate:
     """The estimate. Sizes in GiB; `step` in seconds, None where nothing is known of the GPU."""
 
     peak: float
@@ -79,31 +72,30 @@ class Fit:
         return f"Estimate: about {self.peak:.1f} GB of GPU memory{of_all}{pace} ({self.basis})"
 
 
-def estimate(config: Any, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> Fit:
+def estimate(config: Any, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
     """The estimate for batches of images of `size` (width, height) in pixels on a GPU with `memory` GiB."""
-    model = of(config)
+    model = model_stats(config)
     parts = {name: round(value / GIB, 2) for name, value in _parts(config, model, size).items() if value}
     peak = sum(parts.values()) * SLACK
     counted = "counted parameters" if model.counted else "the parameters of the published model"
-    rate, known = remembered(config, gpu)
+    rate, known = last_run_rate(config, gpu, model)
     if not rate and gpu:
-        tflops, share = next((v for part, v in PAPER.items() if part in gpu), 0), _share(config)
+        tflops, share = (
+            next((v for part, v in PAPER.items() if part in gpu), 0),
+            model.utilization[config.compile.compile],
+        )
         rate, known = tflops * 1e12 * share, f"{share:.0%} of what this GPU can do on paper"
     step = max(operations(config, model, size) / rate, _launches(config, model)) if rate else None
     if step and config.memory.blocks_to_swap:
         step += (_weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)) * SWAP
     basis = f"from {counted}" + (f" and {known}" if rate else "; the speed of this machine is not known yet")
-    return Fit(round(peak, 1), parts, step, gpu, memory, basis)
-
-
-def _share(config: Any) -> float:
-    return SHARE[config.family][config.compile.compile]
+    return MemoryEstimate(round(peak, 1), parts, step, gpu, memory, basis)
 
 
 # ---- memory
 
 
-def _parts(config: Any, model: Anatomy, size: tuple[int, int]) -> dict[str, float]:
+def _parts(config: Any, model: ModelStats, size: tuple[int, int]) -> dict[str, float]:
     learning = numbers_that_learn(config, model)
     grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     early = bool(config.optim.stepped_early)
@@ -125,85 +117,76 @@ def _per_number(config: Any, optimizer: str) -> float:
     return STATES.get(optimizer, USUAL_STATES) * (0.5 if half else 1)
 
 
-def state_size(config: Any, model: Anatomy) -> float:
+def state_size(config: Any, model: ModelStats) -> float:
     """About how many bytes a state to resume from has: what learns, its average, and what the optimizer keeps."""
     optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # on the disk nothing is paged
-    weight = 4 if config.adapters else _width(config)
+    weight = 4 if config.adapters else fp8_storage.storage_type(config).itemsize
     average = 4 if getattr(config.optim, "ema_decay", None) else 0
     return numbers_that_learn(config, model) * (weight + average + _per_number(config, optimizer))
 
 
-def _weights(config: Any, model: Anatomy) -> float:
-    precision, each = config.precision, _width(config)
+def _weights(config: Any, model: ModelStats) -> float:
+    precision, each = config.precision, fp8_storage.storage_type(config).itemsize
     in_blocks = 1 if config.adapters and (precision.fp8_denoiser or precision.int8_base) else each
-    names = ("double", "single") if config.family == "flux" else ("transformer",)
-    blocks = [block.matrices for block in model.blocks if block.kind in names]
-    convs = sum(block.matrices for block in model.blocks if block.kind not in names)
-    swapped = min(config.memory.blocks_to_swap or 0, max(len(blocks) - 2, 0))
-    if config.family == "flux" and swapped:  # one half double blocks, and two single ones for each of the other
-        double = [b.matrices for b in model.blocks if b.kind == "double"]
-        single = [b.matrices for b in model.blocks if b.kind == "single"]
-        gone = sum(double[: swapped // 2]) + sum(single[: 2 * (swapped - swapped // 2)])
-    else:
-        gone = sum(sorted(blocks, reverse=True)[:swapped])
-    flying = min(IN_FLIGHT * max(blocks, default=0), gone) if swapped else 0
-    stays = sum(blocks) - min(gone, sum(blocks)) + flying
-    return (stays + convs) * in_blocks + model.outside * each
+    sizes: dict[str, list[int]] = {}  # by class, the largest block first
+    for block in sorted(model.blocks, key=lambda block: -block.parameters):
+        if not block.is_convolution:
+            sizes.setdefault(block.kind, []).append(block.parameters)
+    every = [size for group in sizes.values() for size in group]
+    swapped = min(config.memory.blocks_to_swap or 0, max(len(every) - 2, 0))
+    plan = model.swap_plan(swapped) if swapped else {}
+    gone = sum(sum(sizes.get(kind, ())[:number]) for kind, number in plan.items())
+    in_flight = min(IN_FLIGHT * max(every, default=0), gone)
+    convolutions = sum(block.parameters for block in model.blocks if block.is_convolution)
+    return (sum(every) - gone + in_flight + convolutions) * in_blocks + model.outside * each
 
 
-def _width(config: Any) -> float:
-    """Bytes of each of the model's weights outside of blocks."""
-    precision = config.precision
-    half = config.adapters or config.family == "flux" or precision.full_bf16 or precision.full_fp16
-    return BYTES[precision.mixed_precision] if half else 4
-
-
-def numbers_that_learn(config: Any, model: Anatomy) -> float:
+def numbers_that_learn(config: Any, model: ModelStats) -> float:
     """How many numbers learn."""
     if config.adapters:
         rank = config.network.network_dim or 4
         if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means matrices that are whole
             rank = min(rank, FULL)
-        return rank * sum(block.sides for block in model.blocks)
+        return rank * sum(block.fan_in_plus_out for block in model.blocks)
     encoders = model.encoders if getattr(config.steps, "train_text_encoder", False) else 0
     return model.denoiser + encoders
 
 
-def _activations(config: Any, model: Anatomy, size: tuple[int, int]) -> float:
+def _activations(config: Any, model: ModelStats, size: tuple[int, int]) -> float:
     """What is kept for the backward pass; with checkpointing the inputs of blocks, and one block's inside at a time."""
     memory, each = config.memory, BYTES[config.precision.mixed_precision]
     compiled = COMPILED if config.compile.compile else 1.0
     batch = config.data.train_batch_size
     kept, doors, largest = 0.0, 0.0, 0.0
     for block in model.blocks:
-        stream = tokens(config, block.scale, size) * block.width * each * batch
-        inside = stream * KEPT[block.kind] * compiled
+        stream = tokens(config, block, size) * block.width * each * batch
+        inside = stream * block.cost.activations * compiled
         kept, largest = kept + inside, max(largest, inside)
         # Convolutions are not computed again: their outputs wait for the way up.
-        doors += stream * (2 if block.kind == "conv" else ATTENTION if memory.checkpoint_keep_attention else 1)
+        doors += stream * (2 if block.is_convolution else ATTENTION if memory.checkpoint_keep_attention else 1)
     if not memory.checkpointing:
         budget = config.compile.compile_activation_budget if config.compile.compile else 1.0
         return max(kept * budget, largest)
     return largest + (0 if memory.cpu_offload_checkpointing else doors)
 
 
-def tokens(config: Any, scale: int, size: tuple[int, int]) -> int:
-    """Places of the picture in a block, and with FLUX.1 the words beside them."""
-    places = (size[0] // 8 // scale) * (size[1] // 8 // scale)
-    words = (getattr(config.model, "t5xxl_max_token_length", None) or 512) if config.family == "flux" else 0
-    return places + words
+def tokens(config: Any, block: BlockStats, size: tuple[int, int]) -> int:
+    """Places of the picture in a block, and the words beside them where it reads both in one stream."""
+    places = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
+    words = getattr(config.model, "t5xxl_max_token_length", None) or TEXT_TOKENS
+    return places + words * block.cost.reads_text
 
 
 # ---- time
 
 
-def operations(config: Any, model: Anatomy, size: tuple[int, int]) -> float:
+def operations(config: Any, model: ModelStats, size: tuple[int, int]) -> float:
     """Floating point operations of one optimizer step of one process."""
     forward = 0.0
     for block in model.blocks:
-        places = tokens(config, block.scale, size)
-        attention = 4 * places**2 * block.width if block.kind != "conv" else 0
-        forward += 2 * block.matrices * places * MET[block.kind] + attention
+        places = tokens(config, block, size)
+        attention = 4 * places**2 * block.width if not block.is_convolution else 0
+        forward += 2 * block.parameters * places * block.cost.used + attention
     passes = (2 if config.adapters else 3) + _again(config)
     return forward * passes * config.data.train_batch_size * config.steps.gradient_accumulation_steps
 
@@ -214,30 +197,24 @@ def _again(config: Any) -> float:
     return 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
 
 
-def _launches(config: Any, model: Anatomy) -> float:
+def _launches(config: Any, model: ModelStats) -> float:
     """Seconds that the host needs to ask for all of a step's work."""
     passes = 3 + bool(config.memory.checkpointing)
     return len(model.blocks) * passes * LAUNCH[config.compile.compile] * config.steps.gradient_accumulation_steps
 
 
-def remembered(config: Any, gpu: str) -> tuple[float, str]:
+def last_run_rate(config: Any, gpu: str, model: ModelStats) -> tuple[float, str]:
     """The rate that this GPU has shown with this family, in operations per second, and in which run; 0 without one."""
-    for run, pace in _earlier(gpu):
+    for run in reader.runs()[:RUNS] if gpu else ():  # the newest first
+        pace = reader.progress(run.folder).update().last.get("s_it")
+        if (run.facts.get("hardware") or {}).get("gpu") != gpu or not isinstance(pace, int | float) or pace <= 0:
+            continue
         try:
             theirs = build(type(config), read_toml(run.folder / layout.TOML), notes=[])
         except ValueError:
             continue
-        size = theirs.data.size or (1024, 1024)
         if theirs.family == config.family and theirs.compile.compile == config.compile.compile:
-            return operations(theirs, of(theirs), size) / pace, f"the speed of your run {run.id} ({pace:.2g} s a step)"
+            stats = model if theirs.model == config.model else model_stats(theirs)
+            done = operations(theirs, stats, theirs.data.size or (1024, 1024))
+            return done / pace, f"the speed of your run {run.id} ({pace:.2g} s a step)"
     return 0.0, ""
-
-
-def _earlier(gpu: str) -> Iterator[tuple[reader.Run, float]]:
-    """Runs on this GPU, the newest first, with their seconds per step."""
-    for run in reader.runs()[:RUNS]:
-        if not gpu or (run.facts.get("hardware") or {}).get("gpu") != gpu:
-            continue
-        pace = reader.progress(run.folder).update().last.get("s_it")
-        if isinstance(pace, int | float) and pace > 0:
-            yield run, pace

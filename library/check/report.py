@@ -18,7 +18,7 @@ import psutil
 from library import data, families
 from library.check import estimate as fitting
 from library.check import preflight
-from library.check.model_stats import of as anatomy_of
+from library.check.model_stats import model_stats
 from library.config.command import Launch
 from library.config.remedies import remedy
 from library.config.schema import Reading, draft, options, replace, section_options
@@ -56,7 +56,7 @@ class Report:
     """All findings in the order that is worth reading, and what the training will need."""
 
     findings: tuple[Finding, ...]
-    fit: fitting.Fit | None = None
+    fit: fitting.MemoryEstimate | None = None
 
     @property
     def problems(self) -> list[str]:
@@ -81,7 +81,7 @@ def report(config: Any, reading: Reading[Any] | None = None) -> Report:
     gpu, memory = graphics()
     told = [Finding(topic(text, config), "bad", text, remedy(plain(text), config)) for text in problems]
     told += [Finding(topic(text, config), "hint", text, remedy(text, config)) for text in [*reading.notes, *remarks]]
-    needs: fitting.Fit | None = None
+    needs: fitting.MemoryEstimate | None = None
     # What is well is counted and estimated, which values that do not go together may keep from being possible.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
@@ -151,7 +151,7 @@ def _batched(config: Any, images: Any) -> Any:
 
 
 def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator[Finding]:
-    model = anatomy_of(config)
+    model = model_stats(config)
     if model.counted:
         many = f"{model.denoiser / 1e9:.2f} billion" if model.denoiser > 1e8 else f"{model.denoiser:,}"
         yield Finding("model", "ok", f"{config.title}: {many} parameters in the image model")
@@ -217,7 +217,7 @@ def _compiling(config: Any, on_gpu: bool) -> Finding:
 def _disk(config: Any) -> Finding:
     free = free_space(Path(config.save.output_dir))
     one, every = saved_size(config), config.save.save_state_every_n_minutes
-    state = fitting.state_size(config, anatomy_of(config)) if every else 0.0
+    state = fitting.state_size(config, model_stats(config)) if every else 0.0
     more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
     text = f"{_size(free)} free, one saved file takes about {_size(one)}"
     text += f", a state to resume from {_size(state)}" if every else ""
@@ -235,7 +235,7 @@ def _disk(config: Any) -> Finding:
 def saved_size(config: Any) -> float:
     """About how many bytes a saved file has."""
     each = {"fp16": 2, "bf16": 2, "float": 4, None: 2 if config.precision.mixed_precision != "no" else 4}
-    model = anatomy_of(config)
+    model = model_stats(config)
     numbers = fitting.numbers_that_learn(config, model)
     if not config.adapters and config.family == "sdxl":
         numbers = model.denoiser + model.encoders + model.vae
@@ -249,7 +249,7 @@ def _saves(config: Any) -> float:
     return saves * (4 if config.save.save_state and not config.adapters else 1.5)
 
 
-def _about_the_fit(needs: fitting.Fit, config: Any) -> Iterator[Finding]:
+def _about_the_fit(needs: fitting.MemoryEstimate, config: Any) -> Iterator[Finding]:
     most = needs.memory or psutil.virtual_memory().total / GIB
     if needs.peak > ABSURD * most:
         yield Finding("GPU", "bad", f"{needs.sentence()}: that is far more than this machine has, and will not fit; "

@@ -68,6 +68,16 @@ class SampleRequest:
     sampler_name: str | None = None
 
 
+@dataclass(frozen=True)
+class BlockCost:
+    """What blocks of one class cost, measured with steps of rank 16 at 1024 x 1024; the defaults where nothing was."""
+
+    container: str  # name of the lists in the denoiser that hold these blocks
+    activations: float = 30  # numbers that autograd keeps for each number in the block's stream
+    used: float = 0.8  # share of its parameters that each token meets
+    reads_text: bool = False  # whether tokens of text are in the stream beside those of the image
+
+
 class Family(Protocol):
     """What differs between SDXL, FLUX.1 and the next one. Nothing else in library/ may ask which it is.
 
@@ -86,6 +96,9 @@ class Family(Protocol):
     latent_cache: LatentCache
     text_cache: TextCache
     validation_timesteps: Sequence[float]  # how noisy the images are on which validation measures the loss
+    patch_size: int  # side of the square of latents that one token stands for
+    block_costs: Mapping[str, BlockCost]  # by class in `block_classes`, for the estimate of memory and time
+    utilization: Mapping[bool, float]  # of a GPU's rate on paper that a step reaches, eager (False) and compiled
     architecture: str  # modelspec's word: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"
 
     def problems(self) -> Iterator[str]:
@@ -94,6 +107,11 @@ class Family(Protocol):
 
     def notes(self) -> Iterator[str]:
         """What is set and has no meaning for this very model, a sentence each; asked when nothing is wrong with it."""
+        ...
+
+    def stored_shapes(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+        """Shapes by the names of the networks' tensors, by part ("denoiser", "vae", text encoders), of the files that
+        are on this machine: from headers only. Raises ConfigError."""
         ...
 
     def load(self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None) -> ModelComponents:

@@ -12,7 +12,7 @@ import torch
 
 from kohya_gui.panel import actions, history
 from library.check import estimate, report
-from library.check.model_stats import of as anatomy_of
+from library.check.model_stats import model_stats
 from library.config.schema import ConfigError, build, replace, to_toml
 from library.families import config_class
 from library.files import remove_folder
@@ -184,7 +184,7 @@ def test_a_disk_error_ends_no_training(demo, squares, tmp_path, monkeypatch):
 
 def test_check_counts_the_room(demo, squares, tmp_path, monkeypatch):
     config = config_of(demo, "sdxl_train", train_data_dir=squares, output_dir=tmp_path / "out")
-    size = estimate.state_size(config, anatomy_of(config))
+    size = estimate.state_size(config, model_stats(config))
 
     def disk(config):
         return next(finding for finding in report.report(config).findings if finding.topic == "disk")
@@ -202,7 +202,7 @@ def test_the_estimate_is_near_to_what_is_written(demo, squares, tmp_path):
                            max_train_steps=1, save_state_on_train_end=True)  # fmt: skip
         train(config)
         written = sum(path.stat().st_size for path in (tmp_path / script / "m-state").iterdir())
-        assert estimate.state_size(config, anatomy_of(config)) == pytest.approx(written, rel=0.35)
+        assert estimate.state_size(config, model_stats(config)) == pytest.approx(written, rel=0.35)
 
 
 # ---- names

@@ -1,5 +1,6 @@
 """FLUX.1 as a family: how its files become networks, captions become conditions, latents become a training step."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.families.base import BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux import checkpoint, packing
+from library.families.flux.model import Sizes
 from library.families.shared import clip, t5, tokenizers
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
@@ -42,6 +44,13 @@ class Flux:
         "DoubleStreamBlock": BlockInputs(streams=(0, 1), dynamic=((0, 1), (1, 1), (3, 1), (4, 1))),
         "SingleStreamBlock": BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1), (3, 1))),
     }
+    # Modulation is asked once for an image, and a double block has one half for the image and one for the words.
+    block_costs = {
+        "DoubleStreamBlock": BlockCost("double_blocks", activations=30, used=0.333, reads_text=True),
+        "SingleStreamBlock": BlockCost("single_blocks", activations=25, used=0.8, reads_text=True),
+    }
+    utilization = {False: 0.3, True: 0.42}
+    patch_size = 2
     sample_defaults = {
         "negative_prompt": "",
         "width": 512,
@@ -117,6 +126,20 @@ class Flux:
                     return folder
         token = self.config.hub.huggingface_token
         return tokenizers.find(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
+
+    def stored_shapes(self) -> dict[str, checkpoint.Shapes]:
+        """Shapes of the parts whose files are on this machine."""
+        found: dict[str, checkpoint.Shapes] = {}
+        for part in checkpoint.PARTS:
+            with contextlib.suppress(ConfigError):
+                if path := checkpoint.located(self.config, part, fetch=False):
+                    shapes = checkpoint.plain_shapes(checkpoint.read_entries(path))
+                    found["vae" if part == "ae" else part] = shapes
+        if "denoiser" in found:
+            found["denoiser"] = checkpoint.bfl_shapes(found["denoiser"])
+            sizes = Sizes.of(found["denoiser"])
+            self.depth = (sizes.double_blocks, sizes.single_blocks)
+        return found
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> ModelComponents:
         """All four networks on the CPU, in sizes that their files tell. Raises ConfigError.
