@@ -89,7 +89,7 @@ def reach(run_id: str, step: int) -> None:
     raise RuntimeError(f"{run_id} took more than {PATIENCE:.0f} s to get to step {step}")
 
 
-def ended(run_id: str) -> reader.Run:
+def ended(run_id: str) -> reader.RecordedRun:
     """Wait for the end of a run."""
     while (run := reader.run(run_id)).active:
         time.sleep(0.2)

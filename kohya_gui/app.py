@@ -9,27 +9,27 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
-from kohya_gui.dataset.images import Images
-from kohya_gui.form.api import Helper
-from kohya_gui.form.print_command import Printer
-from kohya_gui.form.tab import TABS, Training
+from kohya_gui.dataset.images import DatasetTab
+from kohya_gui.form.api import FormApi
+from kohya_gui.form.print_command import CommandPrinter
+from kohya_gui.form.tab import TABS, TrainingTab
 from kohya_gui.i18n import texts
-from kohya_gui.lab.lab import Lab
-from kohya_gui.panel.actions import Acts
-from kohya_gui.panel.monitor import Monitor
-from kohya_gui.panel.queue import Queue
+from kohya_gui.lab.lab import LabTab
+from kohya_gui.panel.actions import RunActions
+from kohya_gui.panel.monitor import RunPanel
+from kohya_gui.panel.queue import QueueTab
 from kohya_gui.server import paths
-from kohya_gui.server.allowed_folders import Allower, Roots
+from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.assets import Assets
-from kohya_gui.server.auth import Door
-from kohya_gui.server.json_api import Service
+from kohya_gui.server.auth import AuthGate
+from kohya_gui.server.json_api import JsonApi
 from kohya_gui.server.picker import Picker
 from kohya_gui.server.routes import Protected, Routes
 from kohya_gui.server.serving import announce, bind, door_of, is_private, parser, prefix_of, serve
-from kohya_gui.server.tensorboard_proxy import Board
+from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.theme import HEAD, THEME
-from kohya_gui.tools.commands import Commands
-from kohya_gui.tools.tools import Tools
+from kohya_gui.tools.commands import ToolCommands
+from kohya_gui.tools.tools import ToolsTab
 from library.config.values import ConfigError
 
 TITLE = "Kohya Trainer"
@@ -39,7 +39,7 @@ class Page(gr.Blocks):
     """The page, and what its own scripts may ask the server."""
 
     def __init__(self, **how: Any) -> None:
-        self.service = Service()
+        self.service = JsonApi()
         super().__init__(**how)
 
 
@@ -57,28 +57,28 @@ def build(roots: Sequence[Path] = ()) -> Page:
                 forms = {}
                 for tab in TABS:
                     with gr.Tab(tab.title, id=tab.id):
-                        forms[tab.id] = Training(tab, roots or paths.roots()).form
+                        forms[tab.id] = TrainingTab(tab, roots or paths.roots()).form
                 with gr.Tab("Queue", id="queue"):
-                    Queue()
+                    QueueTab()
                 with gr.Tab("Compile Lab", id="lab"):
-                    lab = Lab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
+                    lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
                 with gr.Tab("Data set", id="images"):
-                    images = Images(roots or paths.roots())
+                    images = DatasetTab(roots or paths.roots())
                 with gr.Tab("LoRA tools", id="tools"):
-                    Tools()
+                    ToolsTab()
             with gr.Column(scale=2, min_width=0, elem_id="side"):
-                monitor = Monitor()
-        monitor.greet(page)
+                monitor = RunPanel()
+        monitor.on_load(page)
     page.service.add(Picker(roots or paths.roots()).answers)
     page.service.add(images.answers, images.shows)
-    page.service.add(Commands(roots or paths.roots()).answers)
+    page.service.add(ToolCommands(roots or paths.roots()).answers)
     page.service.add(texts.answers())
-    page.service.add(Printer(roots or paths.roots()).answers)
-    page.service.add(Allower(roots).answers)
+    page.service.add(CommandPrinter(roots or paths.roots()).answers)
+    page.service.add(AllowedFolders(roots).answers)
     page.service.here_only.add("allow")
-    page.service.add(Helper(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
+    page.service.add(FormApi(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
     page.service.add(lab.answers)
-    acts = Acts(forms)
+    acts = RunActions(forms)
     page.service.add(acts.answers, acts.shows)
     return page
 
@@ -94,8 +94,8 @@ def application(page: Page, door: dict[str, Any], root_path: str = "") -> Any:
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, show_error=True,
         max_file_size="1mb", root_path=root_path or None,
     )  # fmt: skip
-    shown = Board(Assets(GZipMiddleware(inner, minimum_size=2000, compresslevel=4)))
-    return Protected(Door(Routes(shown, prefix_of(root_path)), **door))
+    shown = TensorboardProxy(Assets(GZipMiddleware(inner, minimum_size=2000, compresslevel=4)))
+    return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **door))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

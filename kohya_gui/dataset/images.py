@@ -15,13 +15,13 @@ from starlette.responses import Response
 
 from kohya_gui.dataset import settings
 from kohya_gui.server import allowed_folders, paths
-from kohya_gui.server.json_api import Answer, Sent, Show
+from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.schema import ConfigError
 from library.curation import album as albums
 from library.curation import changes, sources, tags, thumbs, trash
 from library.curation.album import KINDS, Album, Picture
 from library.curation.tags import Edit
-from library.curation.work import Report, Work
+from library.curation.work import BackgroundTask, Report
 
 PAGE, MOST = 48, 200  # images that are sent at once
 TAGS, SAMPLES = 400, 6
@@ -29,18 +29,18 @@ PATIENCE = 0.6  # seconds in which work may end without being asked after
 KEPT = 4  # folders that are remembered
 
 
-class Images:
+class DatasetTab:
     """The tab. Made inside `gr.Blocks`."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
         self.albums: OrderedDict[str, Album] = OrderedDict()
-        self.works: OrderedDict[str, Work] = OrderedDict()
+        self.works: OrderedDict[str, BackgroundTask] = OrderedDict()
         self.busy = threading.Lock()
         gr.HTML(settings.markup(), js_on_load="window.kohyaImages.mount(element)", apply_default_css=False)
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """What scripts may ask."""
         return {
             "images_open": self.open, "images_work": self.work, "images_stop": self.stop, "images_page": self.page,
@@ -50,20 +50,20 @@ class Images:
         }  # fmt: skip
 
     @property
-    def shows(self) -> dict[str, Show]:
+    def shows(self) -> dict[str, PictureHandler]:
         """What can be looked at."""
         return {"images_thumb": self.thumb}
 
     # ---- looking
 
-    def open(self, sent: Sent) -> dict[str, Any]:
+    def open(self, sent: ApiRequest) -> dict[str, Any]:
         """Look at a folder, anew."""
         taken, world = (sent.text("script"), sent.values("taken")), max(1, sent.number("processes", 1, 4096))
         config = settings.config_of(sent.text("folder"), sent.values("settings"), self.roots, *taken)
         trigger = sent.text("trigger")
         return self._begin(lambda report: self._overview(self._look(config, world, report), trigger))
 
-    def page(self, sent: Sent) -> dict[str, Any]:
+    def page(self, sent: ApiRequest) -> dict[str, Any]:
         """Some of the images that are wanted."""
         album = self._album(sent)
         found = self._wanted(album, sent)
@@ -73,14 +73,14 @@ class Images:
         rows = [row(album, p, trigger_of(sent)) for p in shown]
         return {"rows": rows, "start": start, "total": len(found)}
 
-    def tags(self, sent: Sent) -> dict[str, Any]:
+    def tags(self, sent: ApiRequest) -> dict[str, Any]:
         """The tags of the captions that are wanted, and how often each is there."""
         album = self._album(sent)
         captions = (p.caption or "" for p in self._wanted(album, sent) if not p.foreign)
         found = tags.frequencies(captions, album.config.captions.caption_separator, sent.text("prefix"))
         return {"tags": found[:TAGS], "more": max(0, len(found) - TAGS)}
 
-    def history(self, sent: Sent) -> dict[str, Any]:
+    def history(self, sent: ApiRequest) -> dict[str, Any]:
         """What was done to a folder, the last first."""
         return {"past": past(self._album(sent).root)}
 
@@ -95,7 +95,7 @@ class Images:
 
     # ---- changing
 
-    def caption(self, sent: Sent) -> dict[str, Any]:
+    def caption(self, sent: ApiRequest) -> dict[str, Any]:
         """Give one image other words."""
         album, name = self._album(sent), sent.text("name")
         expected = None if sent.fields.get("expected") is None else sent.text("expected")
@@ -107,7 +107,7 @@ class Images:
             return {"error": str(error)} if known is None else {"said": str(error), "row": row(album, known, has)}
         return {"row": row(album, picture, has), **self._overview(album, sent.text("trigger"))}
 
-    def edit(self, sent: Sent) -> dict[str, Any]:
+    def edit(self, sent: ApiRequest) -> dict[str, Any]:
         """Say what a change of tags would change, or do it."""
         album = self._album(sent)
         separator = album.config.captions.caption_separator
@@ -120,14 +120,14 @@ class Images:
             return {"changes": len(found), "of": len(wanted), "samples": shown}
         return self._change(album, sent, lambda report: {"done": changes.edit_tags(album, wanted, change, report)})
 
-    def remove(self, sent: Sent) -> dict[str, Any]:
+    def remove(self, sent: ApiRequest) -> dict[str, Any]:
         """Move images into the folder's trash."""
         album, names = self._album(sent), sent.texts("names")
         if not names:
             raise ConfigError("no image is chosen")
         return self._change(album, sent, lambda report: {"done": changes.remove(album, names)})
 
-    def compare(self, sent: Sent) -> dict[str, Any]:
+    def compare(self, sent: ApiRequest) -> dict[str, Any]:
         """Look for images that are the same or alike."""
         album, trigger = self._album(sent), sent.text("trigger")
 
@@ -137,7 +137,7 @@ class Images:
 
         return self._begin(work)
 
-    def prepare(self, sent: Sent) -> dict[str, Any]:
+    def prepare(self, sent: ApiRequest) -> dict[str, Any]:
         """Give images a folder that a training understands: <repeats>_<words>."""
         album, how = self._album(sent), sent.text("how")
         repeats, words = sent.number("repeats", 1), sent.text("words")
@@ -151,7 +151,7 @@ class Images:
             return self._change(album, sent, lambda r: {"made": changes.bring(album, source, repeats, words, r)})
         raise ConfigError(f"how is {how!r}: use rename, gather or bring")
 
-    def undo(self, sent: Sent) -> dict[str, Any]:
+    def undo(self, sent: ApiRequest) -> dict[str, Any]:
         """Take back the last change."""
         album = self._album(sent)
 
@@ -168,33 +168,33 @@ class Images:
 
     # ---- work that takes a while
 
-    def work(self, sent: Sent) -> dict[str, Any]:
+    def work(self, sent: ApiRequest) -> dict[str, Any]:
         """How far some work is, or what came of it."""
         work = self.works.get(sent.text("work"))
         if work is None:
             raise ConfigError("this task does not exist any more: open the folder again")
         return self._told(work, 0.3)
 
-    def stop(self, sent: Sent) -> dict[str, Any]:
+    def stop(self, sent: ApiRequest) -> dict[str, Any]:
         """Ask some work to end."""
         if work := self.works.get(sent.text("work")):
             work.stop()
         return {}
 
     def _begin(self, work: Callable[[Report], dict[str, Any]]) -> dict[str, Any]:
-        made = Work(work)
+        made = BackgroundTask(work)
         with self.busy:
             self.works[made.id] = made
             while len(self.works) > 50:
                 self.works.popitem(last=False)
         return self._told(made, PATIENCE)
 
-    def _told(self, work: Work, seconds: float) -> dict[str, Any]:
+    def _told(self, work: BackgroundTask, seconds: float) -> dict[str, Any]:
         if not work.wait(seconds):
             return {"work": work.id, "phase": work.phase, "done": work.done, "total": work.total}
         return {"error": work.error} if work.result is None else work.result
 
-    def _change(self, album: Album, sent: Sent, change: Callable[[Report], dict[str, Any]]) -> dict[str, Any]:
+    def _change(self, album: Album, sent: ApiRequest, change: Callable[[Report], dict[str, Any]]) -> dict[str, Any]:
         """Change a folder, and look at it anew."""
         changes.changeable(album)
         trigger = sent.text("trigger")
@@ -207,7 +207,7 @@ class Images:
 
     # ---- what is known of a folder
 
-    def _album(self, sent: Sent) -> Album:
+    def _album(self, sent: ApiRequest) -> Album:
         """The folder that is asked about, as it was last looked at with these settings."""
         root = paths.inside(sent.text("folder"), self.roots, "folder")
         with self.busy:
@@ -246,7 +246,7 @@ class Images:
         """The questions among what was said of paths outside of the roots."""
         return "\n".join(said for said in outside if allowed_folders.asked(said))
 
-    def _wanted(self, album: Album, sent: Sent) -> list[Picture]:
+    def _wanted(self, album: Album, sent: ApiRequest) -> list[Picture]:
         folder = None if sent.fields.get("place") is None else sent.text("place")
         return albums.choose(album, sent.text("show", "all"), sent.text("words"), folder, sent.text("trigger"))
 
@@ -262,7 +262,7 @@ class Images:
         }  # fmt: skip
 
 
-def trigger_of(sent: Sent) -> Callable[[str], bool] | None:
+def trigger_of(sent: ApiRequest) -> Callable[[str], bool] | None:
     """The test for the trigger word, if there is one."""
     return tags.trigger(sent.text("trigger")) if sent.text("trigger").strip() else None
 

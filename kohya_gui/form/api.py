@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.form import compare, compile_summary, presets, probe, start_preset
-from kohya_gui.form.form import Form, Given
+from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import Answer, Sent
+from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.idle import idle
 from library.config.schema import ConfigError, draft, options, values
 from library.families import recognised
@@ -27,20 +27,20 @@ def about(problem: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", problem)
 
 
-class Helper:
+class FormApi:
     """Answers for the forms of all training tabs, by tab."""
 
-    def __init__(self, forms: Mapping[str, Form], adapters: Mapping[str, bool], roots: Sequence[Path]) -> None:
+    def __init__(self, forms: Mapping[str, SettingsForm], adapters: Mapping[str, bool], roots: Sequence[Path]) -> None:
         self.forms, self.adapters, self.roots = forms, adapters, roots
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """What scripts may ask."""
         return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
                 "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
                 "forget": self.forget, "ledger": self.ledger}  # fmt: skip
 
-    def judge(self, sent: Sent) -> dict[str, Any]:
+    def judge(self, sent: ApiRequest) -> dict[str, Any]:
         """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
         form, given = self._heard(sent)
         places = form.places(given.family)
@@ -49,7 +49,7 @@ class Helper:
             name, rest = about(problem)
             if name in places:
                 wrong.setdefault(places[name][1], rest[:1].upper() + rest[1:])
-        config = form.rough(given)
+        config = form.lenient_config(given)
         for name, option in options(type(config)).items():
             if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):
                 wrong.setdefault(places[name][1], said)
@@ -60,7 +60,7 @@ class Helper:
             "model": self._model(form, given), "profile": presets.chosen_profile(config),
         }  # fmt: skip
 
-    def _model(self, form: Form, given: Given) -> dict[str, str]:
+    def _model(self, form: SettingsForm, given: Submission) -> dict[str, str]:
         """What the base model's file is, as far as it lies where the page may look."""
         text = str(given.values.get(MODEL) or "")
         try:
@@ -72,11 +72,11 @@ class Helper:
             return {}
         return {"path": text, "family": family if family in form.configs else "", "words": words}
 
-    def preset(self, sent: Sent) -> dict[str, Any]:
+    def preset(self, sent: ApiRequest) -> dict[str, Any]:
         """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""
         form, given = self._heard(sent)
         known = form.configs[given.family]
-        right = values(form.rough(given))  # what is wrong elsewhere in the form is no reason to refuse
+        right = values(form.lenient_config(given))  # what is wrong elsewhere in the form is no reason to refuse
         now = {name: value for name, value in right.items() if name in given.values}
         if sent.text("id") == start_preset.DEFAULTS["id"]:
             config = draft(known, {name: now[name] for name in now if presets.is_own(options(known)[name])})
@@ -101,11 +101,11 @@ class Helper:
             "profile": True,
         }
 
-    def choices(self, sent: Sent) -> dict[str, Any]:
+    def choices(self, sent: ApiRequest) -> dict[str, Any]:
         """What can be compared."""
         return {"choices": compare.choices(self.adapters[self._form(sent).tab])}
 
-    def compare(self, sent: Sent) -> dict[str, Any]:
+    def compare(self, sent: ApiRequest) -> dict[str, Any]:
         """The options that differ between two settings."""
         form, given = self._heard(sent)
         chosen = [compare.config_of(sent.text(which), lambda: form.collect(given)[0], self.roots)
@@ -113,42 +113,42 @@ class Helper:
         (one, first), (two, second) = chosen
         return {"first": one, "second": two, "rows": compare.rows(first, second)}
 
-    def probe(self, sent: Sent) -> dict[str, Any]:
+    def probe(self, sent: ApiRequest) -> dict[str, Any]:
         """Begin a probe."""
         form, given = self._heard(sent)
         config, _ = form.ready(given)
         paths.allow(config, self.roots)
         return {"id": probe.start(config, {**given.launch})}
 
-    def probing(self, sent: Sent) -> dict[str, Any]:
+    def probing(self, sent: ApiRequest) -> dict[str, Any]:
         """How a probe gets on, with what it proposes as the form has it."""
         form, given = self._heard(sent)
         found = probe.state(sent.text("id"))
         return {**found, "fix": form.shown(given.family, found.get("best") or {})}
 
-    def unprobe(self, sent: Sent) -> dict[str, Any]:
+    def unprobe(self, sent: ApiRequest) -> dict[str, Any]:
         """End a probe."""
         probe.stop(sent.text("id"))
         return {}
 
-    def ledger(self, sent: Sent) -> dict[str, Any]:
+    def ledger(self, sent: ApiRequest) -> dict[str, Any]:
         """What the training that works at the moment has compiled."""
         return {"text": compile_summary.running()}
 
-    def forget(self, sent: Sent) -> dict[str, Any]:
+    def forget(self, sent: ApiRequest) -> dict[str, Any]:
         """Keep a token no longer."""
         keys.forget(sent.text("name"))
         return {}
 
-    def _form(self, sent: Sent) -> Form:
+    def _form(self, sent: ApiRequest) -> SettingsForm:
         form = self.forms.get(sent.text("tab"))
         if form is None:
             raise ConfigError("there is no such tab: load the page again")
         return form
 
-    def _heard(self, sent: Sent) -> tuple[Form, Given]:
+    def _heard(self, sent: ApiRequest) -> tuple[SettingsForm, Submission]:
         form = self._form(sent)
-        return form, form.hear(sent.text("sent"))
+        return form, form.parse_submission(sent.text("sent"))
 
 
 def menu(tab: str, families: Mapping[str, str]) -> str:

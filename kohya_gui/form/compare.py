@@ -23,7 +23,7 @@ def choices(adapters: bool) -> list[tuple[str, str]]:
     return [("This form", FORM), *runs, *ready]
 
 
-def _named(run: reader.Run) -> str:
+def _named(run: reader.RecordedRun) -> str:
     when = time.strftime("%d %b %H:%M", time.localtime(run.facts.get("started", 0)))
     return f"{run.facts.get('output_name') or run.id} · {when}"
 

@@ -84,7 +84,7 @@ def _told(config: Any) -> dict[str, tuple[Any, Any]]:
     return {key: (getattr(config.compile, key), getattr(default, key)) for key in TOLD}
 
 
-def _earlier(script: str) -> Iterator[tuple[reader.Run, dict[str, Any]]]:
+def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, dict[str, Any]]]:
     for run in reader.runs()[:LOOKED_AT]:
         made = run.facts.get("compile") or {}
         if run.facts.get("script") == script and made.get("num_graphs"):

@@ -41,7 +41,7 @@ LAUNCH = {name: option for name, option in section_options(Launch, "distributed"
 
 
 @dataclass(frozen=True)
-class Field:
+class FormField:
     """One field to be: an option, and the families that it serves."""
 
     option: Option
@@ -50,13 +50,13 @@ class Field:
     pending: str = ""  # why it cannot be used yet
 
     @property
-    def rare(self) -> bool:
+    def is_advanced(self) -> bool:
         """Whether it is folded away."""
         return self.option.advanced or bool(self.pending)
 
 
 @dataclass(frozen=True)
-class Given:
+class Submission:
     """What a form holds: the family that is chosen, its options, and how the processes are started."""
 
     family: str
@@ -66,7 +66,7 @@ class Given:
     anyway: bool = False  # whether it was said that images without captions are meant
 
 
-class Form:
+class SettingsForm:
     """The form of one tab."""
 
     def __init__(self, tab: str, families: Mapping[str, str], configs: Mapping[str, type],
@@ -80,32 +80,32 @@ class Form:
 
     # ---- what comes back from the browser
 
-    def hear(self, sent: Any) -> Given:
+    def parse_submission(self, sent: Any) -> Submission:
         """What the browser sent, as far as it has the shape of a form. Raises ConfigError for anything else."""
         try:
             found = json.loads(sent)
             launch, anyway = dict(found["launch"]), found.get("anyway") is True
             typed = frozenset(map(str, found.get("typed", ())))
-            given = Given(str(found["family"]), dict(found["values"]), launch, typed, anyway)
+            given = Submission(str(found["family"]), dict(found["values"]), launch, typed, anyway)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
         if given.family not in self.configs:
             raise ConfigError(f"{given.family!r} is no family: choose {' or '.join(self.configs)}")
         return given
 
-    def collect(self, given: Given) -> tuple[Any, list[str]]:
+    def collect(self, given: Submission) -> tuple[Any, list[str]]:
         """A form -> a checked config and notes about it. Raises ConfigError with every problem."""
         notes: list[str] = []
         return build(self.configs[given.family], given.values, notes=notes), notes
 
-    def ready(self, given: Given) -> tuple[Any, list[str]]:
+    def ready(self, given: Submission) -> tuple[Any, list[str]]:
         """Like `collect`, for a training that is to start: what is not filled in but must be is a problem too."""
         reading = self.reading(given)
         if reading.problems:
             raise ConfigError("\n".join(reading.problems))
         return reading.config, reading.notes
 
-    def reading(self, given: Given) -> Reading[Any]:
+    def reading(self, given: Submission) -> Reading[Any]:
         """What came of reading the form for a training that is to start, with all that is wrong with it."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
         problems = [*reading.problems, *gpu_slots.problems(given.launch)]
@@ -114,7 +114,7 @@ class Form:
         problems += [line for line in missing(reading.config) if _named([line]).isdisjoint(told)]
         return replace(reading, problems=problems)
 
-    def rough(self, given: Given) -> Any:
+    def lenient_config(self, given: Submission) -> Any:
         """The config of all that is right by itself, whether or not it goes together; the rest is not set."""
         known, read = options(self.configs[given.family]), {}
         for name, value in given.values.items():
@@ -123,7 +123,7 @@ class Form:
                     read[name] = known[name].read(value)
         return draft(self.configs[given.family], read)
 
-    def wrong(self, given: Given) -> list[str]:
+    def wrong(self, given: Submission) -> list[str]:
         """Everything that is wrong with what is filled in; what is not filled in yet is no mistake."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
         return [*reading.problems, *gpu_slots.problems(given.launch)]
@@ -186,9 +186,9 @@ class Form:
             return ""
         inside = self.ahead.get(section, "") + "".join(self._field(f) for f in members)
         if section == "distributed":
-            members += [Field(option, tuple(self.configs)) for option in LAUNCH.values()]
+            members += [FormField(option, tuple(self.configs)) for option in LAUNCH.values()]
             inside += "".join(
-                self._field(Field(option, tuple(self.configs)), launch=True) for option in LAUNCH.values()
+                self._field(FormField(option, tuple(self.configs)), launch=True) for option in LAUNCH.values()
             )
         panel = f"{self.tab}-section-{section}"
         return (
@@ -197,17 +197,17 @@ class Form:
             f'</div><div class="grid" id="{panel}" hidden="until-found">{inside}</div></section>'
         )
 
-    def _classes(self, members: list[Field]) -> list[str]:
+    def _classes(self, members: list[FormField]) -> list[str]:
         """The style classes that say when these fields, or the section around them, can be seen."""
         seen = [name for name in self.configs if any(name in m.families and name not in m.idle for m in members)]
-        rare = all(field.rare for field in members)
+        rare = all(field.is_advanced for field in members)
         return [f"only-{seen[0] if seen else 'none'}"] * (len(seen) < len(self.configs)) + ["advanced"] * rare
 
-    def _id(self, field: Field) -> str:
+    def _id(self, field: FormField) -> str:
         own = len(field.families) < len(self.configs)
         return "-".join([self.tab, *(field.families if own else ()), field.option.name])
 
-    def _field(self, field: Field, span: str = "", launch: bool = False) -> str:
+    def _field(self, field: FormField, span: str = "", launch: bool = False) -> str:
         option, element = field.option, self._id(field)
         wide = ["wide"] if option.kind in ("file", "folder", "text") else []
         required = ["required"] if option.name in self.required else []
@@ -247,9 +247,9 @@ def _named(problems: Iterable[str]) -> set[str]:
     return {line.split()[0] for line in problems if line.strip()}
 
 
-def fields(configs: Mapping[str, type]) -> list[Field]:
+def fields(configs: Mapping[str, type]) -> list[FormField]:
     """The fields that these families need, in the order of declaration."""
-    faces: dict[Any, Field] = {}
+    faces: dict[Any, FormField] = {}
     names = dict.fromkeys(name for config in configs.values() for name in options(config))
     for name in names:
         for family, config in configs.items():
@@ -257,9 +257,9 @@ def fields(configs: Mapping[str, type]) -> list[Field]:
                 continue
             reason = PENDING.get(name) or PENDING.get(f"{config.script}.{name}", "")
             face = (name, option.section, option.label, option.help, option.default, option.choices, reason)
-            known = faces.get(face, Field(option, ()))
+            known = faces.get(face, FormField(option, ()))
             idle = (family,) if name in getattr(config, "idle", {}) else ()
-            faces[face] = Field(option, (*known.families, family), (*known.idle, *idle), reason)
+            faces[face] = FormField(option, (*known.families, family), (*known.idle, *idle), reason)
     return list(faces.values())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kohya_gui.form import api, messages, presets
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import Answer, Sent
+from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.command import command, printable
 from library.config.schema import ConfigError, build, flat, load_toml, options, to_toml, values
 from library.config.values import at_home, pasted
@@ -17,18 +17,18 @@ from library.families import config_class
 from library.runs import keys
 
 
-class Printer:
+class CommandPrinter:
     """What scripts may ask about printed commands."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """What may be asked for."""
         return {"keep": self.keep}
 
-    def keep(self, sent: Sent) -> dict[str, Any]:
+    def keep(self, sent: ApiRequest) -> dict[str, Any]:
         """Write the config of a printed command into its file, which must not be there yet."""
         path = paths.config_file(sent.text("path"), self.roots)
         try:

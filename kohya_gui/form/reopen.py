@@ -10,7 +10,7 @@ from library.families import config_class
 from library.runs import reader, resume, start
 
 
-def config_of(run: reader.Run) -> Any:
+def config_of(run: reader.RecordedRun) -> Any:
     """What a run was started with: its TOML, or, where it was started in a shell, what its record says."""
     text = resume.toml(run)
     script = str(run.facts.get("script") or "")
@@ -36,7 +36,7 @@ def _config(script: str, given: Mapping[str, Any]) -> Any:
     return draft(made, {name: known[name].read(value) for name, value in given.items() if name in known})
 
 
-def continuation(run: reader.Run) -> start.Job:
+def continuation(run: reader.RecordedRun) -> start.TrainingJob:
     """The job that goes on where a run stopped; from the beginning, where it has saved no state."""
     resume.check(run)
     state = resume.newest_state(run)

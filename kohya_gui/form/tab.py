@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from kohya_gui.form import api, compile_summary, messages, presets, print_command, start_preset
-from kohya_gui.form.form import Form, Given
+from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths, picker
 from library import importers
 from library.check import isolated
@@ -66,12 +66,12 @@ TABS = (
 )  # fmt: skip
 
 
-class Training:
+class TrainingTab:
     """One training tab. Made inside `gr.Blocks`; all that it remembers between clicks is on screen."""
 
     def __init__(self, tab: Tab, roots: Sequence[Path]) -> None:
         self.tab, self.roots = tab, roots
-        self.form = Form(tab.id, FAMILIES, tab.configs, tab.basics, {"compile": compile_summary.section()})
+        self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, {"compile": compile_summary.section()})
         self.sent = gr.Textbox(visible=False)  # the form on its way to the server
         self.values = gr.Textbox(visible=False)  # values on their way into the form
         self.file = gr.Textbox(visible=False)  # a config on its way to the downloads
@@ -158,21 +158,21 @@ class Training:
 
     def _places(self, sent: str) -> messages.Places:
         try:
-            return self.form.places(self.form.hear(sent).family)
+            return self.form.places(self.form.parse_submission(sent).family)
         except ConfigError:
             return {}
 
     def _fix(self, sent: str, problem: str) -> Mapping[str, bool | str]:
         """What would mend a problem, as fields hold it."""
-        given = self.form.hear(sent)
-        return self.form.shown(given.family, remedy(problem, self.form.rough(given)))
+        given = self.form.parse_submission(sent)
+        return self.form.shown(given.family, remedy(problem, self.form.lenient_config(given)))
 
     # ---- what the buttons do
 
     def on_first(self, sent: str) -> Any:
         """Say at once what is wrong with the form in itself: the whole check, which follows, takes seconds."""
         with contextlib.suppress(ConfigError):  # which the whole check says
-            given = self.form.hear(sent)
+            given = self.form.parse_submission(sent)
             reading = paths.allowed(self.form.reading(given), self.roots)
             if reading.problems:
                 return self._report({"findings": isolated.known(reading), "fit": None, "early": True}, given.family)
@@ -198,7 +198,7 @@ class Training:
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {self.message: messages.without_captions(bare, "later")}
         entry = queue.add(start.job(config, **self._how(config, given.launch)))
-        return {self.message: messages.good(queue.told(entry), notes)}
+        return {self.message: messages.good(queue.queued_sentence(entry), notes)}
 
     def on_check(self, sent: str) -> Said:
         """Say all that can be known about this training before it starts."""
@@ -206,13 +206,13 @@ class Training:
         known = [{"topic": "settings", "verdict": "hint", "text": note, "fix": {}} for note in notes]
         return {self.message: self._report({**report, "findings": [*known, *report["findings"]]}, given.family)}
 
-    def checked(self, sent: str) -> tuple[Given, Any, list[str], isolated.Report]:
+    def checked(self, sent: str) -> tuple[Submission, Any, list[str], isolated.Report]:
         """A form -> it, its config, notes about it, and the preflight report. To be asked before any start or queueing.
 
         The report has everything that is wrong, with the form itself as well as with what it names; that an option has
         no effect only where somebody typed it. Tokens that the form holds are kept in their own file.
         """
-        given = self.form.hear(sent)
+        given = self.form.parse_submission(sent)
         reading = self.form.reading(given)
         reading = paths.allowed(reading, self.roots)
         notes = [*reading.notes, *self._keep(reading.config)]
@@ -229,14 +229,14 @@ class Training:
 
     def on_print(self, sent: str, where: str) -> Said:
         """Show the command that trains what the form says, and its TOML. Nothing is written."""
-        given = self.form.hear(sent)
+        given = self.form.parse_submission(sent)
         config, notes = self.form.ready(given)
         how = self._how(config, given.launch)
         return {self.message: print_command.printed(config, where, how, notes, self.roots)}
 
     def on_save(self, sent: str, where: str, known: str) -> Said:
         """Write the form into the config file that is named."""
-        config, notes = self.form.collect(self.form.hear(sent))
+        config, notes = self.form.collect(self.form.parse_submission(sent))
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
         count = presets.save(path, config, known)
@@ -245,14 +245,14 @@ class Training:
 
     def on_download(self, sent: str) -> Said:
         """Hand the form to the browser as a file."""
-        config, notes = self.form.collect(self.form.hear(sent))
+        config, notes = self.form.collect(self.form.parse_submission(sent))
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".toml"
         file = json.dumps({"name": name, "text": to_toml(config, presets.comment(config))})
         return {self.message: messages.good(f"{name} is among your downloads.", notes), self.file: file}
 
     def on_export(self, sent: str, base: str) -> Said:
         """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
-        config, notes = self.form.collect(self.form.hear(sent))
+        config, notes = self.form.collect(self.form.parse_submission(sent))
         text = self._prompts(config.sample.sample_prompts)
         fields, lost = importers.export(config, {s: config_class(s) for s in RUNS}, _theirs(base), text)
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
@@ -282,7 +282,7 @@ class Training:
         return self._filled(path, sent) | {self.path: "", self.opened: ""}
 
     def _filled(self, path: Path, sent: str) -> Said:
-        family, notes = self.form.hear(sent).family, []
+        family, notes = self.form.parse_submission(sent).family, []
         try:
             config = presets.load(path, self.tab.configs, family, notes)
         except ConfigError as error:

@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.server.json_api import Answer, Sent
+from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.schema import ConfigError
 
 LANGUAGES = {"en": "English", "zh": "中文", "ja": "日本語"}
@@ -84,10 +84,10 @@ def pattern(english: str, other: str) -> tuple[str, str, bool]:
     return f"^{LEAD if named else ''}{shape}$", to, named
 
 
-def answers() -> dict[str, Answer]:
+def answers() -> dict[str, Handler]:
     """What scripts may ask."""
 
-    def words(sent: Sent) -> dict[str, Any]:
+    def words(sent: ApiRequest) -> dict[str, Any]:
         language = sent.text("language")
         exact = {text: other for text, other in table(language).items() if not PLACE.search(text)}
         return {"words": exact, "patterns": patterns(language)}

@@ -12,10 +12,10 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui.form.form import Form, shown_value
+from kohya_gui.form.form import SettingsForm, shown_value
 from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import Answer, Sent
+from kohya_gui.server.json_api import ApiRequest, Handler
 from library.bench import candidates, picture, report
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
@@ -38,22 +38,22 @@ LISTED = 12
 SIZES = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
 
 
-class Lab:
+class LabTab:
     """The tab's place on the page, and the answers to what its script asks."""
 
-    def __init__(self, forms: Mapping[str, Form], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
+    def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
         """`forms` and their `titles` by tab; files that a form names lie below `roots`. Made inside `gr.Blocks`."""
         self.forms, self.titles, self.roots = forms, titles, roots
         gr.HTML(self._markup(), js_on_load="window.kohyaLab.mount(element)", apply_default_css=False)
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """What the script may ask."""
         return {"lab": self.look, "lab-start": self.start, "lab-stop": self.stop, "lab-apply": self.apply}
 
     # ---- what the script asks
 
-    def look(self, sent: Sent) -> dict[str, Any]:
+    def look(self, sent: ApiRequest) -> dict[str, Any]:
         """The measurements there are, and the one that is looked at: the newest, if none is named."""
         known = jobs.every(*KINDS)[:LISTED]
         chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
@@ -61,7 +61,7 @@ class Lab:
         tabs = [[tab, name] for tab, name in self.titles.items()]
         return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
 
-    def start(self, sent: Sent) -> dict[str, Any]:
+    def start(self, sent: ApiRequest) -> dict[str, Any]:
         """Begin a measurement."""
         kind = sent.text("kind")
         if kind not in KINDS:
@@ -69,11 +69,11 @@ class Lab:
         plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * sent.flag("clean")]}
         return {"job": begun(kind, plain.get(kind) or self._command(kind, sent))}
 
-    def stop(self, sent: Sent) -> dict[str, Any]:
+    def stop(self, sent: ApiRequest) -> dict[str, Any]:
         """End a measurement; what it has measured is kept."""
         return {"job": jobs.stop(jobs.find(sent.text("job")), at_once=True).id}
 
-    def apply(self, sent: Sent) -> dict[str, Any]:
+    def apply(self, sent: ApiRequest) -> dict[str, Any]:
         """The options that a measurement found best, as the fields of a tab's form hold them."""
         tab, job = sent.text("tab"), jobs.find(sent.text("job"))
         if tab not in self.forms:
@@ -86,7 +86,7 @@ class Lab:
         set_to = ", ".join(f"{name} = {str(found[name]).lower()}" for name in values)
         return {"tab": tab, "values": values, "said": f"Now in the form of {self.titles[tab]}: {set_to}."}
 
-    def _command(self, kind: str, sent: Sent) -> list[str]:
+    def _command(self, kind: str, sent: ApiRequest) -> list[str]:
         """The command line of a bench or a profile. Whatever the browser sends is chosen from what is known."""
         model, sizes, batch = sent.text("model"), sent.text("sizes").strip(), sent.number("batch", 1, 64)
         extent, ways = sent.text("extent", "step"), sent.text("ways", "usual")
@@ -104,9 +104,9 @@ class Lab:
         given += ["--batch", str(batch)] if model in MODELS else []
         return [*given, "--profile"] if kind == "profile" else [*given, *EXTENTS[extent][1], *WAYS[ways][1]]
 
-    def _written(self, tab: str, sent: Sent) -> list[str]:
+    def _written(self, tab: str, sent: ApiRequest) -> list[str]:
         """A form as a TOML for the command; its model has to be there, its images need not."""
-        config, _ = self.forms[tab].collect(self.forms[tab].hear(sent.text("form")))
+        config, _ = self.forms[tab].collect(self.forms[tab].parse_submission(sent.text("form")))
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError(f"The form of {self.titles[tab]} names no base model: fill that in first.")
         paths.allow(config, self.roots)
@@ -139,14 +139,14 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 # ---- a measurement, ready to be shown
 
 
-def title(job: jobs.Job) -> str:
+def title(job: jobs.BackgroundJob) -> str:
     """Kind, moment and subject, for the list."""
     when = time.strftime("%d %b %H:%M", time.localtime(job.started))
     subject = job.result.get("subject", {}).get("title", "")
     return " · ".join(filter(None, (KINDS.get(job.kind, job.kind), when, subject)))
 
 
-def view(job: jobs.Job) -> dict[str, Any]:
+def view(job: jobs.BackgroundJob) -> dict[str, Any]:
     """All that is shown of a measurement: words and shares, so that the script only has to draw."""
     word, mood = STATES.get(job.state, (job.state, "calm"))
     shown = {
@@ -234,7 +234,7 @@ def cache(result: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def advised(job: jobs.Job, number: int) -> dict[str, Any]:
+def advised(job: jobs.BackgroundJob, number: int) -> dict[str, Any]:
     """The options that a measurement advises; of a profile, those of its finding with this number."""
     result = job.result
     if result.get("kind") == "bench":
@@ -253,7 +253,7 @@ def _measurable(side: str) -> bool:
     return 64 <= int(side) <= 8192 and int(side) % 64 == 0
 
 
-def _took(job: jobs.Job) -> str:
+def _took(job: jobs.BackgroundJob) -> str:
     end = job.facts.get("ended") or (time.time() if job.active else 0)
     seconds = max(0.0, end - job.started)
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

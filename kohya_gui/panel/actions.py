@@ -11,10 +11,10 @@ from typing import Any
 from starlette.responses import Response
 
 from kohya_gui.form import reopen, start_preset
-from kohya_gui.form.form import Form
+from kohya_gui.form.form import SettingsForm
 from kohya_gui.panel import samples
 from kohya_gui.panel.html import duration
-from kohya_gui.server.json_api import Answer, Sent, Show
+from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.schema import ConfigError
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
 
@@ -31,7 +31,7 @@ WORDS = {
 }
 
 
-def buttons(run: reader.Run, others: list[reader.Run]) -> str:
+def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
     """What can be done with a run as it stands."""
     if run.active:
         asked = layout.stop_asked(run.folder)
@@ -53,7 +53,7 @@ def buttons(run: reader.Run, others: list[reader.Run]) -> str:
     return f'<div class="acts" data-run="{html.escape(run.id)}">{made}<p class="answer" role="status"></p></div>'
 
 
-def _question(run: reader.Run, how: str) -> str:
+def _question(run: reader.RecordedRun, how: str) -> str:
     """What has to be known before a run is stopped like that; "" where that costs next to nothing."""
     if how == "kill":
         step, seconds = stop.lost_by_kill(run)
@@ -69,32 +69,32 @@ def _question(run: reader.Run, how: str) -> str:
     return lost[what].format(duration(seconds))
 
 
-def _is_wanted(run: reader.Run, others: list[reader.Run]) -> bool:
+def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> bool:
     """Whether a run can be gone on with, and nobody has done so or let it wait in the queue."""
     return resume.is_wanted(run, others) and not any(entry.resumes == run.id for entry in queue.read().waiting)
 
 
-def _can_draw(run: reader.Run) -> bool:
+def _can_draw(run: reader.RecordedRun) -> bool:
     return bool(resume.settings(run).get("sample", {}).get("sample_prompts"))
 
 
-class Acts:
+class RunActions:
     """Answers what the scripts of the panel and of the Queue tab ask. Nothing that they send is believed."""
 
-    def __init__(self, forms: Mapping[str, Form]) -> None:
+    def __init__(self, forms: Mapping[str, SettingsForm]) -> None:
         self.forms = forms
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """What may be asked for, and changes something."""
         return {"act": self.act, "queue": self.queue, "queue-act": self.queue_act}
 
     @property
-    def shows(self) -> dict[str, Show]:
+    def shows(self) -> dict[str, PictureHandler]:
         """What may be looked at."""
         return {"picture": samples.show, "bundle": self.bundle}
 
-    def act(self, sent: Sent) -> dict[str, Any]:
+    def act(self, sent: ApiRequest) -> dict[str, Any]:
         """Do something with a run."""
         what, run = sent.text("act"), _run(sent.text("run"))
         if what in layout.STOPS[1:]:
@@ -113,7 +113,7 @@ class Acts:
             raise ConfigError("There is no such button: load the page again.")
         return {"said": WORDS[what]}
 
-    def resumed(self, run: reader.Run) -> str:
+    def resumed(self, run: reader.RecordedRun) -> str:
         """Go on with a run now, or as soon as there is room; what was done, in a sentence."""
         if not run.active and not _is_wanted(run, reader.runs()):  # another browser was first, or there is nothing left
             raise ConfigError(f"{run.id} has finished, or was resumed already.")
@@ -135,7 +135,7 @@ class Acts:
 
     # ---- the queue
 
-    def queue(self, sent: Sent) -> dict[str, Any]:
+    def queue(self, sent: ApiRequest) -> dict[str, Any]:
         """The queue as it stands, for the tab to show."""
         found = queue.read()
         return {
@@ -147,7 +147,7 @@ class Acts:
             "lanes": [lane for lane in gpu_slots.lanes() if lane != gpu_slots.CPU],
         }
 
-    def queue_act(self, sent: Sent) -> dict[str, Any]:
+    def queue_act(self, sent: ApiRequest) -> dict[str, Any]:
         """Change the queue, and answer with what it is then."""
         what, which = sent.text("act"), sent.text("id")
         changes: dict[str, Any] = {
@@ -174,7 +174,7 @@ class Acts:
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in how.items()}}
 
 
-def _run(run_id: str) -> reader.Run:
+def _run(run_id: str) -> reader.RecordedRun:
     try:
         return reader.run(run_id)
     except KeyError:
@@ -188,7 +188,7 @@ def _tab(config: Any) -> str:
     return "finetune" if config.data.in_json or config.data.dataset_config else "dreambooth"
 
 
-def _entry(entry: queue.Entry) -> dict[str, Any]:
+def _entry(entry: queue.QueueEntry) -> dict[str, Any]:
     state, why = queue.state_of(entry)
     shown: dict[str, Any] = {
         "id": entry.id,

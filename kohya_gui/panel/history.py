@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from library.runs.reader import Progress, Run
+from library.runs.reader import RecordedRun, RunProgress
 
 SHOWN = 8  # of a kind, the newest
 
 
-def told(run: Run, progress: Progress) -> str:
+def history_html(run: RecordedRun, progress: RunProgress) -> str:
     """All of it, a section each."""
     seen = progress.told
     compiles = list(seen.get("compile", ()))
@@ -29,7 +29,7 @@ def _kept(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in every if not event.get("backup") or event is newest]
 
 
-def ledger(run: Run, progress: Progress, events: Sequence[dict[str, Any]]) -> str:
+def ledger(run: RecordedRun, progress: RunProgress, events: Sequence[dict[str, Any]]) -> str:
     """The compiler's work so far in one line: graphs, time, hits of the cache, and what it has saved."""
     total = run.facts.get("compile") or {}
     good = [event for event in events if not event.get("failed")]

@@ -9,7 +9,7 @@ from typing import Any
 from kohya_gui.panel import history
 from library.runs import explain, layout, machine
 from library.runs.queue import BY_USER, Queue
-from library.runs.reader import Progress, Run
+from library.runs.reader import RecordedRun, RunProgress
 
 STATES = {
     "starting": ("Starting", "busy"),
@@ -39,7 +39,7 @@ def choices(runs: Iterable[tuple[str, str]], picked: str) -> str:
     return f'<select class="runs" aria-label="Run">{made}</select>' if len(given) > 2 else ""
 
 
-def head(run: Run, progress: Progress, now: float) -> str:
+def head(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """State and progress of a run, with the cause of a failure."""
     word, mood = STATES.get(run.state, (run.state, "calm"))
     name = html.escape(str(run.facts.get("output_name") or run.id))
@@ -67,14 +67,14 @@ def waiting(found: Queue) -> str:
     return f'<div class="next halted"><p>{html.escape(why)} {count} left.</p>{go}</div>'
 
 
-def facts(run: Run, progress: Progress, now: float) -> str:
+def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """The numbers of the last step, where its time goes, how busy the machine is, and what happened on the way."""
     inside = _numbers(run, progress, now) + split(progress.last) + (usage(run) if run.active else "")
-    inside += history.told(run, progress)
+    inside += history.history_html(run, progress)
     return f'<div class="facts">{inside}</div>' if inside else ""
 
 
-def _deleted(run: Run) -> str:
+def _deleted(run: RecordedRun) -> str:
     """That somebody has deleted the folder of a run, while it is gone and afterwards."""
     where = html.escape(str(run.folder))
     if run.facts.get("lost"):
@@ -90,7 +90,7 @@ def _deleted(run: Run) -> str:
     return f'<div class="cause" role="alert"><ul><li>{said}</li></ul><small>{where}</small></div>'
 
 
-def _failure(run: Run) -> str:
+def _failure(run: RecordedRun) -> str:
     if run.state not in ("failed", "interrupted") or not run.error:
         return ""
     advice = explain.cause(run.error) or run.error
@@ -99,7 +99,7 @@ def _failure(run: Run) -> str:
     return f'<div class="cause" role="alert"><ul>{lines}</ul>{said}</div>'
 
 
-def _bar(run: Run, progress: Progress, now: float) -> str:
+def _bar(run: RecordedRun, progress: RunProgress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
         left += ENDING[layout.stop_asked(run.folder)]
@@ -114,7 +114,7 @@ def _bar(run: Run, progress: Progress, now: float) -> str:
     )
 
 
-def _silent(progress: Progress, now: float) -> float:
+def _silent(progress: RunProgress, now: float) -> float:
     """Seconds without a word since a step or within a phase, where that is unusually long; else 0."""
     last = progress.phase or progress.last
     said, pace = last.get("t"), progress.last.get("s_it")
@@ -124,7 +124,7 @@ def _silent(progress: Progress, now: float) -> float:
     return silent if silent > max(SILENT, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
 
 
-def _doing(run: Run, progress: Progress, now: float) -> tuple[str, str, int, int]:
+def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[str, str, int, int]:
     """What goes on in words, what is left, and how much of how much is done (0 of 0 where that is not known)."""
     if run.facts.get("lost"):  # what was read of it before is not true any more
         return "How far it is cannot be seen", "", 0, 0
@@ -154,7 +154,7 @@ def number(value: Any) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _eta(run: Run, progress: Progress, now: float) -> str:
+def _eta(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """The time that is left while it runs, the time it took afterwards."""
     started, eta = run.facts.get("started"), progress.last.get("eta")
     if run.active:
@@ -165,7 +165,7 @@ def _eta(run: Run, progress: Progress, now: float) -> str:
     return f"took {duration(ended - started)}" if started and ended else ""
 
 
-def _numbers(run: Run, progress: Progress, now: float) -> str:
+def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
     last, rows = progress.last, []
     if progress.curve:
         rows.append(("Loss, smoothed", f"{progress.curve[-1][2]:.4f}", ""))
@@ -212,7 +212,7 @@ def split(last: dict[str, Any]) -> str:
     )
 
 
-def usage(run: Run) -> str:
+def usage(run: RecordedRun) -> str:
     """GPUs, memory and disk, as far as this machine tells."""
     if not run.is_here:
         return ""
@@ -252,7 +252,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def log(lines: str, run: Run | None = None) -> str:
+def log(lines: str, run: RecordedRun | None = None) -> str:
     """The end of the log, and on top of it, where a run has failed, the cause."""
     cause = _failure(run) if run else ""
     return cause + (f"<pre>{html.escape(lines)}</pre>" if lines.strip() else "<p>Nothing has been written yet.</p>")

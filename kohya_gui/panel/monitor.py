@@ -16,7 +16,7 @@ UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label=
 SECONDS = 1.0
 
 
-class Monitor:
+class RunPanel:
     """The panel beside the tabs. What it shows is read anew every second; nothing of a run is kept in it."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Monitor:
         for event in (timer.tick, chosen.click):
             event(self.look, [self.picked, self.seen], self.shown, js=read, **QUICK)
 
-    def greet(self, page: gr.Blocks) -> None:
+    def on_load(self, page: gr.Blocks) -> None:
         """Show a run at once when the page is opened or loaded again."""
         page.load(lambda: self.look(FOLLOW, {}), None, self.shown, **QUICK)
 
@@ -91,18 +91,18 @@ def _blank(waits: str) -> list[Any]:
     return ["", waits, html.EMPTY, "", "", "", "", hidden, "", {"none": waits}]
 
 
-def _chosen(picked: str, runs: list[reader.Run]) -> reader.Run | None:
+def _chosen(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:
     if picked and (found := next((run for run in runs if run.id == picked), None)):
         return found
     return next((run for run in runs if run.active), runs[0] if runs else None)
 
 
-def _label(run: reader.Run) -> str:
+def _label(run: reader.RecordedRun) -> str:
     when = time.strftime("%d %b %H:%M", time.localtime(run.facts.get("started", 0)))
     return f"{run.facts.get('output_name') or run.id} · {when} · {html.STATES.get(run.state, (run.state,))[0].lower()}"
 
 
-def _size(run: reader.Run) -> int:
+def _size(run: reader.RecordedRun) -> int:
     try:
         return (run.folder / layout.LOG).stat().st_size
     except OSError:

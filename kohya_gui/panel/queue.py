@@ -6,7 +6,7 @@ MARKUP = """<div class="queue"><div class="lead"><p class="how" role="status">Re
 <div class="switches"></div></div><ol class="entries"></ol><div class="answer" role="status"></div></div>"""
 
 
-class Queue:
+class QueueTab:
     """The tab's place on the page. Made inside `gr.Blocks`."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ SHOWN = 60  # pictures of a prompt, the newest
 KEPT = {"cache-control": "private, max-age=86400", "content-security-policy": "default-src 'none'"}
 
 
-def gallery(run: reader.Run, progress: reader.Progress) -> str:
+def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """All samples of a run, a row for each prompt, the newest first. A click compares two of a row (monitor.js)."""
     rows: dict[int, list[tuple[int, dict[str, Any]]]] = {}
     for place, event in enumerate(progress.told.get("sample", ())):
@@ -33,13 +33,13 @@ def gallery(run: reader.Run, progress: reader.Progress) -> str:
     return f'<section class="samples">{title}{shown}</section>'
 
 
-def _row(run: reader.Run, number: int, events: list[tuple[int, dict[str, Any]]]) -> str:
+def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, dict[str, Any]]]) -> str:
     prompt = str(events[-1][1].get("prompt") or f"Prompt {number + 1}")
     pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
     return f'<p title="{html.escape(prompt)}">{html.escape(prompt)}</p><div class="strip" role="group">{pictures}</div>'
 
 
-def _picture(run: reader.Run, place: int, event: Mapping[str, Any], prompt: str) -> str:
+def _picture(run: reader.RecordedRun, place: int, event: Mapping[str, Any], prompt: str) -> str:
     step = _number(event.get("step"))
     query = {"run": run.id, "sample": place}
     small = html.escape("own/picture?" + urlencode({**query, "small": 1}))
@@ -68,7 +68,7 @@ def show(query: Mapping[str, str]) -> Response:
     return Response(body, media_type=kind or "application/octet-stream", headers=KEPT)
 
 
-def file_of(run: reader.Run, place: int) -> Path:
+def file_of(run: reader.RecordedRun, place: int) -> Path:
     """The file of a sample: an image, and really below the folder that its run writes into. Else ValueError."""
     if place < 0:
         raise ValueError("no such sample")

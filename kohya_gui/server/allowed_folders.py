@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
-from kohya_gui.server.json_api import Answer, Sent
+from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.schema import ConfigError
 from library.runs import keys, layout, registry
 
@@ -51,18 +51,18 @@ class Roots(Sequence[Path]):
         return tuple(dict.fromkeys((*self.given, *remembered()))) if self.asks else self.given
 
 
-class Allower:
+class AllowedFolders:
     """What scripts may ask: to allow a folder. The service answers this to browsers on this computer only."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """What may be asked for."""
         return {"allow": self.allow}
 
-    def allow(self, sent: Sent) -> dict[str, Any]:
+    def allow(self, sent: ApiRequest) -> dict[str, Any]:
         """Remember a folder. Nothing of what was asked before counts: it is looked at anew."""
         text = sent.text("folder")
         if not isinstance(self.roots, Roots) or not self.roots.asks:

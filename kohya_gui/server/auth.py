@@ -59,7 +59,7 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-class Door:
+class AuthGate:
     """Let a request through to the page, or answer it at the door."""
 
     def __init__(self, app: App, host: str, token: str = "", also: Iterable[str] = (), login: str = "",

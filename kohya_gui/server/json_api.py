@@ -21,7 +21,7 @@ LONGEST = 4_000_000  # bytes of a question
 DEEPEST = "this is not what the page sends: load it again"
 
 
-class Sent:
+class ApiRequest:
     """A question's fields. Each is asked for by its type, since whatever comes from a browser may be anything."""
 
     def __init__(self, fields: Any) -> None:
@@ -64,19 +64,19 @@ class Sent:
         raise ConfigError(f"{name}: this must be {wanted}; load the page again")
 
 
-Answer = Callable[[Sent], dict[str, Any]]
-Show = Callable[[Mapping[str, str]], Response]
+Handler = Callable[[ApiRequest], dict[str, Any]]
+PictureHandler = Callable[[Mapping[str, str]], Response]
 
 
-class Service:
+class JsonApi:
     """Questions by name, and who answers each. An answer is a dict; what the user can mend is `{"error": sentence}`."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Answer] = {}
-        self.shows: dict[str, Show] = {}
+        self.answers: dict[str, Handler] = {}
+        self.shows: dict[str, PictureHandler] = {}
         self.here_only: set[str] = set()  # questions that only a browser on this computer may ask
 
-    def add(self, answers: Mapping[str, Answer], shows: Mapping[str, Show] | None = None) -> None:
+    def add(self, answers: Mapping[str, Handler], shows: Mapping[str, PictureHandler] | None = None) -> None:
         """Let these names be asked for: `answers` by POST, `shows` (which may change nothing) by GET."""
         self.answers.update(answers)
         self.shows.update(shows or {})
@@ -112,9 +112,9 @@ class Service:
             return Response(str(error), 404, media_type="text/plain")
 
 
-def _answered(answer: Answer, body: bytes) -> dict[str, Any]:
+def _answered(answer: Handler, body: bytes) -> dict[str, Any]:
     try:
-        return answer(Sent(json.loads(body)))
+        return answer(ApiRequest(json.loads(body)))
     except ConfigError as error:
         return {"error": str(error)}
     except (ValueError, RecursionError):

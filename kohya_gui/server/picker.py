@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import Answer, Sent
+from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.schema import ConfigError
 
 MOST = 2000  # entries that are shown of a folder; the rest is found by typing
@@ -49,11 +49,11 @@ class Picker:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """What scripts may ask."""
         return {"list": self.list}
 
-    def list(self, sent: Sent) -> dict[str, Any]:
+    def list(self, sent: ApiRequest) -> dict[str, Any]:
         """The folders and files of a folder. Of a path that is not there, the nearest folder above it that is."""
         endings = tuple(end.lower() for end in sent.text("endings").split())
         where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()

@@ -23,12 +23,12 @@ PASSED = (b"accept", b"content-type", b"content-encoding")  # what TensorBoard g
 KEPT = ("content-type", "content-encoding", "cache-control", "expires")  # and the browser of an answer
 
 
-class Board:
+class TensorboardProxy:
     """Pass what is asked below /tensorboard/ on to a TensorBoard on loopback, and all else to the page."""
 
     def __init__(self, app: App) -> None:
         self.app = app
-        self.server = Server()
+        self.server = TensorboardServer()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """ASGI."""
@@ -91,7 +91,7 @@ class Board:
         await send_all(send, got.status_code, data, headers)
 
 
-class Server:
+class TensorboardServer:
     """The TensorBoard process, which ends with this one."""
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import Answer, Sent
+from kohya_gui.server.json_api import ApiRequest, Handler
 from library.captioning.forms import FORMS as CAPTION
 from library.config.schema import ConfigError
 from library.runs import job as jobs
-from library.runs.job_forms import Field, Form, Forms
+from library.runs.job_forms import CommandField, CommandForm, Forms
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION}
@@ -20,38 +20,38 @@ LISTED = 6
 ENDING = ".safetensors"
 
 
-class Commands:
+class ToolCommands:
     """What scripts may ask about commands and the processes that were made of them."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, Handler]:
         """What scripts may ask."""
         return {"command_begin": self.begin, "command_read": self.read, "command_stop": self.stop,
                 "command_list": self.list}  # fmt: skip
 
-    def begin(self, sent: Sent) -> dict[str, Any]:
+    def begin(self, sent: ApiRequest) -> dict[str, Any]:
         """Start what a form says."""
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
         working = [job.id for job in jobs.every(forms.command) if job.active]
         if len(working) >= AT_ONCE[forms.command]:
             raise ConfigError(f"{working[0]} is still running: stop it, or wait until it has ended")
-        return told(jobs.start(forms.command, words))
+        return job_status(jobs.start(forms.command, words))
 
-    def read(self, sent: Sent) -> dict[str, Any]:
+    def read(self, sent: ApiRequest) -> dict[str, Any]:
         """How a process stands."""
-        return told(jobs.find(sent.text("id")))
+        return job_status(jobs.find(sent.text("id")))
 
-    def stop(self, sent: Sent) -> dict[str, Any]:
+    def stop(self, sent: ApiRequest) -> dict[str, Any]:
         """Ask a process to stop; asked again, end it."""
-        return told(jobs.stop(jobs.find(sent.text("id"))))
+        return job_status(jobs.stop(jobs.find(sent.text("id"))))
 
-    def list(self, sent: Sent) -> dict[str, Any]:
+    def list(self, sent: ApiRequest) -> dict[str, Any]:
         """The last processes of a command, the newest first."""
-        return {"jobs": [told(job) for job in jobs.every(_forms(sent).command)[:LISTED]]}
+        return {"jobs": [job_status(job) for job in jobs.every(_forms(sent).command)[:LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path:
         """A path of a form, as the page may use it."""
@@ -68,7 +68,7 @@ class Commands:
         return path
 
 
-def told(job: jobs.Job) -> dict[str, Any]:
+def job_status(job: jobs.BackgroundJob) -> dict[str, Any]:
     """A job as the page shows it."""
     command, name, *rest = *job.facts.get("arguments", ()), "", ""
     titles = COMMANDS[command].titles if command in COMMANDS else {}
@@ -81,7 +81,7 @@ def told(job: jobs.Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _forms(sent: Sent) -> Forms:
+def _forms(sent: ApiRequest) -> Forms:
     name = sent.text("command")
     if name not in COMMANDS:
         raise ConfigError(f"command is {name!r}: use {' or '.join(COMMANDS)}")
@@ -106,7 +106,7 @@ def markup(forms: Forms, left_out: Sequence[str] = ()) -> str:
     )
 
 
-def _form(command: str, form: Form, hidden: bool, left_out: Sequence[str]) -> str:
+def _form(command: str, form: CommandForm, hidden: bool, left_out: Sequence[str]) -> str:
     fields = "".join(_field(f"{command}-{form.name}", field) for field in form.fields if field.name not in left_out)
     about = form.about[:1].upper() + form.about[1:]
     return (
@@ -115,7 +115,7 @@ def _form(command: str, form: Form, hidden: bool, left_out: Sequence[str]) -> st
     )
 
 
-def _field(start: str, field: Field) -> str:
+def _field(start: str, field: CommandField) -> str:
     element, label = f"{start}-{field.name}", escape(field.label)
     word = field.help.split(" ", 1)[0].rstrip(",:;")
     help_text = field.help[:1].upper() + field.help[1:] if word.replace("'", "").isalpha() else field.help

@@ -6,7 +6,7 @@ from kohya_gui.tools import commands
 from library.tools.forms import FORMS
 
 
-class Tools:
+class ToolsTab:
     """The tab. Made inside `gr.Blocks`; all that it does is in commands.py and tools.js."""
 
     def __init__(self) -> None:

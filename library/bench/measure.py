@@ -15,7 +15,7 @@ from library.bench.subjects import Subject
 from library.compiler import blocks
 from library.config.schema import ConfigError
 from library.memory.quantization import fp8_storage
-from library.runs.job_work import Work
+from library.runs.job_work import JobRecord
 
 SCHEMA = 1
 
@@ -35,7 +35,7 @@ class Bench:
     rows: list[dict[str, Any]] = field(default_factory=list)
     rate: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, work: Work) -> dict[str, Any]:
+    def run(self, work: JobRecord) -> dict[str, Any]:
         """Measure all of it; also when it is interrupted, the result file holds what was measured."""
         todo = list(self._todo())
         plain = self.subject.config({})

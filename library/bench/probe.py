@@ -22,7 +22,7 @@ from library.config.command import command
 from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
 from library.files import write_atomic
 from library.runs import explain, layout, reader
-from library.runs.job_work import Work, joined
+from library.runs.job_work import JobRecord, joined
 
 WARM, TIMED = 3, 2  # steps: the first ones load kernels and compile, and the speed leaves them out
 TRIES = 6
@@ -270,7 +270,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     return 0 if found.best else 1
 
 
-def probe(config: Any, how: Mapping[str, Any], work: Work) -> Probe:
+def probe(config: Any, how: Mapping[str, Any], work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
     from library import data
     from library.check import preflight

@@ -13,7 +13,7 @@ from library.bench import machine, stage, timing, verdict
 from library.bench.candidates import Candidate
 from library.bench.subjects import Subject
 from library.config.schema import ConfigError
-from library.runs.job_work import Work
+from library.runs.job_work import JobRecord
 
 TRACE = "trace.json"
 WARM_UP = timing.Plan(steps=5, warmup=4, seconds=20.0)
@@ -21,7 +21,7 @@ MOST_STEPS = 5  # more only make the trace longer than a browser can show
 
 
 def run(
-    subject: Subject, way: Candidate, device: torch.device, resolution: int, steps: int, work: Work
+    subject: Subject, way: Candidate, device: torch.device, resolution: int, steps: int, work: JobRecord
 ) -> dict[str, Any]:
     """Profile some steps of a training; the result file's content. The trace goes into the work's folder."""
     config = subject.config(way.chosen())

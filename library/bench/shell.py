@@ -20,7 +20,7 @@ from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.runs import layout
 from library.runs.job import RESULT
-from library.runs.job_work import Work, begin
+from library.runs.job_work import JobRecord, begin
 
 if TYPE_CHECKING:
     from library.bench.subjects import Subject
@@ -174,7 +174,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     return foreign.Foreign(str(name), config, given, shapes)
 
 
-def _measured(asked: argparse.Namespace, subject: "Subject", work: Work) -> Mapping[str, Any]:
+def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> Mapping[str, Any]:
     from library.bench import machine, measure, timing
 
     device = machine.device(asked.device)
@@ -203,7 +203,7 @@ def _show(folder: Path, say: Any) -> None:
     say(f"\n{text}\n\n{folder}")
 
 
-def _profiled(asked: argparse.Namespace, subject: "Subject", work: Work) -> Mapping[str, Any]:
+def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> Mapping[str, Any]:
     from library.bench import machine, profiling, verdict
 
     device = machine.device(asked.device)

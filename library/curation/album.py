@@ -12,9 +12,9 @@ from library.config import dataset as datasets
 from library.config.schema import ConfigError
 from library.curation import tags
 from library.data import augment, captions, folders
-from library.data.buckets import Buckets, Fit, Size
+from library.data.buckets import BucketFit, Buckets, Size
 from library.data.folders import Listing, number
-from library.data.images import Image, Images, bucket_rules, summary
+from library.data.images import Image, ImageSet, bucket_rules, summary
 from library.data.length import length
 from library.data.pixels import check_file, header_size, is_turned
 from library.data.threads import Report, spread
@@ -40,7 +40,7 @@ class Picture:
     repeats: int = 1
     size: Size = (0, 0)
     caption: str | None = None  # the whole file; None when there is none
-    fit: Fit | None = None
+    fit: BucketFit | None = None
     unused: str = ""  # why a training would leave it out
     broken: str = ""  # why it cannot be decoded
     foreign: bool = False  # its caption file is no UTF-8
@@ -84,7 +84,7 @@ class Picture:
 
 
 @dataclass(slots=True)
-class Place:
+class ImageFolder:
     """A folder of images: the opened one, or one inside it."""
 
     folder: str
@@ -105,14 +105,14 @@ class Album:
     config: Any
     pictures: list[Picture] = field(default_factory=list)
     known: dict[str, Picture] = field(default_factory=dict)  # by name
-    places: list[Place] = field(default_factory=list)
+    places: list[ImageFolder] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group
     double_groups: list[dict[str, Any]] = field(default_factory=list)
     compared: bool = False
     may: May = lambda path: True
     world: int = 1  # processes that share the batches
-    found: Images | None = None  # the trainer's own, where more than one folder of folders is trained on
+    found: ImageSet | None = None  # the trainer's own, where more than one folder of folders is trained on
     problems: list[str] = field(default_factory=list)  # what keeps a training from starting
     fixed: str = ""  # why nothing at all can be changed here
 
@@ -145,13 +145,13 @@ class Album:
             "batch": " or ".join(map(str, sizes)), "world": self.world,
         }  # fmt: skip
 
-    def _images(self) -> Images:
+    def _images(self) -> ImageSet:
         """What a training has once what is broken is gone."""
         if self.found is None:
             base = datasets.load(self.config)[0]
             used = [p for p in self.pictures if p.used and p.fit is not None]
             items = [Image(p.path, p.size, p.words, p.repeats, base.template, 0, p.fit) for p in used]
-            return Images(items, (replace(base, subsets=()),))
+            return ImageSet(items, (replace(base, subsets=()),))
         broken = {p.path for p in self.pictures if p.broken}
         return replace(self.found, items=[image for image in self.found.items if image.path not in broken])
 
@@ -239,13 +239,13 @@ def _find(album: Album) -> None:
     why = "" if flat or not has_concepts else "images directly in the folder are not used beside <repeats>_<words>"
     given = album.config.data.dataset_repeats
     repeats, words = (own.repeats, own.words) if own and not flat else (given, "")
-    _take(album, here, Place("", repeats, words, 0, why))
+    _take(album, here, ImageFolder("", repeats, words, 0, why))
     for name, listing in inner:
         concept = folders.concept(album.root / name)
         reason = "" if concept else "its name does not begin with a number of repeats"
         if concept and not concept.repeats:
             reason = "it has 0 repeats"
-        place = Place(name, concept.repeats if concept else 1, concept.words if concept else "", 0, reason)
+        place = ImageFolder(name, concept.repeats if concept else 1, concept.words if concept else "", 0, reason)
         _take(album, listing, place)
         deeper = [one for one in listing.folders if folders.listing(album.root / name / one).images]
         if deeper:
@@ -267,7 +267,7 @@ def _inner(album: Album, name: str) -> Listing | None:
         return None
 
 
-def _take(album: Album, listing: Listing, place: Place) -> None:
+def _take(album: Album, listing: Listing, place: ImageFolder) -> None:
     ending = album.config.captions.caption_extension
     start = f"{place.folder}/" if place.folder else ""
     for name, file in listing.images.items():

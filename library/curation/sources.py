@@ -10,7 +10,7 @@ from typing import Any
 from library.config import dataset as datasets
 from library.config.schema import ConfigError
 from library.curation import album as albums
-from library.curation.album import Album, May, Picture, Place
+from library.curation.album import Album, ImageFolder, May, Picture
 from library.data import finding, metadata
 from library.data.finding import Survey
 from library.data.folders import Listing, some
@@ -85,14 +85,14 @@ class _Places:
 
     def __init__(self, album: Album, found: Survey) -> None:
         self.album, self.found = album, found
-        self.known: dict[tuple[int, str], Place] = {}
+        self.known: dict[tuple[int, str], ImageFolder] = {}
         every = [(i, s) for i, dataset in enumerate(found.images.datasets) for s in dataset.subsets]
         self.shared = Counter(source(subset) for _, subset in every)
         self.own = {place.path: place for place in album.places}
         for position, subset in every:
             self._make(position, subset)
 
-    def of(self, image: Image) -> Place:
+    def of(self, image: Image) -> ImageFolder:
         """Where an image comes from."""
         return self.known[image.dataset, source(image.subset)]
 
@@ -111,7 +111,7 @@ class _Places:
         if any(place.folder == name for place in self.album.places):
             name = f"{path} (data set {position + 1})"
         words = TOLD_ELSEWHERE.format(Path(path).name) if subset.metadata_file else ELSEWHERE.format(path)
-        place = Place(name, subset.num_repeats, subset.class_tokens or "", 0, path=subset.image_dir or "",
+        place = ImageFolder(name, subset.num_repeats, subset.class_tokens or "", 0, path=subset.image_dir or "",
                       role="reg" if subset.is_reg else "", fixed=words)  # fmt: skip
         if not subset.num_repeats:
             place.unused = "it has 0 repeats"
@@ -154,7 +154,7 @@ def _add(album: Album, found: Survey, report: Report | None) -> None:
     album.hold([*album.pictures, *added])
 
 
-def _picture(found: Survey, place: Place, image: Image, role: str) -> Picture:
+def _picture(found: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
     told = bool(image.subset.metadata_file)
     made = _bare(found, place, image.path, image.subset)
     made.repeats, made.size, made.fit, made.role = image.repeats, image.size, image.fit, role
@@ -165,7 +165,7 @@ def _picture(found: Survey, place: Place, image: Image, role: str) -> Picture:
     return made
 
 
-def _bare(found: Survey, place: Place, path: str, subset: Any) -> Picture:
+def _bare(found: Survey, place: ImageFolder, path: str, subset: Any) -> Picture:
     """A picture of which only its file is known."""
     folder, name = os.path.split(path)
     file = found.files(folder).images.get(name)

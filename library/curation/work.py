@@ -10,11 +10,11 @@ from library.config.schema import ConfigError
 Report = Callable[[str, int, int], None]
 
 
-class Stopped(Exception):
+class Cancelled(Exception):
     """The user wanted it to end."""
 
 
-class Work:
+class BackgroundTask:
     """One piece of work. `work(report)` is called at once; a stop reaches it at its next report."""
 
     def __init__(self, work: Callable[[Report], dict[str, Any]]) -> None:
@@ -37,7 +37,7 @@ class Work:
     def _run(self, work: Callable[[Report], dict[str, Any]]) -> None:
         try:
             self.result = work(self._report)
-        except Stopped:
+        except Cancelled:
             self.error = "Stopped."
         except ConfigError as error:
             self.error = str(error)
@@ -50,4 +50,4 @@ class Work:
     def _report(self, phase: str, done: int, total: int) -> None:
         self.phase, self.done, self.total = phase, done, total
         if self._stop.is_set():
-            raise Stopped
+            raise Cancelled

@@ -6,24 +6,24 @@ Only `encode` and `batches` load torch, when they are called.
 from typing import TYPE_CHECKING, Any
 
 from library.data.finding import scan
-from library.data.images import Image, Images, summary
+from library.data.images import Image, ImageSet, summary
 from library.data.preflight import Check, check, problems, warnings
 
 if TYPE_CHECKING:
-    from library.data.encoding import Run
+    from library.data.encoding import EncodingProcess
     from library.data.loading import Batches
 
 __all__ = ["Check", "Image", "Images", "batches", "check", "encode", "problems", "scan", "summary", "warnings"]
 
 
-def encode(images: Images, family: Any, parts: Any, config: Any, run: "Run") -> None:
+def encode(images: ImageSet, family: Any, parts: Any, config: Any, run: "EncodingProcess") -> None:
     """Encode images and captions once, as the config's cache options ask for; see `encoding.encode`."""
     from library.data import encoding
 
     encoding.encode(images, family, parts, config, run)
 
 
-def batches(images: Images, config: Any, seed: int, rank: int = 0, world: int = 1) -> "Batches":
+def batches(images: ImageSet, config: Any, seed: int, rank: int = 0, world: int = 1) -> "Batches":
     """Make the batches of one process; see `loading.Batches`."""
     from library.data.loading import Batches
 

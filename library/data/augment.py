@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-    from library.data.buckets import Fit, Size
+    from library.data.buckets import BucketFit, Size
 
 Face = tuple[int, int, int, int]
 
@@ -27,13 +27,13 @@ class View:
     flip: bool = False
 
 
-def middle(fit: "Fit", flip: bool = False) -> View:
+def middle(fit: "BucketFit", flip: bool = False) -> View:
     """Look at the middle."""
     width, height = fit.bucket
     return View(fit.resized, (fit.resized[0] - width) // 2, (fit.resized[1] - height) // 2, fit.bucket, flip)
 
 
-def anywhere(fit: "Fit", random: Random, flip: bool = False) -> View:
+def anywhere(fit: "BucketFit", random: Random, flip: bool = False) -> View:
     """Look at any part, each equally often."""
     width, height = fit.bucket
     left = random.randint(0, fit.resized[0] - width)

@@ -13,7 +13,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class BucketFit:
     """How one image gets into its bucket: scaled to `resized`, then cut to `bucket` around the middle."""
 
     bucket: Size
@@ -50,7 +50,7 @@ class Buckets:
         if max(self.resolution) > largest:
             yield f"max_bucket_reso: {self.largest} is smaller than the resolution {max(self.resolution)}"
 
-    def fit(self, size: Size) -> Fit | None:
+    def fit(self, size: Size) -> BucketFit | None:
         """Choose the bucket of an image, or None when the image is thinner than the thinnest bucket."""
         return _fit(self, size)
 
@@ -81,14 +81,14 @@ def crop_ltrb(bucket: Size, size: Size) -> tuple[float, float, float, float]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _fit(rules: Buckets, size: Size) -> Fit | None:
+def _fit(rules: Buckets, size: Size) -> BucketFit | None:
     if not rules.enabled:
         return _cover(rules.resolution, size)
     if rules.no_upscale:
         return _shrink(rules.resolution[0] * rules.resolution[1], rules.step, size)
     known = _known(rules.resolution, rules.smallest, rules.largest, rules.step)
     if size in known:
-        return Fit(size, size)
+        return BucketFit(size, size)
     aspect = size[0] / size[1]
     return _cover(min(known, key=lambda bucket: abs(bucket[0] / bucket[1] - aspect)), size)
 
@@ -98,18 +98,18 @@ def _known(resolution: Size, smallest: int, largest: int, step: int) -> dict[Siz
     return dict.fromkeys(resolutions(resolution, smallest, largest, step))
 
 
-def _cover(bucket: Size, size: Size) -> Fit:
+def _cover(bucket: Size, size: Size) -> BucketFit:
     """Scale until the image covers the bucket."""
     wide = size[0] / size[1] > bucket[0] / bucket[1]
     scale = bucket[1] / size[1] if wide else bucket[0] / size[0]
-    return Fit(bucket, (int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)))
+    return BucketFit(bucket, (int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)))
 
 
-def _shrink(area: int, step: int, size: Size) -> Fit | None:
+def _shrink(area: int, step: int, size: Size) -> BucketFit | None:
     """Scale down to the area if needed, never up; the bucket is what fits on the grid of `step`."""
     resized = size if size[0] * size[1] <= area else _shrunk(area, step, size[0] / size[1])
     bucket = (resized[0] // step * step, resized[1] // step * step)
-    return Fit(bucket, resized) if min(bucket) else None
+    return BucketFit(bucket, resized) if min(bucket) else None
 
 
 def _shrunk(area: int, step: int, aspect: float) -> Size:

@@ -21,7 +21,7 @@ import numpy as np
 
 from library.config.schema import ConfigError
 from library.data import identity
-from library.data.buckets import Fit, Size, crop_ltrb
+from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.files import write_atomic
 
 LATENT = 8  # pixels per latent, for both families
@@ -43,7 +43,7 @@ class Wanted:
 
     image: str
     size: Size
-    fit: Fit
+    fit: BucketFit
     file: str
     tail: str
     flip: bool = False

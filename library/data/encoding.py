@@ -17,13 +17,13 @@ from library.data.threads import Report, ahead, num_workers, spread
 from library.files import clean_up, need_space
 
 if TYPE_CHECKING:
-    from library.data.images import Image, Images
+    from library.data.images import Image, ImageSet
 
 Arrays = dict[str, np.ndarray]
 LOADERS = 8
 
 
-class Run(Protocol):
+class EncodingProcess(Protocol):
     """What encoding asks of a run: where it happens, as which of how many processes, and whom to tell."""
 
     device: torch.device
@@ -36,13 +36,13 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EncodingJob:
     """What every step of encoding needs to know."""
 
     family: Any
     parts: Any
     config: Any
-    run: Run
+    run: EncodingProcess
 
 
 @dataclass(slots=True)
@@ -86,14 +86,14 @@ class Texts:
             raise caches.unreadable(file, e) from e
 
 
-def encode(images: "Images", family: Any, parts: Any, config: Any, run: Run) -> None:
+def encode(images: "ImageSet", family: Any, parts: Any, config: Any, run: EncodingProcess) -> None:
     """Encode what the config wants cached and what is not yet there, and leave in `images` where to find it.
 
     On disk, each process makes its share of the files and waits for the others; in memory, every process keeps all.
     Networks stay in the precision they have, and are on the host again at the end. Can be interrupted: what is written
     stays. Raises ConfigError, naming the image, when it cannot be read or when the result is not a number.
     """
-    work = Work(family, parts, config, run)
+    work = EncodingJob(family, parts, config, run)
     every = [*images.items, *(images.validation.items if images.validation else ())]
     if config.cache.latents:
         images.latents = _latents(every, work)
@@ -118,14 +118,14 @@ def existing(wanted: Wanted) -> Wanted:
 # ---- latents
 
 
-def _latents(every: Sequence["Image"], work: Work) -> Latents:
+def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     store = Latents(wanted_latents(every, work.family.latent_cache))
     mine = list(store.wanted.values())
     if not work.config.cache.cache_latents_to_disk:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
     mine = _share(mine, lambda wanted: wanted.image, work.run)
-    vae = identity.of(work.parts.vae) if work.parts.vae is not None else None
+    vae = identity.fingerprint(work.parts.vae) if work.parts.vae is not None else None
     trust = work.config.cache.skip_cache_check
 
     def good(wanted: Wanted) -> bool:
@@ -162,7 +162,7 @@ def wanted_latents(every: Iterable["Image"], cache: Any) -> dict[tuple[str, tupl
     return found
 
 
-def _encode_images(todo: list[Wanted], work: Work, keep: Callable[[Wanted, Arrays], None]) -> None:
+def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted, Arrays], None]) -> None:
     if not todo:
         return
     vae = work.parts.vae
@@ -217,7 +217,7 @@ def _opened(batch: list[Wanted]) -> tuple[list[Wanted], torch.Tensor, list[np.nd
 
 
 def _encoded(
-    batch: list[Wanted], colours: torch.Tensor, masks: list[np.ndarray], work: Work
+    batch: list[Wanted], colours: torch.Tensor, masks: list[np.ndarray], work: EncodingJob
 ) -> list[tuple[Wanted, Arrays]]:
     colours = colours.to(work.run.device)
     found: list[Arrays] = [{} for _ in batch]
@@ -251,7 +251,7 @@ def _nan_advice(vae: torch.nn.Module) -> str:
 # ---- text
 
 
-def _texts(every: Sequence["Image"], work: Work) -> Texts:
+def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
     cache = work.family.text_cache
     if not work.config.cache.cache_text_encoder_outputs_to_disk:
         memory: dict[str, Arrays] = {}
@@ -260,7 +260,7 @@ def _texts(every: Sequence["Image"], work: Work) -> Texts:
         return Texts(cache.suffix, tuple(cache.keys), memory)
     store = Texts(cache.suffix, tuple(cache.keys))
     networks = work.parts.encoders
-    encoders = identity.of(*(networks[name] for name in sorted(networks))) if networks else None
+    encoders = identity.fingerprint(*(networks[name] for name in sorted(networks))) if networks else None
     lengths = {**dict.fromkeys(store.keys), **work.family.text_lengths}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
     images = _images_by_file(every, store.suffix)
@@ -302,7 +302,7 @@ def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]
     return found
 
 
-def _encode_captions(todo: list[tuple[str, list[str]]], work: Work, keep: Callable[[str, Arrays], None]) -> None:
+def _encode_captions(todo: list[tuple[str, list[str]]], work: EncodingJob, keep: Callable[[str, Arrays], None]) -> None:
     """Encode each caption once and keep it under each of its names."""
     if not todo:
         return
@@ -328,7 +328,7 @@ def _encode_captions(todo: list[tuple[str, list[str]]], work: Work, keep: Callab
         encoder.to("cpu")
 
 
-def _encoded_captions(batch: list[tuple[str, list[str]]], work: Work) -> list[tuple[list[str], Arrays]]:
+def _encoded_captions(batch: list[tuple[str, list[str]]], work: EncodingJob) -> list[tuple[list[str], Arrays]]:
     with torch.no_grad():
         found = work.family.text(work.parts, [caption for caption, _ in batch])
     # bfloat16 does not exist in numpy; as upstream, it becomes float32, and float16 stays.
@@ -348,7 +348,7 @@ def _clean_up(files: Iterable[str]) -> None:
         clean_up(folder, lambda name: name.endswith(".npz"))
 
 
-def _share(items: list, name: Callable[[Any], str], run: Run) -> list:
+def _share(items: list, name: Callable[[Any], str], run: EncodingProcess) -> list:
     """The part of this process: every n-th file, and all that goes into one file together."""
     order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
     return [item for item in items if order[name(item)] % run.ranks == run.rank]

@@ -13,7 +13,7 @@ from library.config.schema import ConfigError
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.folders import Listing, number, some
-from library.data.images import Image, Images, balance, bucket_rules, split
+from library.data.images import Image, ImageSet, balance, bucket_rules, split
 from library.data.pixels import ALWAYS, header_size
 from library.data.threads import Report, spread
 
@@ -25,7 +25,7 @@ MOST = 20  # of one kind are listed; the rest is counted
 class Survey:
     """What a look at the data found: images, what stops the training, and what the user should know."""
 
-    images: Images
+    images: ImageSet
     report: Report | None = None
     keep: bool = True  # whether a folder's metadata_cache.json may be written
     problems: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Survey:
         return self.listings[key]
 
 
-class Found(NamedTuple):
+class FoundImage(NamedTuple):
     """An image before its size, caption and bucket are known for good."""
 
     path: str
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     caption_file: str
 
 
-def scan(config: Any, report: Report | None = None) -> Images:
+def scan(config: Any, report: Report | None = None) -> ImageSet:
     """Find the images that a config names, with captions, sizes and buckets. The same folders give the same Images.
 
     Raises ConfigError with every problem, one per line.
@@ -71,12 +71,12 @@ def survey(config: Any, report: Report | None = None, keep: bool = True) -> Surv
 
     With `keep` false nothing is written, whatever cache_info says.
     """
-    result = Survey(Images([], ()), report, keep)
+    result = Survey(ImageSet([], ()), report, keep)
     made, result.problems = datasets.drafted(config)
     every = tuple(
         _with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
     )
-    train, validation = Images([], every), Images([], every)
+    train, validation = ImageSet([], every), ImageSet([], every)
     for position, dataset in enumerate(every):
         if dataset.resolution is None and not any("resolution" in problem for problem in result.problems):
             result.problems.append("resolution is not set: 1024 suits SDXL and FLUX.1")
@@ -181,7 +181,7 @@ def _plain(subset: Any) -> Any:
 # ---- one subset: files, then sizes and words, then buckets
 
 
-def _find(result: Survey, subset: Any) -> list[Found]:
+def _find(result: Survey, subset: Any) -> list[FoundImage]:
     if subset.metadata_file:
         return _from_metadata(result, subset)
     folder = Path(subset.image_dir)
@@ -198,7 +198,8 @@ def _find(result: Survey, subset: Any) -> list[Found]:
     files = [_caption_file(here, name, subset.caption_extension) for name in here.images]
     _warn_of_other_captions(result, subset, here, files)
     return [
-        Found(here.path(name), here.known_size(name), None, file) for name, file in zip(here.images, files, strict=True)
+        FoundImage(here.path(name), here.known_size(name), None, file)
+        for name, file in zip(here.images, files, strict=True)
     ]
 
 
@@ -240,7 +241,7 @@ def _warn_of_other_captions(result: Survey, subset: Any, here: Listing, files: l
         )
 
 
-def _from_metadata(result: Survey, subset: Any) -> list[Found]:
+def _from_metadata(result: Survey, subset: Any) -> list[FoundImage]:
     try:
         entries = metadata.read(subset.metadata_file, subset.image_dir)
     except ConfigError as e:
@@ -256,7 +257,7 @@ def _from_metadata(result: Survey, subset: Any) -> list[Found]:
             continue
         words = captions.with_tags(entry.caption, entry.tags, subset)
         _count_unread(result, subset, entry.path, words)
-        found.append(Found(entry.path, size, words, ""))
+        found.append(FoundImage(entry.path, size, words, ""))
     if absent:
         result.problems.append(f"{subset.metadata_file} lists images that are not there: {some(absent)}")
     elif not found:
@@ -264,7 +265,7 @@ def _from_metadata(result: Survey, subset: Any) -> list[Found]:
     return sorted(found, key=lambda one: one.path)
 
 
-def _sized_and_read(result: Survey, subset: Any, found: list[Found]) -> list[tuple[Found, Size, str]]:
+def _sized_and_read(result: Survey, subset: Any, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
     """Look into image headers and caption files where that is still needed."""
     known = _Remembered(result, subset)
     phase = "reading image sizes" if any(one.size is None for one in found) else "reading captions"
@@ -314,7 +315,7 @@ class _Remembered:
         return words if file and isinstance(words, str) else None
 
 
-def _facts(result: Survey, subset: Any, known: _Remembered, one: Found) -> tuple[Size, str | Exception]:
+def _facts(result: Survey, subset: Any, known: _Remembered, one: FoundImage) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(one.path)
     file = result.files(folder).images.get(name)
     size = one.size or (file and (known.size(one.path, file.changed)))
@@ -345,7 +346,7 @@ def _count_unread(result: Survey, subset: Any, name: str, text: str, others: int
         result.unread[name] = more
 
 
-def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: Found) -> Image | None:
+def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundImage) -> Image | None:
     position, subset = where
     size, words = one.size or (0, 0), one.caption or ""
     fit = rules.fit(size)

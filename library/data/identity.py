@@ -10,7 +10,7 @@ ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = 2.0**-24  # what float16 may be off besides, where numbers are small
 
 
-def of(*networks: Any) -> dict[str, Any]:
+def fingerprint(*networks: Any) -> dict[str, Any]:
     """What tells networks from others: `exact`, a hash of weights in a precision; that `type`, and some as numbers."""
     import torch
 

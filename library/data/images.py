@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from library.data.buckets import Buckets, Fit, Size
+from library.data.buckets import BucketFit, Buckets, Size
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Image:
     repeats: int
     subset: Any  # the SubsetConfig that it came by
     dataset: int  # which of Images.datasets
-    fit: Fit
+    fit: BucketFit
     caption_file: str = ""
     mask_file: str = ""
 
@@ -35,14 +35,14 @@ class Image:
 
 
 @dataclass(slots=True)
-class Images:
+class ImageSet:
     """All pictures of a training, and once they are encoded, where to find that."""
 
     items: list[Image]
     datasets: tuple[Any, ...]
     warnings: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()  # regularisation images that were more than needed
-    validation: "Images | None" = None
+    validation: "ImageSet | None" = None
     latents: Any = None  # encoding.Latents
     text: Any = None  # encoding.Texts
 
@@ -94,7 +94,7 @@ def balance(regular: Sequence[Image], needed: int) -> list[Image]:
     return used
 
 
-def summary(images: Images, world: int = 1) -> dict[str, Any]:
+def summary(images: ImageSet, world: int = 1) -> dict[str, Any]:
     """Counts for the log and the run's record: images, repeats, buckets, batches per epoch and process."""
     rows, batches = [], 0
     for (position, bucket), members in images.buckets().items():

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from library.config.schema import ConfigError
 from library.data import augment, captions, pixels
-from library.data.buckets import Fit, crop_ltrb
+from library.data.buckets import BucketFit, crop_ltrb
 from library.data.caches import LATENT
 from library.data.captions import Moment
 from library.data.length import length
@@ -27,7 +27,7 @@ from library.data.ordering import Draw, draws
 from library.data.threads import ahead, num_workers
 
 if TYPE_CHECKING:
-    from library.data.images import Image, Images
+    from library.data.images import Image, ImageSet
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Batches:
     the batch that was given last, so a state saved within the loop resumes with the batch after it.
     """
 
-    def __init__(self, images: "Images", config: Any, seed: int, rank: int = 0, world: int = 1):
+    def __init__(self, images: "ImageSet", config: Any, seed: int, rank: int = 0, world: int = 1):
         if not images.items:
             raise ConfigError("there are no images to train on")
         self.images, self.config, self.seed, self.place = images, config, seed, (rank, world)
@@ -165,7 +165,7 @@ class Batches:
         batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
         return batch.pinned() if self._pin else batch
 
-    def described(self, draw: Draw) -> "Iterator[Part]":
+    def described(self, draw: Draw) -> "Iterator[DrawnImage]":
         """What chance makes of each image of a batch, before a file is opened."""
         moment = self._moment(draw)
         for i, position in enumerate(draw.images):
@@ -175,7 +175,7 @@ class Batches:
             random = Random(f"{key} view")
             flip = image.subset.flip_aug and random.random() < 0.5
             weight = getattr(self.config.data, "prior_loss_weight", 1.0) if image.is_reg else 1.0
-            yield Part(image, words, flip, weight, random)
+            yield DrawnImage(image, words, flip, weight, random)
 
     def draws(self, epoch: int) -> list[Draw]:
         """Which images make the batches of an epoch, in order."""
@@ -198,7 +198,7 @@ class Batches:
         known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
         return {**known, "number of processes": self.place[1]}
 
-    def _sample(self, part: "Part") -> "Sample":
+    def _sample(self, part: "DrawnImage") -> "BatchSample":
         image, words, flip, weight, random = part
         text = self.images.text.load(image) if self.images.text else None
         masked = bool(image.mask_file) and self.config.data.masked_loss
@@ -213,10 +213,10 @@ class Batches:
         if masked:
             seen = pixels.look(pixels.read_mask(image.mask_file), view, image.interpolation)
             mask = torch.from_numpy(seen.astype(np.float32) / 255)
-        return Sample(words, size_of(image, flip), weight, latents, pixel, text, mask)
+        return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask)
 
 
-class Part(NamedTuple):
+class DrawnImage(NamedTuple):
     """One image of a batch as chance has it: its words, whether it is mirrored, its weight, and further chance."""
 
     image: "Image"
@@ -227,7 +227,7 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sample:
+class BatchSample:
     """What a batch has of one image."""
 
     caption: str
@@ -249,7 +249,7 @@ def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augme
     if not subset.random_crop:
         return augment.middle(fit, flip)
     if not bucketed and image.size[0] >= fit.bucket[0] and image.size[1] >= fit.bucket[1]:
-        fit = Fit(fit.bucket, image.size)  # without buckets, a random crop is cut from the image as it is
+        fit = BucketFit(fit.bucket, image.size)  # without buckets, a random crop is cut from the image as it is
     return augment.anywhere(fit, random, flip)
 
 
@@ -279,7 +279,7 @@ def _from_file(image: "Image", view: augment.View, random: Random) -> tuple[Tens
     return pixels.to_tensor(colours), mask
 
 
-def _together(samples: Sequence[Sample], images: Sequence["Image"]) -> Batch:
+def _together(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batch:
     batch = Batch(
         captions=[sample.caption for sample in samples],
         sizes=torch.tensor([sample.size for sample in samples], dtype=torch.float32),

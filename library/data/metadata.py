@@ -12,7 +12,7 @@ from library.files import write_atomic
 CACHE_NAME = "metadata_cache.json"
 
 
-class Entry(NamedTuple):
+class MetadataEntry(NamedTuple):
     """One image of a metadata file: its path, its words, and (width, height) where the file tells them."""
 
     path: str
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     size: tuple[int, int] | None
 
 
-def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Entry]:
+def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[MetadataEntry]:
     """Read a metadata file: {key: {"caption", "tags", "image_size"}} or lines of {"image_path", ...}.
 
     Keys are absolute paths, or paths inside `image_dir`. Raises ConfigError when the file is not like that.
@@ -69,13 +69,15 @@ def _lines(text: str) -> Iterator[tuple[str, Any]]:
             yield about["image_path"], about
 
 
-def _entry(key: str, about: Mapping[str, Any], image_dir: str | Path | None, source: str | Path) -> Entry:
+def _entry(key: str, about: Mapping[str, Any], image_dir: str | Path | None, source: str | Path) -> MetadataEntry:
     path = key
     if not os.path.isabs(key):
         if not image_dir:
             raise ConfigError(f"metadata file {source}: {key!r} is a relative path, so image_dir must be given")
         path = os.path.join(image_dir, key)
-    return Entry(path, str(about.get("caption") or ""), _tags(about.get("tags")), _size(about.get("image_size")))
+    return MetadataEntry(
+        path, str(about.get("caption") or ""), _tags(about.get("tags")), _size(about.get("image_size"))
+    )
 
 
 def _tags(tags: Any) -> str:

@@ -10,7 +10,7 @@ from PIL import Image as Pillow
 from library.data import augment, finding
 from library.data.finding import MOST, Survey
 from library.data.folders import number, some
-from library.data.images import Image, Images, bucket_rules
+from library.data.images import Image, ImageSet, bucket_rules
 from library.data.pixels import check_file, is_turned
 from library.data.threads import Report, spread
 
@@ -20,7 +20,7 @@ class Check(NamedTuple):
 
     problems: list[str]
     warnings: list[str]
-    images: Images | None = None  # what was found, however much is wrong with it
+    images: ImageSet | None = None  # what was found, however much is wrong with it
 
 
 def problems(config: Any, grid: int, report: Report | None = None) -> Iterator[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from library import data
 from library.config.schema import ConfigError, replace
-from library.data.images import Images, summary
+from library.data.images import ImageSet, summary
 
 
 def lines(config: Any, seed: int) -> Iterator[str]:
@@ -26,7 +26,7 @@ def lines(config: Any, seed: int) -> Iterator[str]:
         yield from (f"  {image.path}" for image in images.validation.items)
 
 
-def _sets(images: Images) -> Iterator[str]:
+def _sets(images: ImageSet) -> Iterator[str]:
     told = summary(images)
     yield (
         f"{told['images']} images ({told['regularisation']} of them regularisation), seen {told['repeats']} times "

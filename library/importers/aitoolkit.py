@@ -6,7 +6,7 @@ from typing import Any
 from library.config.schema import ConfigError
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.kohya_ss import is_on
-from library.importers.ledger import Ledger
+from library.importers.ledger import KeyLedger
 from library.importers.trees import ONLY, dotted, precision, rest, take
 
 TRAINER = "ai-toolkit"
@@ -96,7 +96,7 @@ def fits(found: Mapping[str, Any]) -> bool:
     return isinstance(inner, Mapping) and isinstance(inner.get("process"), list)
 
 
-def read(found: Mapping[str, Any], script: str = "") -> Ledger:
+def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     """Every key of the first process -> our values, and what became of it. Raises ConfigError for other models."""
     inner = found["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
@@ -106,7 +106,7 @@ def read(found: Mapping[str, Any], script: str = "") -> Ledger:
     flat = dotted(process)
     script = script or _script(flat)
     source, absent = _completed(flat, script.endswith("_network"))
-    ledger = Ledger(source, script, TRAINER, absent=absent)
+    ledger = KeyLedger(source, script, TRAINER, absent=absent)
     take(ledger, RENAMED)
     take(ledger, {key: option for key, option in NUMBERS.items() if ledger.number(key)})
     for part in (_model, _output, *aitoolkit_learning.PARTS, *aitoolkit_data.PARTS):
@@ -162,7 +162,7 @@ def _completed(flat: Mapping[str, Any], adapters: bool) -> tuple[dict[str, Any],
     return {**flat, **nulls}, frozenset(nulls.keys() - flat.keys())
 
 
-def _model(ledger: Ledger) -> None:
+def _model(ledger: KeyLedger) -> None:
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if ledger.get(key):
             ledger.change(key, f"chooses the script: {ledger.script}")
@@ -189,7 +189,7 @@ def _model(ledger: Ledger) -> None:
             ledger.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
 
 
-def _quantize(ledger: Ledger) -> None:
+def _quantize(ledger: KeyLedger) -> None:
     kind = str(ledger.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
     encoders = is_on(ledger.get("model.quantize_te")) or "model.quantize_te" not in ledger.source
     name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
@@ -198,7 +198,7 @@ def _quantize(ledger: Ledger) -> None:
     ledger.change("model.quantize", said, {name: True})
 
 
-def _output(ledger: Ledger) -> None:
+def _output(ledger: KeyLedger) -> None:
     folder, name = ledger.get("training_folder"), ledger.get("name")
     if folder:
         path = f"{str(folder).rstrip('/')}/{name}" if name else str(folder)

@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config.values import ConfigError
 from library.importers.kohya_ss import is_on
-from library.importers.ledger import Ledger, is_empty, to_number
+from library.importers.ledger import KeyLedger, is_empty, to_number
 from library.importers.trees import PREPARED, dataset_toml, tables
 
 KNOWN = {
@@ -48,7 +48,7 @@ def _written(found: list[Mapping[str, Any]], word: Any, batch: int) -> tuple[str
     return dataset_toml(general, sets), notes
 
 
-def _datasets(ledger: Ledger) -> None:
+def _datasets(ledger: KeyLedger) -> None:
     listed = [d for d in tables(ledger.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
         return
@@ -63,7 +63,7 @@ def _datasets(ledger: Ledger) -> None:
         ledger.change("trigger_word", said, {"metadata_trigger_phrase": word})
 
 
-def _settings(ledger: Ledger, found: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _settings(ledger: KeyLedger, found: list[Mapping[str, Any]]) -> dict[str, Any]:
     """What the data sets say and is an option of the whole training here."""
     on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
     values: dict[str, Any] = {
@@ -115,7 +115,7 @@ def _subset(table: Mapping[str, Any], word: Any) -> dict[str, Any]:
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _samples(ledger: Ledger) -> None:
+def _samples(ledger: KeyLedger) -> None:
     listed = ledger.get("sample.samples")
     prompts = [s for s in tables(listed) if not is_empty(s.get("prompt"))]
     if isinstance(ledger.get("sample.prompts"), list) and not prompts:

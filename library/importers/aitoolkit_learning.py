@@ -3,7 +3,7 @@
 from typing import Any
 
 from library.importers.kohya_ss import is_on
-from library.importers.ledger import Ledger, is_empty, to_number
+from library.importers.ledger import KeyLedger, is_empty, to_number
 from library.importers.optimizers import ours, plain
 from library.importers.trees import precision
 
@@ -23,7 +23,7 @@ SAME_SAMPLING = ("sigmoid", "linear")
 LOSSES = {"mse": {}, "mae": {"loss_type": "l1"}, "pseudo_huber": {"loss_type": "huber", "huber_schedule": "constant"}}
 
 
-def _network(ledger: Ledger) -> None:
+def _network(ledger: KeyLedger) -> None:
     if not ledger.adapters:
         return
     kind = str(ledger.get("network.type") or "lora").casefold()
@@ -51,7 +51,7 @@ def _network(ledger: Ledger) -> None:
     _layers(ledger)
 
 
-def _convolutions(ledger: Ledger) -> list[str]:
+def _convolutions(ledger: KeyLedger) -> list[str]:
     """conv_dim and conv_alpha, which is the former where nothing is said."""
     arguments = []
     for key, argument in (("network.conv", "conv_dim"), ("network.conv_alpha", "conv_alpha")):
@@ -63,7 +63,7 @@ def _convolutions(ledger: Ledger) -> list[str]:
     return arguments
 
 
-def _layers(ledger: Ledger) -> None:
+def _layers(ledger: KeyLedger) -> None:
     for key in ledger.left():
         if key.startswith("network.network_kwargs."):
             said = "chosen layers are said by network_args (train_double_block_indices, img_attn_dim, ...)"
@@ -72,7 +72,7 @@ def _layers(ledger: Ledger) -> None:
         ledger.change("network.transformer_only", "adapters are in the blocks of the model")
 
 
-def _length(ledger: Ledger) -> None:
+def _length(ledger: KeyLedger) -> None:
     """Steps, where ai-toolkit's older way of accumulating counts each batch as a step."""
     steps, batches = int(ledger.number("train.steps") or 1000), int(ledger.number("train.gradient_accumulation") or 1)
     old = int(ledger.number("train.gradient_accumulation_steps") or 1)
@@ -90,7 +90,7 @@ def _length(ledger: Ledger) -> None:
         ledger.empty(other)
 
 
-def _optimizer(ledger: Ledger) -> None:
+def _optimizer(ledger: KeyLedger) -> None:
     wanted = ledger.get("train.optimizer")
     name, near = ours(wanted)
     ledger.change("train.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
@@ -119,7 +119,7 @@ def _argument(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
 
 
-def _schedule(ledger: Ledger) -> None:
+def _schedule(ledger: KeyLedger) -> None:
     name = str(ledger.get("train.lr_scheduler"))
     steps = ledger.number("train.steps") or 1000
     period = ledger.number("train.lr_scheduler_params.total_iters") or steps
@@ -142,7 +142,7 @@ def _schedule(ledger: Ledger) -> None:
             ledger.change(key, "is part of lr_scheduler")
 
 
-def _training(ledger: Ledger) -> None:
+def _training(ledger: KeyLedger) -> None:
     dtype = precision(ledger.get("train.dtype"))
     half = {} if ledger.adapters or dtype == "no" else {f"full_{dtype}": True}
     said = ", ".join([f"mixed_precision = {dtype}", *half])
@@ -164,7 +164,7 @@ def _training(ledger: Ledger) -> None:
         ledger.empty("train.ema_config.ema_decay")
 
 
-def _rates(ledger: Ledger, encoders: bool) -> None:
+def _rates(ledger: KeyLedger, encoders: bool) -> None:
     """The rates of the parts, and which of them learn."""
     rate = ledger.number("train.text_encoder_lr")
     if rate is not None and encoders and ledger.adapters:
@@ -182,7 +182,7 @@ def _rates(ledger: Ledger, encoders: bool) -> None:
         ledger.change("train.train_unet", "the image model learns")
 
 
-def _noise(ledger: Ledger) -> None:
+def _noise(ledger: KeyLedger) -> None:
     if (last := ledger.number("train.max_denoising_steps")) is not None and last < 999:
         ledger.rename("train.max_denoising_steps", "max_timestep", int(last) + 1)
     kind = str(ledger.get("train.loss_type"))

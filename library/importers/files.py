@@ -9,7 +9,7 @@ from typing import Any
 from library.config.schema import ConfigError, load_json, load_toml, once, read_text
 from library.config.values import meant
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
-from library.importers.ledger import Configs, Imported, Ledger, settle
+from library.importers.ledger import Configs, Imported, KeyLedger, settle
 from library.importers.trees import tables
 
 READERS = (aitoolkit, onetrainer, musubi, kohya_ss)
@@ -92,7 +92,7 @@ def named(path: Path, configs: Configs) -> str:
     return next((script for script in [*said, *in_name] if script in configs), "")
 
 
-def _ledger(found: Mapping[str, Any], configs: Configs, script: str) -> Ledger:
+def _ledger(found: Mapping[str, Any], configs: Configs, script: str) -> KeyLedger:
     reader = next((reader for reader in READERS if reader.fits(found)), None)
     return reader.read(found, script) if reader else flat.read(found, configs, script)
 

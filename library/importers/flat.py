@@ -8,7 +8,7 @@ from library.config.converted import OLD_BLOCKS, blocks
 from library.config.retired import ALIASES
 from library.config.schema import ConfigError, options
 from library.config.values import meant
-from library.importers.ledger import Configs, Ledger, is_empty
+from library.importers.ledger import Configs, KeyLedger, is_empty
 from library.importers.trees import ONLY
 
 TRAINER = "sd-scripts"
@@ -30,11 +30,11 @@ MODULES = {
 }
 
 
-def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Ledger:
+def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> KeyLedger:
     """Every key of a flat file -> our values, and what became of it."""
     found = schema.flat(found)
     _refuse(found)
-    ledger = Ledger(found, script or script_of(found, configs), TRAINER, keeps_idle=True)
+    ledger = KeyLedger(found, script or script_of(found, configs), TRAINER, keeps_idle=True)
     for key, value in found.items():
         if value is None or value == "":
             ledger.empty(key)
@@ -50,7 +50,7 @@ def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Ledger
     return ledger
 
 
-def old_blocks(ledger: Ledger, keys: Iterable[str], given: bool) -> None:
+def old_blocks(ledger: KeyLedger, keys: Iterable[str], given: bool) -> None:
     """Keys that became blocks_to_swap, as far as they are in the file; `given`: it has that as well."""
     problems: list[str] = []
     here = {key: ledger.source[key] for key in keys if ledger.get(key) is not None}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from library.config.converted import blocks
-from library.importers.ledger import Fate, Ledger, is_empty, to_number
+from library.importers.ledger import Fate, KeyLedger, is_empty, to_number
 
 BLOCKS = [
     "down_lr_weight",
@@ -46,7 +46,7 @@ SILENT: Mapping[str, Any] = {"preset": "full", "factor": -1} | dict.fromkeys(FLU
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class AdapterType:
     """One LoRA_type: what it is here, and which fields of the page are its arguments."""
 
     module: str
@@ -55,19 +55,19 @@ class Adapter:
     said: str = ""  # why it is not what it says
 
 
-def _lycoris(algo: str, *fields: str, said: str = "") -> Adapter:
-    return Adapter("lycoris.kohya", fields, algo, said)
+def _lycoris(algo: str, *fields: str, said: str = "") -> AdapterType:
+    return AdapterType("lycoris.kohya", fields, algo, said)
 
 
 _SAME = "LyCORIS trains the same kind of adapter"
 ADAPTERS = {
-    "Standard": Adapter("networks.lora", (*BLOCKS, *DROPOUTS)),
-    "Kohya LoCon": Adapter("networks.lora", (*CONV, *BLOCKS, *DROPOUTS)),
-    "LoRA-FA": Adapter("networks.lora_fa", (*BLOCKS, *DROPOUTS)),
+    "Standard": AdapterType("networks.lora", (*BLOCKS, *DROPOUTS)),
+    "Kohya LoCon": AdapterType("networks.lora", (*CONV, *BLOCKS, *DROPOUTS)),
+    "LoRA-FA": AdapterType("networks.lora_fa", (*BLOCKS, *DROPOUTS)),
     "Kohya DyLoRA": _lycoris("dylora", *CONV, *DROPOUTS, "unit", said=_SAME),
     "Kohya LoHa": _lycoris("loha", *CONV, *DROPOUTS, "use_tucker", said=_SAME),
     "Kohya LoKr": _lycoris("lokr", *CONV, *DROPOUTS, "use_tucker", "factor", said=_SAME),
-    "Flux1": Adapter("networks.lora_flux", (*FLUX, *DROPOUTS)),
+    "Flux1": AdapterType("networks.lora_flux", (*FLUX, *DROPOUTS)),
     "Flux1 OFT": _lycoris("diag-oft", *DROPOUTS, said=_SAME),
     "LyCORIS/BOFT": _lycoris("boft", *LYCORIS, "use_tucker", "constrain", "rescaled"),
     "LyCORIS/Diag-OFT": _lycoris("diag-oft", *LYCORIS, "use_tucker", "constrain", "rescaled"),
@@ -87,7 +87,7 @@ ALL_FIELDS = {
 }  # fmt: skip
 
 
-def read(ledger: Ledger) -> None:
+def read(ledger: KeyLedger) -> None:
     """LoRA_type and the fields that it uses -> network_module and network_args; the other fields are ignored."""
     kind = str(ledger.get("LoRA_type") or "Standard")
     kind = ALIASES.get(kind, kind)
@@ -115,7 +115,7 @@ def read(ledger: Ledger) -> None:
             ledger.ignore(key, f"adapters of the type {kind} have no such setting")
 
 
-def _arguments(ledger: Ledger, adapter: Adapter, kind: str) -> list[str]:
+def _arguments(ledger: KeyLedger, adapter: AdapterType, kind: str) -> list[str]:
     made = []
     for name in (*adapter.fields, *LORA_PLUS):
         key = FIELDS.get(name, name)
@@ -139,7 +139,7 @@ def _is_silent(argument: str, value: Any) -> bool:
     return to_number(value) == 0 or str(value).casefold() in ("false", str(SILENT.get(argument)))
 
 
-def _flux_extras(ledger: Ledger, kind: str, arguments: list[str]) -> None:
+def _flux_extras(ledger: KeyLedger, kind: str, arguments: list[str]) -> None:
     """split_mode and GGPO, which are written by rules of their own."""
     if "split_mode" in ledger.source and ledger.family == "flux":
         if ledger.get("split_mode") in (True, "True", "true", 1) and kind == "Flux1":

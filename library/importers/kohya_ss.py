@@ -6,7 +6,7 @@ from typing import Any
 from library.config.schema import ConfigError
 from library.config.values import split
 from library.importers import flat, kohya_adapters, kohya_keys
-from library.importers.ledger import Ledger, is_empty, to_number
+from library.importers.ledger import KeyLedger, is_empty, to_number
 from library.importers.trees import ONLY, set_by
 
 TRAINER = "kohya_ss"
@@ -63,7 +63,7 @@ def script_of(found: Mapping[str, Any]) -> str:
     return f"{family}_train_network" if lora else f"{family}_train"
 
 
-def read(found: Mapping[str, Any], script: str = "") -> Ledger:
+def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     """Every key of a file -> our values, and what became of it. `script` wins over what the file says.
 
     What is missing has the value that the page of kohya_ss starts with, as it has when the page loads the file.
@@ -72,7 +72,9 @@ def read(found: Mapping[str, Any], script: str = "") -> Ledger:
     script = script or script_of(found)
     starts = kohya_keys.starts(tab, script.partition("_")[0], found)
     filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
-    ledger = Ledger({**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys()))
+    ledger = KeyLedger(
+        {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys())
+    )
     for part in PARTS:
         part(ledger, tab)
     for key in ledger.left():
@@ -90,7 +92,7 @@ def is_on(value: Any) -> bool:
 # ---- the keys that are more than an option
 
 
-def _switches(ledger: Ledger, tab: str) -> None:
+def _switches(ledger: KeyLedger, tab: str) -> None:
     for key in SWITCHES.keys() & ledger.source.keys():
         chosen = is_on(ledger.get(key)) and SWITCHES[key] == ledger.family
         if chosen:
@@ -101,7 +103,7 @@ def _switches(ledger: Ledger, tab: str) -> None:
             ledger.empty(key)
 
 
-def _length(ledger: Ledger, tab: str) -> None:
+def _length(ledger: KeyLedger, tab: str) -> None:
     """Epochs stay epochs, and win over steps; kohya_ss' own field for them counts where no steps are set."""
     steps, epochs, epoch = (ledger.number(k) for k in ("max_train_steps", "max_train_epochs", "epoch"))
     if epochs and epochs > 0:
@@ -120,7 +122,7 @@ def _length(ledger: Ledger, tab: str) -> None:
         ledger.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
 
 
-def _epochs(ledger: Ledger, epochs: int) -> None:
+def _epochs(ledger: KeyLedger, epochs: int) -> None:
     said = "max_train_epochs: kohya_ss counts the images for it and computes steps"
     if ledger.get("dataset_config"):
         said = "max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no max_train_steps"
@@ -128,7 +130,7 @@ def _epochs(ledger: Ledger, epochs: int) -> None:
     ledger.change(key, f"{epochs} is {said}", {"max_train_epochs": epochs})
 
 
-def _warmup(ledger: Ledger, tab: str) -> None:
+def _warmup(ledger: KeyLedger, tab: str) -> None:
     percent, steps = ledger.number("lr_warmup"), ledger.number("lr_warmup_steps")
     total = ledger.number("max_train_steps")
     schedule = str(ledger.get("lr_scheduler_type") or ledger.get("lr_scheduler") or "constant")
@@ -151,7 +153,7 @@ def _warmup(ledger: Ledger, tab: str) -> None:
     ledger.empty("lr_warmup", "lr_warmup_steps")
 
 
-def _rates(ledger: Ledger, tab: str) -> None:
+def _rates(ledger: KeyLedger, tab: str) -> None:
     """The rates of the parts, where 0 means that a part does not learn."""
     if tab == "lora":
         _adapter_rates(ledger)
@@ -164,7 +166,7 @@ def _rates(ledger: Ledger, tab: str) -> None:
                 ledger.change(key, said, {key: rate, "train_text_encoder": learns})
 
 
-def _adapter_rates(ledger: Ledger) -> None:
+def _adapter_rates(ledger: KeyLedger) -> None:
     unet, text, t5 = (ledger.number(key) for key in ("unet_lr", "text_encoder_lr", "t5xxl_lr"))
     if unet:
         ledger.keep("unet_lr")
@@ -183,7 +185,7 @@ def _adapter_rates(ledger: Ledger) -> None:
     ledger.empty("unet_lr", "text_encoder_lr", "t5xxl_lr")
 
 
-def _old_names(ledger: Ledger, tab: str) -> None:
+def _old_names(ledger: KeyLedger, tab: str) -> None:
     old = ledger.source.get("use_8bit_adam")
     if "use_8bit_adam" in ledger.source:
         if ledger.get("optimizer"):
@@ -201,7 +203,7 @@ def _old_names(ledger: Ledger, tab: str) -> None:
             ledger.keep(key, value.replace('"', "").split())
 
 
-def _attention(ledger: Ledger, tab: str) -> None:
+def _attention(ledger: KeyLedger, tab: str) -> None:
     value = str(ledger.get("xformers") or "none").casefold()
     if "xformers" in ledger.source and value in ("xformers", "true", "1"):
         ledger.change("xformers", "PyTorch's own attention (sdpa) is as fast and needs no package", {"sdpa": True})
@@ -210,7 +212,7 @@ def _attention(ledger: Ledger, tab: str) -> None:
     ledger.empty("xformers")
 
 
-def _noise(ledger: Ledger, tab: str) -> None:
+def _noise(ledger: KeyLedger, tab: str) -> None:
     """In a LoRA file one switch says which of two kinds of noise counts."""
     kind = str(ledger.get("noise_offset_type") or "Original")
     if tab == "lora":
@@ -235,13 +237,13 @@ def _noise(ledger: Ledger, tab: str) -> None:
             ledger.ignore("adaptive_noise_scale", "it needs a noise_offset, which is 0")
 
 
-def _precision(ledger: Ledger, tab: str) -> None:
+def _precision(ledger: KeyLedger, tab: str) -> None:
     if str(ledger.get("mixed_precision")).casefold() == "fp8":
         said = "fp8 is not offered for computing; bf16 is used, and fp8_base saves memory"
         ledger.change("mixed_precision", said, {"mixed_precision": "bf16"})
 
 
-def _files(ledger: Ledger, tab: str) -> None:
+def _files(ledger: KeyLedger, tab: str) -> None:
     """The format of the result, and the prompts, which are text on kohya_ss's page and a file here."""
     kind = str(ledger.get("save_model_as") or "")
     if kind == "same as source model":
@@ -260,7 +262,7 @@ def _files(ledger: Ledger, tab: str) -> None:
         ledger.change("sample_prompts", "these are the prompts themselves; here sample_prompts names a file with them")
 
 
-def _folders(ledger: Ledger, tab: str) -> None:
+def _folders(ledger: KeyLedger, tab: str) -> None:
     """What a fine-tune calls its folders and files."""
     if tab != "finetune":
         return
@@ -284,7 +286,7 @@ def _folders(ledger: Ledger, tab: str) -> None:
             ledger.ignore(key, f"in_json is {used}" if key == other else "there is no train_dir")
 
 
-def _adapter(ledger: Ledger, tab: str) -> None:
+def _adapter(ledger: KeyLedger, tab: str) -> None:
     if tab == "lora":
         kohya_adapters.read(ledger)
     if "split_mode" in ledger.left():
@@ -294,7 +296,7 @@ def _adapter(ledger: Ledger, tab: str) -> None:
         flat.old_blocks(ledger, ("double_blocks_to_swap", "single_blocks_to_swap"), given)
 
 
-PARTS: tuple[Callable[[Ledger, str], None], ...] = (
+PARTS: tuple[Callable[[KeyLedger, str], None], ...] = (
     _switches, _length, _warmup, _rates, _old_names, _attention, _noise, _precision, _files, _folders, _adapter,
 )  # fmt: skip
 
@@ -302,7 +304,7 @@ PARTS: tuple[Callable[[Ledger, str], None], ...] = (
 # ---- all other keys
 
 
-def _plain(ledger: Ledger, key: str, tab: str) -> None:
+def _plain(ledger: KeyLedger, key: str, tab: str) -> None:
     """A key that is an option, is one under another name, or means nothing here."""
     value = ledger.source[key]
     renamed = kohya_keys.RENAMED.get((ledger.family, key)) or kohya_keys.RENAMED.get(("", key))
@@ -322,7 +324,7 @@ def _plain(ledger: Ledger, key: str, tab: str) -> None:
         ledger.keep(key)
 
 
-def _reason(ledger: Ledger, key: str, tab: str) -> str:
+def _reason(ledger: KeyLedger, key: str, tab: str) -> str:
     """Why a key means nothing for this file, or ""."""
     if reason := kohya_keys.IGNORED.get(key):
         return reason
@@ -345,7 +347,7 @@ def _reason(ledger: Ledger, key: str, tab: str) -> str:
     return "" if owner == ledger.family else f"it is for {'SDXL' if owner == 'sdxl' else 'FLUX.1'}"
 
 
-def _additional(ledger: Ledger) -> None:
+def _additional(ledger: KeyLedger) -> None:
     """What was typed as further flags, which win over all fields."""
     text = ledger.get("additional_parameters")
     if not isinstance(text, str):

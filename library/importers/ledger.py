@@ -25,7 +25,7 @@ class Fate:
 
 
 @dataclass(slots=True)
-class Ledger:
+class KeyLedger:
     """The settings of one file while they are read. Each key gets one fate, and each option at most one value."""
 
     source: Mapping[str, Any]
@@ -165,7 +165,7 @@ class Imported:
         return "\n".join(blocks)
 
 
-def settle(ledger: Ledger, configs: Configs) -> Imported:
+def settle(ledger: KeyLedger, configs: Configs) -> Imported:
     """Check each value against the options of the script; what does not fit becomes ignored, with the reason."""
     config, read = configs[ledger.script], {}
     for name, value in ledger.values.items():
@@ -188,7 +188,7 @@ def settle(ledger: Ledger, configs: Configs) -> Imported:
     return Imported(ledger.trainer, made, fates, tuple(notes), tuple(problems), texts)
 
 
-def _told(ledger: Ledger, config: Any, read: Mapping[str, Any]) -> tuple[Fate, ...]:
+def _told(ledger: KeyLedger, config: Any, read: Mapping[str, Any]) -> tuple[Fate, ...]:
     """The fates by the names that the file has; of the trainer's defaults only those that are not ours, too."""
     known, told = options(config), []
     differing: dict[str, list[str]] = {}

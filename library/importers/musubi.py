@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config import schema
 from library.config.schema import ConfigError
-from library.importers.ledger import Ledger, is_empty
+from library.importers.ledger import KeyLedger, is_empty
 from library.importers.trees import ONLY, dataset_toml, set_by, tables, take
 
 TRAINER = "musubi-tuner"
@@ -62,7 +62,7 @@ def fits(found: Mapping[str, Any]) -> bool:
     return "dit" in found or found.get("network_module") in MODULES
 
 
-def read(found: Mapping[str, Any], script: str = "") -> Ledger:
+def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     """Every key of a flat file -> our values, and what became of it. Raises ConfigError for other models."""
     data = found.get("dataset_config")  # a table where the file that it names could be read
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
@@ -73,7 +73,7 @@ def read(found: Mapping[str, Any], script: str = "") -> Ledger:
     if other:
         raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
     lora = bool(module or found.get("network_dim"))
-    ledger = Ledger(found, script or ("flux_train_network" if lora else "flux_train"), TRAINER)
+    ledger = KeyLedger(found, script or ("flux_train_network" if lora else "flux_train"), TRAINER)
     take(ledger, RENAMED)
     if isinstance(data, Mapping) and is_dataset(data):
         ledger.texts["dataset_config"], notes = dataset(data)

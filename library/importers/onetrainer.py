@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config.schema import ConfigError
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
-from library.importers.ledger import Ledger
+from library.importers.ledger import KeyLedger
 from library.importers.onetrainer_defaults import completed, today
 from library.importers.trees import ONLY, dotted, precision, rest, split_path, take
 
@@ -78,11 +78,11 @@ def fits(found: Mapping[str, Any]) -> bool:
     return str(found.get("model_type") or "").isupper() or "training_method" in told or len(told) > 1
 
 
-def read(found: Mapping[str, Any], script: str = "") -> Ledger:
+def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     """Every key -> our values, and what became of it. Raises ConfigError for other models and methods."""
     flat, names = today(dotted(found))
     source, absent, notes = completed(flat)
-    ledger = Ledger(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
+    ledger = KeyLedger(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
     for key in ("training_method", "model_type"):
         ledger.change(key, f"chooses the script: {ledger.script}")
     take(ledger, RENAMED)
@@ -105,7 +105,7 @@ def _script(source: Mapping[str, Any], script: str) -> str:
     return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
 
 
-def _output(ledger: Ledger) -> None:
+def _output(ledger: KeyLedger) -> None:
     if path := ledger.get("output_model_destination"):
         folder, name = split_path(str(path))
         values = {"output_dir": folder, "output_name": name} if ledger.given("output_model_destination") else {}

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.importers.kohya_ss import is_on
-from library.importers.ledger import Ledger, is_empty, to_number
+from library.importers.ledger import KeyLedger, is_empty, to_number
 from library.importers.trees import PREPARED, dataset_toml, tables
 
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
 
-def _timesteps(ledger: Ledger) -> None:
+def _timesteps(ledger: KeyLedger) -> None:
     """How the amount of noise is drawn."""
     weight, bias = ledger.number("noising_weight") or 0.0, ledger.number("noising_bias") or 0.0
     kind = str(ledger.get("timestep_distribution") or ("SIGMOID" if weight else "UNIFORM"))
@@ -57,14 +57,14 @@ def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool
     return values | {"timestep_sampling": "sigma"}, ""
 
 
-def _dynamic(ledger: Ledger) -> float:
+def _dynamic(ledger: KeyLedger) -> float:
     """The shift that FLUX.1's scheduler gives to images of the largest size."""
     width, height = max(_sizes(ledger), key=lambda size: size[0] * size[1], default=(1024, 1024))
     tokens = width * height / 256
     return math.exp(0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256))
 
 
-def _sizes(ledger: Ledger) -> list[tuple[int, int]]:
+def _sizes(ledger: KeyLedger) -> list[tuple[int, int]]:
     """The resolutions: "512,1024" are two, and "1024x768" is one exact one."""
     found = []
     for text in str(ledger.get("resolution") or "").split(","):
@@ -74,7 +74,7 @@ def _sizes(ledger: Ledger) -> list[tuple[int, int]]:
     return found
 
 
-def _images(ledger: Ledger) -> None:
+def _images(ledger: KeyLedger) -> None:
     """Concepts, which become a dataset file with one dataset for each resolution."""
     sizes = _sizes(ledger)
     exact = any(one != two for one, two in sizes)
@@ -96,7 +96,7 @@ def _images(ledger: Ledger) -> None:
     _caching(ledger, concepts)
 
 
-def _dataset(ledger: Ledger, concepts: list[Mapping[str, Any]], sizes: list[tuple[int, int]], buckets: bool) -> None:
+def _dataset(ledger: KeyLedger, concepts: list[Mapping[str, Any]], sizes: list[tuple[int, int]], buckets: bool) -> None:
     general: dict[str, Any] = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     general["batch_size"] = int(ledger.number("batch_size") or 1)
     if rate := ledger.values.get("caption_dropout_rate"):
@@ -112,7 +112,7 @@ def _dataset(ledger: Ledger, concepts: list[Mapping[str, Any]], sizes: list[tupl
     ledger.change("concepts", f"{len(used)} folders: {PREPARED}")
 
 
-def _left_out(ledger: Ledger, concept: Mapping[str, Any]) -> bool:
+def _left_out(ledger: KeyLedger, concept: Mapping[str, Any]) -> bool:
     kind = "VALIDATION" if concept.get("validation_concept") else str(concept.get("type") or "STANDARD")
     if kind == "VALIDATION":
         ledger.notes.append(f"concept {concept['path']} is left out: validation_split holds images back here")
@@ -123,10 +123,10 @@ def _override(concept: Mapping[str, Any]) -> list[tuple[int, int]]:
     image = dict(*tables([concept.get("image")]))
     if not is_on(image.get("enable_resolution_override")):
         return []
-    return _sizes(Ledger({"resolution": image.get("resolution_override")}, "", ""))
+    return _sizes(KeyLedger({"resolution": image.get("resolution_override")}, "", ""))
 
 
-def _subset(ledger: Ledger, concept: Mapping[str, Any]) -> dict[str, Any]:
+def _subset(ledger: KeyLedger, concept: Mapping[str, Any]) -> dict[str, Any]:
     text, image = (dict(*tables([concept.get(part)])) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
     subset = {
@@ -152,7 +152,7 @@ def _subset(ledger: Ledger, concept: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _caching(ledger: Ledger, concepts: list[Mapping[str, Any]]) -> None:
+def _caching(ledger: KeyLedger, concepts: list[Mapping[str, Any]]) -> None:
     """OneTrainer's cache holds the outputs of frozen text encoders, too, on disk."""
     on = is_on(ledger.get("latent_caching"))
     values: dict[str, Any] = {"cache_latents": on, "cache_latents_to_disk": on}
@@ -166,7 +166,7 @@ def _caching(ledger: Ledger, concepts: list[Mapping[str, Any]]) -> None:
     ledger.change("latent_caching", f"{', '.join(values)}: {'on' if on else 'off'}", values)
 
 
-def _samples(ledger: Ledger) -> None:
+def _samples(ledger: KeyLedger) -> None:
     """Prompts that stand in the config, or in the file that it names, as a prompt file."""
     found = [s for s in tables(ledger.get("samples")) if s.get("enabled", True) and not is_empty(s.get("prompt"))]
     keys = ("sample_after", "sample_after_unit")
@@ -188,7 +188,7 @@ def _samples(ledger: Ledger) -> None:
             ledger.ignore(key, "samples are .png files of the model that learns")
 
 
-def _sample_interval(ledger: Ledger) -> None:
+def _sample_interval(ledger: KeyLedger) -> None:
     unit, count = str(ledger.get("sample_after_unit")), ledger.number("sample_after")
     if unit in ("STEP", "EPOCH") and count:
         name = f"sample_every_n_{unit.casefold()}s"
@@ -200,7 +200,7 @@ def _sample_interval(ledger: Ledger) -> None:
     ledger.empty("sample_after")
 
 
-def _line(ledger: Ledger, sample: Mapping[str, Any]) -> str:
+def _line(ledger: KeyLedger, sample: Mapping[str, Any]) -> str:
     flags = {"width": "--w", "height": "--h", "diffusion_steps": "--s", "negative_prompt": "--n"}
     flags["cfg_scale"] = "--g" if ledger.family == "flux" else "--l"
     if not is_on(sample.get("random_seed")):

@@ -5,7 +5,7 @@ from typing import Any
 
 from library.importers.kohya_keys import names
 from library.importers.kohya_ss import is_on
-from library.importers.ledger import Ledger
+from library.importers.ledger import KeyLedger
 from library.importers.onetrainer_model import ENCODERS, image_part
 from library.importers.optimizers import ours, plain
 
@@ -46,7 +46,7 @@ NO_EPS = ("lion", "lion8bit", "sgd", "sgd8bit", "schedulefreesgd", "dadaptlion",
 PAIRS = {"adafactor": ("eps={0},{1}", "1e-30", "0.001"), "came": ("eps1={0} eps2={1}", "1e-30", "1e-16")}
 
 
-def _optimizer(ledger: Ledger) -> None:
+def _optimizer(ledger: KeyLedger) -> None:
     wanted = ledger.get("optimizer.optimizer")
     name, near = ours(wanted)
     ledger.change("optimizer.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
@@ -77,7 +77,7 @@ def _optimizer(ledger: Ledger) -> None:
         _fused(ledger, name)
 
 
-def _betas(ledger: Ledger, word: str, arguments: list[str]) -> list[str]:
+def _betas(ledger: KeyLedger, word: str, arguments: list[str]) -> list[str]:
     """betas=... of beta1 and its neighbours, where all are known or the one that is not has a usual value."""
     count = 3 if word in ("came", "ademamix", "ademamix8bit", "dadaptadan") else 2
     keys = [f"optimizer.beta{i}" for i in (1, 2, 3)[:count]]
@@ -91,7 +91,7 @@ def _betas(ledger: Ledger, word: str, arguments: list[str]) -> list[str]:
     return keys
 
 
-def _eps(ledger: Ledger, word: str, arguments: list[str]) -> list[str]:
+def _eps(ledger: KeyLedger, word: str, arguments: list[str]) -> list[str]:
     values = [ledger.get("optimizer.eps"), ledger.get("optimizer.eps2")]
     if word in NO_EPS or values == [None, None]:
         return []
@@ -105,7 +105,7 @@ def _eps(ledger: Ledger, word: str, arguments: list[str]) -> list[str]:
     return ["optimizer.eps"]
 
 
-def _fused(ledger: Ledger, name: str) -> None:
+def _fused(ledger: KeyLedger, name: str) -> None:
     key = "optimizer.fused_back_pass"
     alone = (ledger.number("gradient_accumulation_steps") or 1) <= 1
     if name == "Adafactor" and not ledger.adapters and alone:
@@ -114,12 +114,12 @@ def _fused(ledger: Ledger, name: str) -> None:
         ledger.ignore(key, "fused_backward_pass is for Adafactor on whole models, without accumulation")
 
 
-def _batches(ledger: Ledger, steps: float) -> float:
+def _batches(ledger: KeyLedger, steps: float) -> float:
     """OneTrainer counts batches in its warm-up, and we count optimizer steps; 1 and less is a share in both."""
     return steps if steps <= 1 else max(1, int(steps // max(1, ledger.number("gradient_accumulation_steps") or 1)))
 
 
-def _schedule(ledger: Ledger) -> None:
+def _schedule(ledger: KeyLedger) -> None:
     name = str(ledger.get("learning_rate_scheduler"))
     warmup = ledger.number("learning_rate_warmup_steps") or 0.0
     chosen, said = SCHEDULES.get(name), ""
@@ -156,7 +156,7 @@ def _schedule(ledger: Ledger) -> None:
         ledger.ignore("learning_rate_cycles", f"{chosen} has no cycles")
 
 
-def _factor(ledger: Ledger) -> float:
+def _factor(ledger: KeyLedger) -> float:
     """What learning_rate_scaler multiplies all rates by: the root of what is added up in a step."""
     kind = str(ledger.get("learning_rate_scaler"))
     batch = ledger.number("batch_size") or 1 if "BATCH" in kind or "BOTH" in kind else 1
@@ -167,7 +167,7 @@ def _factor(ledger: Ledger) -> float:
     return factor
 
 
-def _rates(ledger: Ledger) -> None:
+def _rates(ledger: KeyLedger) -> None:
     """Which parts learn, and how fast."""
     factor, part = _factor(ledger), image_part(ledger)
 
@@ -196,7 +196,7 @@ def _rates(ledger: Ledger) -> None:
                 ledger.change(key, "is part of the learning rates")
 
 
-def _encoder_adapters(ledger: Ledger, learns: list[bool], rates: list[float]) -> None:
+def _encoder_adapters(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None:
     key = "text_encoder.train"
     if not any(learns):
         ledger.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
@@ -207,7 +207,7 @@ def _encoder_adapters(ledger: Ledger, learns: list[bool], rates: list[float]) ->
         ledger.change("text_encoder_2.train", "network_args train_t5xxl=True", {"network_args": arguments})
 
 
-def _encoders(ledger: Ledger, learns: list[bool], rates: list[float]) -> None:
+def _encoders(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None:
     if ledger.family == "flux":
         if any(learns):
             ledger.notes.append("text encoders: OneTrainer trains them, too; a FLUX.1 fine-tune here trains none")
@@ -218,7 +218,7 @@ def _encoders(ledger: Ledger, learns: list[bool], rates: list[float]) -> None:
     ledger.change("text_encoder.train", f"train_text_encoder is {'on' if any(learns) else 'off'}", values)
 
 
-def _frozen(ledger: Ledger, part: str, learns: list[bool]) -> None:
+def _frozen(ledger: KeyLedger, part: str, learns: list[bool]) -> None:
     key = f"{part}.train"
     if is_on(ledger.get(key)):
         return
@@ -230,7 +230,7 @@ def _frozen(ledger: Ledger, part: str, learns: list[bool]) -> None:
         ledger.notes.append(f"{key} is off, which leaves nothing to train; the image model is trained here")
 
 
-def _stops(ledger: Ledger, learns: list[bool]) -> None:
+def _stops(ledger: KeyLedger, learns: list[bool]) -> None:
     total = ledger.number("epochs") or 0
     for name, on in zip(ENCODERS, learns, strict=True):
         key, unit = f"{name}.stop_training_after", str(ledger.get(f"{name}.stop_training_after_unit") or "EPOCH")
@@ -242,7 +242,7 @@ def _stops(ledger: Ledger, learns: list[bool]) -> None:
                 ledger.change(each, "parts learn to the end here")
 
 
-def _steps(ledger: Ledger) -> None:
+def _steps(ledger: KeyLedger) -> None:
     """Clipping, the average, and half precision that has to do with it."""
     clip = ledger.number("clip_grad_norm")
     ledger.change("clip_grad_norm", f"max_grad_norm = {clip or 0:g}", {"max_grad_norm": clip or 0.0})
@@ -258,7 +258,7 @@ def _steps(ledger: Ledger) -> None:
         ledger.empty("ema", *keys)
 
 
-def _loss(ledger: Ledger) -> None:
+def _loss(ledger: KeyLedger) -> None:
     kind, strength = str(ledger.get("loss_weight_fn")), ledger.number("loss_weight_strength")
     gamma = ledger.number("min_snr_gamma")
     if gamma and not ledger.given("loss_weight_fn"):
@@ -291,7 +291,7 @@ def _loss(ledger: Ledger) -> None:
         ledger.change("huber_delta", "is huber_c" if used == "huber" else "only huber has it")
 
 
-def _intervals(ledger: Ledger) -> None:
+def _intervals(ledger: KeyLedger) -> None:
     """How often is saved; only steps and epochs can be counted here, and states by minutes."""
     unit, count = str(ledger.get("save_every_unit") or "NEVER"), ledger.number("save_every")
     if unit in ("STEP", "EPOCH") and count:
@@ -317,7 +317,7 @@ def _intervals(ledger: Ledger) -> None:
             ledger.change(key, "belongs to the backups, which are states here")
 
 
-def _noise(ledger: Ledger) -> None:
+def _noise(ledger: KeyLedger) -> None:
     for key, option in (("offset_noise_weight", "noise_offset"), ("perturbation_noise_weight", "ip_noise_gamma")):
         if ledger.number(key):
             ledger.rename(key, option)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from library.importers.kohya_ss import is_on
-from library.importers.ledger import Ledger
+from library.importers.ledger import KeyLedger
 from library.importers.trees import precision
 
 EIGHT = {"FLOAT_8": "fp8", "FLOAT_W8A8": "fp8", "FLOAT_W8A8_COMPRESSED": "fp8", "INT_8": "int8", "INT_W8A8": "int8",
@@ -14,12 +14,12 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 SWAPPED = 38  # double blocks of FLUX.1, and pairs of single ones, of which at most 35 wait in host memory
 
 
-def image_part(ledger: Ledger) -> str:
+def image_part(ledger: KeyLedger) -> str:
     """What the image model is called: it has the settings of a part."""
     return "unet" if ledger.family == "sdxl" else "transformer"
 
 
-def dtype(ledger: Ledger, part: str) -> str:
+def dtype(ledger: KeyLedger, part: str) -> str:
     """The number format of a part; NONE meant that of the whole model in old files."""
     own = str(ledger.get(f"{part}.weight_dtype") or "NONE").upper()
     if own == "NONE" or not ledger.given(f"{part}.weight_dtype"):
@@ -27,7 +27,7 @@ def dtype(ledger: Ledger, part: str) -> str:
     return own
 
 
-def _formats(ledger: Ledger) -> None:
+def _formats(ledger: KeyLedger) -> None:
     """train_dtype and the formats of the parts, which are one question here."""
     part = image_part(ledger)
     kept, used = dtype(ledger, part), str(ledger.get("train_dtype")).upper()
@@ -53,7 +53,7 @@ def _formats(ledger: Ledger) -> None:
     _other_formats(ledger)
 
 
-def _eight_bits(ledger: Ledger, key: str, kept: str, encoders: bool) -> None:
+def _eight_bits(ledger: KeyLedger, key: str, kept: str, encoders: bool) -> None:
     ours = {"int8_base": True} if EIGHT[kept] == "int8" else {"fp8_base" if encoders else "fp8_base_unet": True}
     name = next(iter(ours))
     if kept in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
@@ -65,7 +65,7 @@ def _eight_bits(ledger: Ledger, key: str, kept: str, encoders: bool) -> None:
         ledger.notes.append(f"mixed_precision is bf16 instead of float32, which {name} needs")
 
 
-def _other_formats(ledger: Ledger) -> None:
+def _other_formats(ledger: KeyLedger) -> None:
     for name in ENCODERS:
         if ledger.get(f"{name}.weight_dtype"):
             said = "text encoders have the format of fp8_base where that is set, else mixed_precision"
@@ -83,7 +83,7 @@ def _other_formats(ledger: Ledger) -> None:
         ledger.change("lora_weight_dtype", "full_bf16", {"full_bf16": True, "mixed_precision": "bf16"})
 
 
-def _adapters(ledger: Ledger) -> None:
+def _adapters(ledger: KeyLedger) -> None:
     if not ledger.adapters:
         for key in ledger.left():
             if key.startswith(("peft_", "lora_", "lokr_", "oft_", "dropout_")):
@@ -109,7 +109,7 @@ def _adapters(ledger: Ledger) -> None:
     ledger.change("peft_type", f"{said}{', ' if arguments else ''}{' '.join(arguments)}", values)
 
 
-def _lycoris(ledger: Ledger, kind: str) -> tuple[str, list[str]]:
+def _lycoris(ledger: KeyLedger, kind: str) -> tuple[str, list[str]]:
     decompose = ["dora_wd=True"] if is_on(ledger.get("lora_decompose")) else []
     if kind == "LOKR":
         if size := ledger.number("lokr_dim"):
@@ -131,21 +131,21 @@ def _lycoris(ledger: Ledger, kind: str) -> tuple[str, list[str]]:
     return said, algo
 
 
-def _filter(ledger: Ledger) -> str:
+def _filter(ledger: KeyLedger) -> str:
     """Which layers get adapters: "full", "attn-mlp", "attn-only", "blocks", or what was typed."""
     preset = str(ledger.get("layer_filter_preset") or "full")
     typed = str(ledger.get("layer_filter") or "")
     return preset if preset != "custom" else typed or "full"
 
 
-def _preset(ledger: Ledger) -> list[str]:
+def _preset(ledger: KeyLedger) -> list[str]:
     chosen = _filter(ledger)
     known = {"attn-mlp": "attn-mlp", "attn-only": "attn-only", "blocks": "attn-mlp"}
     _say_layers(ledger, f"{chosen} is preset={known.get(chosen, 'full')} of LyCORIS")
     return [f"preset={known[chosen]}"] if chosen in known else []
 
 
-def _layers(ledger: Ledger, rank: int, alpha: float) -> list[str]:
+def _layers(ledger: KeyLedger, rank: int, alpha: float) -> list[str]:
     """The layers that get adapters, in words of networks.lora and networks.lora_flux."""
     chosen = _filter(ledger)
     if ledger.family == "sdxl":
@@ -164,13 +164,13 @@ def _layers(ledger: Ledger, rank: int, alpha: float) -> list[str]:
     return []
 
 
-def _say_layers(ledger: Ledger, said: str) -> None:
+def _say_layers(ledger: KeyLedger, said: str) -> None:
     for key in ("layer_filter_preset", "layer_filter", "layer_filter_regex"):
         if key in ledger.source:
             ledger.change(key, said)
 
 
-def _checkpointing(ledger: Ledger) -> None:
+def _checkpointing(ledger: KeyLedger) -> None:
     """One setting for all parts up to version 10, and one for each part since."""
     part = image_part(ledger)
     whole, own = "gradient_checkpointing", f"{part}.gradient_checkpointing"
@@ -196,7 +196,7 @@ def _checkpointing(ledger: Ledger) -> None:
             ledger.ignore(key, f"said by {part}; it is not supported for other parts")
 
 
-def _captions(ledger: Ledger) -> None:
+def _captions(ledger: KeyLedger) -> None:
     """What the text encoders read."""
     if ledger.family == "flux":
         key = "text_encoder_2_sequence_length"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from library.config.schema import toml_value
-from library.importers.ledger import Fate, Ledger, is_empty
+from library.importers.ledger import Fate, KeyLedger, is_empty
 
 FORMATS = {
     "bf16": "bf16",
@@ -36,7 +36,7 @@ def tables(value: Any) -> list[Mapping[str, Any]]:
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
 
 
-def take(ledger: Ledger, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
+def take(ledger: KeyLedger, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
     """Keys that are options, of the same or another name."""
     for key, option in names.items():
         if (value := ledger.get(key)) is not None:
@@ -46,14 +46,14 @@ def take(ledger: Ledger, names: Mapping[str, str], read: Callable[[Any], Any] = 
                 ledger.rename(key, option, read(value))
 
 
-def rest(ledger: Ledger, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
+def rest(ledger: KeyLedger, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
     """What is left means nothing here; reasons by key, or by the beginning of keys where they end with a dot."""
     for key in ledger.left():
         starts = (why for start, why in reasons.items() if start.endswith(".") and key.startswith(start))
         ledger.ignore(key, reasons.get(key) or next(starts, otherwise))
 
 
-def set_by(ledger: Ledger, key: str, text: str, values: Mapping[str, Any]) -> None:
+def set_by(ledger: KeyLedger, key: str, text: str, values: Mapping[str, Any]) -> None:
     """Values that follow from the trainer itself, or from a key that is not in the file."""
     if key in ledger.source:
         ledger.change(key, text, values)

@@ -147,11 +147,11 @@ def folder(path: Path, method: Any, config: Any) -> Path:
 
     Weights are always safetensors, written tensor by tensor. Raises ConfigError as `model` does.
     """
-    from library.outputs.writer import Layout
+    from library.outputs.writer import TensorLayout
 
     def put(file: Path, tensors: "Mapping[str, Tensor]") -> None:
         _warn_of_nan(path, tensors)
-        layout = Layout(tensors, _wide(path, _types(config)))
+        layout = TensorLayout(tensors, _wide(path, _types(config)))
         need_space(file, layout.data_size)
         layout.write(file, {"format": "pt"})
 
@@ -176,12 +176,14 @@ def model(
     import torch
 
     from library.methods.lycoris import unused_alphas
-    from library.outputs.writer import Layout
+    from library.outputs.writer import TensorLayout
 
     unused = unused_alphas(tensors)
     _warn_of_nan(path, {n: t for n, t in tensors.items() if n not in unused}, refuse=config.adapters)
     type_of = _types(config)
-    layout = Layout({n: t.to(type_of(n, t)) if n in unused else t for n, t in tensors.items()}, _wide(path, type_of))
+    layout = TensorLayout(
+        {n: t.to(type_of(n, t)) if n in unused else t for n, t in tensors.items()}, _wide(path, type_of)
+    )
     need_space(path, layout.data_size)
     if path.suffix == ".safetensors":
         facts = {**metadata, **(_hashes(layout, metadata) if config.adapters else {})}

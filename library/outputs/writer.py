@@ -34,7 +34,7 @@ ORDER = {dtype: place for place, dtype in enumerate(KINDS)}
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor's place in the file."""
 
     name: str
@@ -48,15 +48,15 @@ class Entry:
         return self.begin + self.tensor.numel() * self.dtype.itemsize
 
 
-class Layout:
+class TensorLayout:
     """What a file will hold, before a byte of it is written."""
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype_of: Callable[[str, Tensor], torch.dtype]) -> None:
         """`dtype_of(name, tensor)` says in which type each is stored."""
         kinds = {name: dtype_of(name, tensor) for name, tensor in tensors.items()}
-        self.entries: list[Entry] = []
+        self.entries: list[TensorEntry] = []
         for name in sorted(tensors, key=lambda n: (ORDER[kinds[n]], n)):
-            self.entries.append(Entry(name, tensors[name], kinds[name], self.data_size))
+            self.entries.append(TensorEntry(name, tensors[name], kinds[name], self.data_size))
 
     @property
     def data_size(self) -> int:

@@ -40,9 +40,9 @@ NEWEST = 3000  # events
 LINES, BYTES = 2000, 400_000  # of the log
 
 
-def bundle(run: reader.Run, doctor: str = "") -> bytes:
+def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
     """The zip file of a run; `doctor` is what `kohya doctor --json` has printed."""
-    clean = redaction.of(run)
+    clean = redaction.redactor_for(run)
     parts = {
         "README.txt": README,
         "run.json": _pretty(_facts(run, clean)),
@@ -58,13 +58,13 @@ def bundle(run: reader.Run, doctor: str = "") -> bytes:
     return packed.getvalue()
 
 
-def _facts(run: reader.Run, clean: "redaction.Scrubber") -> dict[str, Any]:
+def _facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> dict[str, Any]:
     found = {name: clean.inside(run.facts[name]) for name in FACTS if name in run.facts}
     found["state"], found["error"] = run.state, clean.text(run.error or "")
     return {**found, "config": redaction.settings(run.facts.get("config") or {})}
 
 
-def _events(run: reader.Run, clean: "redaction.Scrubber") -> Iterator[dict[str, Any]]:
+def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[dict[str, Any]]:
     for event in reader.events(run.folder)[0][-NEWEST:]:
         kind = event.get("kind")
         if kept := EVENTS.get(str(kind)):

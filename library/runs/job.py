@@ -32,7 +32,7 @@ GONE = "It ended without a word."
 
 
 @dataclass(frozen=True)
-class Job:
+class BackgroundJob:
     """A job as it stands now."""
 
     folder: Path
@@ -89,20 +89,20 @@ def root() -> Path:
     return registry.home() / "jobs"
 
 
-def every(*kinds: str) -> list[Job]:
+def every(*kinds: str) -> list[BackgroundJob]:
     """The jobs of these kinds that are kept, the newest first."""
     found = [at(path.parent) for kind in kinds for path in root().glob(f"{kind}-*/{JOB}")]
     return sorted(found, key=lambda job: job.started, reverse=True)
 
 
-def find(job_id: Any) -> Job:
+def find(job_id: Any) -> BackgroundJob:
     """One job by its id. Raises ConfigError when there is none."""
     if layout.is_id(job_id) and (root() / job_id / JOB).is_file():
         return at(root() / job_id)
     raise ConfigError("This is not there any more: load the page again.")
 
 
-def at(folder: Path) -> Job:
+def at(folder: Path) -> BackgroundJob:
     """The job in this folder. One whose process is gone without a word is told so."""
     facts, asked = layout.load(folder / JOB), (folder / STOP).exists()
     if facts.get("state") == "running" and not _lives(folder, facts):
@@ -113,7 +113,7 @@ def at(folder: Path) -> Job:
             layout.store(folder / JOB, facts)
     if facts.get("state") == "running" and asked:
         facts = {**facts, "state": "stopping"}
-    return Job(folder, facts)
+    return BackgroundJob(folder, facts)
 
 
 def _lives(folder: Path, facts: Mapping[str, Any]) -> bool:
@@ -144,7 +144,7 @@ def new(kind: str) -> Path:
 
 def start(
     kind: str, arguments: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] = os.environ
-) -> Job:
+) -> BackgroundJob:
     """Run `kohya <arguments>` as a process of its own, in a folder that `new` has made."""
     folder = folder or new(kind)
     facts = {"kind": kind, "state": "running", "started": time.time(), "arguments": list(arguments)}
@@ -165,7 +165,7 @@ def command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "library.cli.main", *arguments]
 
 
-def stop(job: Job, at_once: bool = False) -> Job:
+def stop(job: BackgroundJob, at_once: bool = False) -> BackgroundJob:
     """Ask a job to stop at its next step; asked again, or `at_once`, end it. What it has done so far is kept."""
     if not job.active:
         return job

@@ -14,7 +14,7 @@ Guard = Callable[[str, str, str], Path]  # (text, kind, label) -> the path that 
 
 
 @dataclass(frozen=True)
-class Field:
+class CommandField:
     """One option."""
 
     name: str
@@ -28,13 +28,13 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Form:
+class CommandForm:
     """One subcommand."""
 
     name: str
     title: str
     about: str
-    fields: tuple[Field, ...]
+    fields: tuple[CommandField, ...]
 
 
 class _Telling(argparse.ArgumentParser):
@@ -54,13 +54,13 @@ class Forms:
     labels: Mapping[str, str]
     left_out: frozenset[str] = frozenset()
 
-    def all(self) -> dict[str, Form]:
+    def all(self) -> dict[str, CommandForm]:
         """Every subcommand by its name."""
         sub = next(
             a for a in self.parser(argparse.ArgumentParser)._actions if isinstance(a, argparse._SubParsersAction)
         )
         return {
-            name: Form(name, self.titles.get(name, name), one.description or "", tuple(self._fields(one)))
+            name: CommandForm(name, self.titles.get(name, name), one.description or "", tuple(self._fields(one)))
             for name, one in sub.choices.items()
         }
 
@@ -79,7 +79,7 @@ class Forms:
         self.parser(_Telling).parse_args(words[1:])
         return words
 
-    def _fields(self, one: argparse.ArgumentParser) -> Iterator[Field]:
+    def _fields(self, one: argparse.ArgumentParser) -> Iterator[CommandField]:
         for action in one._actions:
             if action.dest == "help" or action.dest in self.left_out:
                 continue
@@ -88,10 +88,10 @@ class Forms:
             label = self.labels.get(action.dest, action.dest.replace("_", " ").capitalize())
             choices = tuple(map(str, action.choices or ()))
             about = (action.help or "").replace("%(default)s", default)
-            yield Field(action.dest, flag, _kind(action), label, about, default, choices, action.required)
+            yield CommandField(action.dest, flag, _kind(action), label, about, default, choices, action.required)
 
 
-def _filled(fields: tuple[Field, ...], values: Mapping[str, Any], guard: Guard) -> list[str]:
+def _filled(fields: tuple[CommandField, ...], values: Mapping[str, Any], guard: Guard) -> list[str]:
     """The words of a form's fields, each asked to be filled in that must be."""
     words, missing = [], []
     for field in fields:
@@ -119,7 +119,7 @@ def _kind(action: argparse.Action) -> str:
     return "number" if action.type in (int, float) else "text"
 
 
-def _words(field: Field, given: Any, guard: Guard) -> Iterator[str]:
+def _words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]:
     """The words of one field; none when nothing is in it."""
     if field.kind == "flag":
         if given is True:
@@ -138,7 +138,7 @@ def _words(field: Field, given: Any, guard: Guard) -> Iterator[str]:
             yield f"{field.flag}={line}" if field.flag else line
 
 
-def _weighted(line: str, field: Field, guard: Guard) -> str:
+def _weighted(line: str, field: CommandField, guard: Guard) -> str:
     """A file with its weight, "FILE=0.8"; without one it counts once."""
     path, found, weight = line.rpartition("=")
     if not found or line.lower().endswith(".safetensors"):  # a name may have a = in it

@@ -15,7 +15,7 @@ from library.runs.job import FOLDER, JOB, RESULT, STOP, new
 OFTEN = 0.2  # seconds between two words about the same thing
 
 
-class Work:
+class JobRecord:
     """What a command does, written into the folder of its job; nowhere without one. A context manager."""
 
     def __init__(self, kind: str, folder: Path | None) -> None:
@@ -24,7 +24,7 @@ class Work:
         self._end = {"state": "finished", "error": ""}
         self._usual: Any = None  # what a polite kill does otherwise
 
-    def __enter__(self) -> "Work":
+    def __enter__(self) -> "JobRecord":
         if threading.current_thread() is threading.main_thread():
             self._usual = signal.signal(signal.SIGTERM, _interrupt)
         if self.folder:
@@ -62,19 +62,19 @@ class Work:
             layout.store(self.folder / JOB, self._facts)
 
 
-def joined(kind: str) -> Work:
+def joined(kind: str) -> JobRecord:
     """The work of a command that has a folder only when the page has started it.
 
     A polite kill ends it as Ctrl+C does, so that what was done so far is kept and put in order.
     """
     given = os.environ.pop(FOLDER, None)  # not for the processes that this one starts
-    return Work(kind, Path(given) if given else None)
+    return JobRecord(kind, Path(given) if given else None)
 
 
-def begin(kind: str, folder: Path | None = None) -> Work:
+def begin(kind: str, folder: Path | None = None) -> JobRecord:
     """The work of a command that keeps its result: in the folder that is given, its job's, or a new one."""
     found = joined(kind)
-    return Work(kind, folder or found.folder or new(kind))
+    return JobRecord(kind, folder or found.folder or new(kind))
 
 
 def _end_by(error: BaseException) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import time
 from typing import Any
 
 import psutil
@@ -14,7 +15,11 @@ GRACE = 5.0  # seconds a process has between being asked to end and being ended
 def identity(pid: int | None = None) -> dict[str, Any]:
     """What names a process for good: its number, the second it started, and the machine."""
     pid = pid or os.getpid()
-    return {"pid": pid, "process_start": psutil.Process(pid).create_time(), "host": HOST}
+    try:
+        start = psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:  # a child that ended at once, and was taken note of
+        start = time.time()
+    return {"pid": pid, "process_start": start, "host": HOST}
 
 
 def find(known: dict[str, Any]) -> psutil.Process | None:

@@ -28,7 +28,7 @@ KEPT = 50  # entries that have ended and are still shown
 
 
 @dataclass
-class Entry:
+class QueueEntry:
     """One training that waits, works or has ended."""
 
     id: str
@@ -54,14 +54,14 @@ class Entry:
 class Queue:
     """All entries in their order, and how they are worked off."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[QueueEntry] = field(default_factory=list)
     paused: str = ""  # why nothing is started, "" when it goes on
     go_on: bool = True  # with the next one, when one fails
     worker: dict[str, Any] = field(default_factory=dict)  # the process that works it off
     called: float = 0.0  # when that process was started last
 
     @property
-    def waiting(self) -> list[Entry]:
+    def waiting(self) -> list[QueueEntry]:
         """What was not started yet, in order."""
         return [entry for entry in self.entries if entry.waits]
 
@@ -76,7 +76,7 @@ class Queue:
         """Whether something waits and nobody works on it, as after the computer was started anew."""
         return bool(self.waiting) and not self.paused and not self.is_worked
 
-    def find(self, entry_id: str) -> Entry:
+    def find(self, entry_id: str) -> QueueEntry:
         """An entry by its id. Raises ConfigError when another browser has removed it."""
         for entry in self.entries:
             if entry.id == entry_id:
@@ -92,9 +92,9 @@ def place() -> Path:
 def read() -> Queue:
     """The queue as it stands."""
     found = layout.load(place() / "queue.json")
-    known = {f.name for f in fields(Entry)}
+    known = {f.name for f in fields(QueueEntry)}
     given = [entry for entry in found.get("entries") or [] if isinstance(entry, dict) and layout.is_id(entry.get("id"))]
-    entries = [Entry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
+    entries = [QueueEntry(**{name: entry[name] for name in known & entry.keys()}) for entry in given]
     worker = found.get("worker")
     return Queue(
         entries,
@@ -118,9 +118,9 @@ def changing() -> Iterator[Queue]:
             layout.store(place() / "queue.json", asdict(found))
 
 
-def add(job: start.Job, first: bool = False) -> Entry:
+def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     """Put a job at the end of the queue (or in front), and have it worked off unless the queue waits for its user."""
-    entry = Entry(
+    entry = QueueEntry(
         f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", job.script, job.title, job.name, job.output,
         dict(job.how), job.folder, job.resumes, time.time(),
     )  # fmt: skip
@@ -138,13 +138,13 @@ def add(job: start.Job, first: bool = False) -> Entry:
     return entry
 
 
-def job_of(entry: Entry) -> start.Job:
+def job_of(entry: QueueEntry) -> start.TrainingJob:
     """What an entry is to start. Raises ConfigError when its config is gone."""
     try:
         toml = _toml(entry).read_text(encoding="utf-8")
     except OSError:
         raise ConfigError(f"The config of {entry.name} is gone from {place()}: add it again.") from None
-    return start.Job(
+    return start.TrainingJob(
         entry.script, entry.title, entry.name, entry.output, toml, entry.how, {}, entry.folder, entry.resumes, entry.id
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def after_failure(go_on: bool) -> None:
         queue.go_on = go_on
 
 
-def state_of(entry: Entry) -> tuple[str, str]:
+def state_of(entry: QueueEntry) -> tuple[str, str]:
     """How an entry stands, "waiting" or a run's state, and why it failed."""
     if entry.run:
         try:
@@ -211,7 +211,7 @@ def state_of(entry: Entry) -> tuple[str, str]:
     return entry.ended or "waiting", entry.error
 
 
-def told(entry: Entry) -> str:
+def queued_sentence(entry: QueueEntry) -> str:
     """What became of an entry that was just added, in a sentence."""
     queue = read()
     before = [e for e in queue.waiting if e.added < entry.added]
@@ -230,7 +230,7 @@ def work() -> None:
         start.detached(RUNNER, place() / "worker.txt", os.environ, str(ROOT))
 
 
-def forget(entry: Entry) -> None:
+def forget(entry: QueueEntry) -> None:
     """Remove an entry's config."""
     _toml(entry).unlink(missing_ok=True)
 
@@ -246,5 +246,5 @@ def _forget_old(queue: Queue) -> None:
         forget(entry)
 
 
-def _toml(entry: Entry) -> Path:
+def _toml(entry: QueueEntry) -> Path:
     return place() / f"{entry.id}.toml"

@@ -20,7 +20,7 @@ TOLD = 5000  # events of a kind that are kept
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run as it stands now."""
 
     folder: Path
@@ -52,28 +52,28 @@ class Run:
         return self.facts.get("error")
 
 
-def runs() -> list[Run]:
+def runs() -> list[RecordedRun]:
     """Every run of this user, the newest first."""
     found = [at(folder) for folder in registry.folders().values()]
     return sorted(found, key=lambda run: run.facts.get("started", 0), reverse=True)
 
 
-def run(run_id: str) -> Run:
+def run(run_id: str) -> RecordedRun:
     """One run by its id. Raises KeyError when there is none."""
     return at(registry.folder(run_id))
 
 
-def active() -> Run | None:
+def active() -> RecordedRun | None:
     """The newest run that still works, if any."""
     return next((found for found in runs() if found.active), None)
 
 
-def at(folder: Path) -> Run:
+def at(folder: Path) -> RecordedRun:
     """The run in this folder. A run whose process is gone is told so, and its file is put right."""
     path = os.path.join(folder, layout.RUN)  # quicker than folder / layout.RUN, and asked for every run every second
     facts = _loaded(path, _changed(path)) or registry.working(folder.name)
     if facts.get("state") not in layout.ACTIVE:
-        return Run(folder, facts)
+        return RecordedRun(folder, facts)
     if ended := _how_it_ended(folder, facts):
         # The trainer may have written its last word between our look at the file and our look at the process.
         facts = layout.load(Path(path))
@@ -82,7 +82,7 @@ def at(folder: Path) -> Run:
             layout.store(Path(path), facts)
     elif layout.stop_asked(folder):
         facts = {**facts, "state": "stopping"}
-    return Run(folder, facts)
+    return RecordedRun(folder, facts)
 
 
 def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None] | None:
@@ -149,7 +149,7 @@ def events(folder: Path, since: int = 0) -> tuple[list[dict[str, Any]], int]:
     return found, since + len(whole)
 
 
-class Progress:
+class RunProgress:
     """All that a run has said so far, folded into what a panel shows. `update` reads only what is new."""
 
     def __init__(self, folder: Path, line: Curve | None = None) -> None:
@@ -165,7 +165,7 @@ class Progress:
         """Step, loss and smoothed loss, those of the runs that this one goes on with in front."""
         return self.line.points
 
-    def update(self) -> "Progress":
+    def update(self) -> "RunProgress":
         """Read on. Safe to call from several threads."""
         with self._lock:
             found, self.offset = events(self.folder, self.offset)
@@ -186,13 +186,13 @@ class Progress:
 
 
 @lru_cache(maxsize=16)
-def progress(folder: Path) -> Progress:
+def progress(folder: Path) -> RunProgress:
     """The one Progress of a folder, so that every reader of this process shares what was already read."""
     before = lineage.earlier(folder)
     if before is None:
-        return Progress(folder)
+        return RunProgress(folder)
     place, at = before
-    return Progress(folder, Curve(progress(place).update().line, at))
+    return RunProgress(folder, Curve(progress(place).update().line, at))
 
 
 def _changed(path: str) -> tuple[int, int]:

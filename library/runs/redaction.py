@@ -38,7 +38,7 @@ PATH = re.compile(
 
 
 @dataclass(frozen=True)
-class Scrubber:
+class Redactor:
     """Knows what is private about one run."""
 
     secrets: Secrets
@@ -70,7 +70,7 @@ class Scrubber:
         return f"{line[: found.start()]}<path>" if found else line
 
 
-def of(run: reader.Run) -> Scrubber:
+def redactor_for(run: reader.RecordedRun) -> Redactor:
     """What is private about this run: its own texts, its data set's, and this user's."""
     config = run.facts.get("config") or {}
     private = {value: f"<{name}>" for name, value in _texts(config) if name not in WORDS}
@@ -91,7 +91,7 @@ def of(run: reader.Run) -> Scrubber:
             quoted.add(str(event.get("prompt") or ""))
     quoted = {words for words in quoted if len(words) > SHORT}
     longest = sorted(((n, shown) for n, shown in private.items() if len(n) >= SHORT), key=lambda pair: -len(pair[0]))
-    return Scrubber(Secrets({**config, **keys.kept()}), tuple(longest), frozenset(quoted))
+    return Redactor(Secrets({**config, **keys.kept()}), tuple(longest), frozenset(quoted))
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from library.runs import layout, reader
 from library.runs.lineage import step_of
 
 
-def newest_state(run: reader.Run) -> Path | None:
+def newest_state(run: reader.RecordedRun) -> Path | None:
     """The state folder with the most steps that this run has saved, else the one it started from; None: neither."""
     saved = reader.progress(run.folder).update().told.get("saved", ())
     found = [Path(str(event.get("file") or "")) for event in saved]
@@ -21,25 +21,25 @@ def newest_state(run: reader.Run) -> Path | None:
     return Path(given) if given and step_of(Path(given)) is not None else None
 
 
-def settings(run: reader.Run) -> dict[str, Any]:
+def settings(run: reader.RecordedRun) -> dict[str, Any]:
     """What differed from the defaults in a run, by section."""
     found = run.facts.get("config")
     return {name: values for name, values in (found or {}).items() if isinstance(values, dict)}
 
 
-def is_wanted(run: reader.Run, others: Iterable[reader.Run]) -> bool:
+def is_wanted(run: reader.RecordedRun, others: Iterable[reader.RecordedRun]) -> bool:
     """Whether a run has something left to do that no other run has taken over."""
     left = run.state in ("interrupted", "stopped", "failed") and not run.active
     return left and not any(other.facts.get("resumes") == run.id for other in others)
 
 
-def launch_options(run: reader.Run) -> dict[str, Any]:
+def launch_options(run: reader.RecordedRun) -> dict[str, Any]:
     """How a run was launched, as far as that is known."""
     found = run.facts.get("launch")
     return found if isinstance(found, dict) else {}
 
 
-def toml(run: reader.Run) -> str:
+def toml(run: reader.RecordedRun) -> str:
     """The config file of a run that the page started, "" for others."""
     try:
         return (run.folder / layout.TOML).read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def toml(run: reader.Run) -> str:
         return ""
 
 
-def problems(run: reader.Run) -> Iterator[str]:
+def problems(run: reader.RecordedRun) -> Iterator[str]:
     """What stands in the way of going on."""
     if run.active:
         yield f"{run.id} is still {run.state}: stop it first."
@@ -55,7 +55,7 @@ def problems(run: reader.Run) -> Iterator[str]:
         yield f"{run.id} does not say which script it ran: start it again from its config."
 
 
-def check(run: reader.Run) -> None:
+def check(run: reader.RecordedRun) -> None:
     """Raise ConfigError when a run cannot be gone on with."""
     if found := list(problems(run)):
         raise ConfigError("\n".join(found))

@@ -17,7 +17,7 @@ from library.runs import gpu_slots, keys, layout, process, reader, registry
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training that can be started: what the launcher has to know of a config, without the config's class."""
 
     script: str
@@ -32,14 +32,14 @@ class Job:
     queued: str = ""  # the entry of the queue that it comes from
 
 
-def job(config: Any, **how: Any) -> Job:
+def job(config: Any, **how: Any) -> TrainingJob:
     """The job of a config; see `launch`. Raises ConfigError for launch options that do not go together."""
     launch_options(how)
     secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
     output = Path(config.save.output_dir).absolute()
     kept = {name: value for name, value in how.items() if value is not None}
     name = config.save.output_name or config.script
-    return Job(config.script, config.title, name, str(output), to_toml(config), kept, secrets, str(Path.cwd()))
+    return TrainingJob(config.script, config.title, name, str(output), to_toml(config), kept, secrets, str(Path.cwd()))
 
 
 def launch(config: Any, **how: Any) -> str:
@@ -51,7 +51,7 @@ def launch(config: Any, **how: Any) -> str:
     return begin(job(config, **how))
 
 
-def begin(asked: Job) -> str:
+def begin(asked: TrainingJob) -> str:
     """Start a job on lanes that are free; the run's id. Raises ConfigError when there are none, or it cannot begin."""
     with gpu_slots.choosing():
         active = [run for run in reader.runs() if run.active and run.is_here]
@@ -92,7 +92,7 @@ def _secret(config: Any, name: str) -> str | None:
     return getattr(getattr(config, known[name].section), name) if name in known else None
 
 
-def _prepare(asked: Job, own: Sequence[str]) -> Path:
+def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
     folder = Path(asked.output) / "runs" / layout.new_id(asked.name)
     try:
         folder.mkdir(parents=True)

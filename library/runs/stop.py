@@ -46,7 +46,7 @@ def wish(run_id: str, what: str) -> None:
         write_atomic(layout.wish_file(found.folder, what), "")
 
 
-def lost_now(run: reader.Run) -> tuple[str, float]:
+def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
     """What "now" would throw away, and how many seconds of work that is.
 
     "start": loading, caching and compiling, as no step is done; "step": the batches of an unfinished step; "look":
@@ -64,7 +64,7 @@ def lost_now(run: reader.Run) -> tuple[str, float]:
     return ("step", max(0.0, now - said)) if collects and not phase else ("", 0.0)
 
 
-def lost_by_kill(run: reader.Run) -> tuple[int | None, float]:
+def lost_by_kill(run: reader.RecordedRun) -> tuple[int | None, float]:
     """After which step the newest state was saved, None where there is none, and the seconds of work since then."""
     events = reader.progress(run.folder).update().told.get("saved", ())
     saved = [(event.get("t", 0.0), step_of(Path(str(event.get("file") or "")))) for event in events]
@@ -72,7 +72,7 @@ def lost_by_kill(run: reader.Run) -> tuple[int | None, float]:
     return step, max(0.0, time.time() - (when or run.facts.get("started", time.time())))
 
 
-def hangs(run: reader.Run) -> bool:
+def hangs(run: reader.RecordedRun) -> bool:
     """Whether a run that was asked to end now has shown no sign of work for long; what it writes is such a sign."""
     if not run.active or layout.stop_asked(run.folder) not in ("now", "kill"):
         return False
@@ -82,7 +82,7 @@ def hangs(run: reader.Run) -> bool:
     return time.time() - max(_signs(run, told)) > patience
 
 
-def _signs(run: reader.Run, told: reader.Progress) -> Iterator[float]:
+def _signs(run: reader.RecordedRun, told: reader.RunProgress) -> Iterator[float]:
     """When it was asked, when it said something, and when it wrote into what it is saving."""
     yield 0.0
     yield from (t for part in (told.last, told.phase or {}) if isinstance(t := part.get("t"), int | float))
@@ -102,7 +102,7 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _end(found: reader.Run) -> None:
+def _end(found: reader.RecordedRun) -> None:
     known = (layout.load(found.folder / layout.LAUNCHER), found.facts)
     if not process.kill([p for p in map(process.find, known) if p is not None]):
         return  # the system does not let it go yet: it is shown as stopping until it has ended

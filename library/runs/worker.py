@@ -44,7 +44,7 @@ def round_() -> bool:
         return True
 
 
-def note(found: queue.Queue, entry: queue.Entry) -> None:
+def note(found: queue.Queue, entry: queue.QueueEntry) -> None:
     """Write down how a training ended, and pause after a failure where that is wanted."""
     if not entry.run or entry.ended:
         return
@@ -55,7 +55,7 @@ def note(found: queue.Queue, entry: queue.Entry) -> None:
     after(found, entry)
 
 
-def after(found: queue.Queue, entry: queue.Entry) -> None:
+def after(found: queue.Queue, entry: queue.QueueEntry) -> None:
     """A training of the queue has ended."""
     if entry.ended in ("failed", "interrupted") and not found.go_on:
         found.paused = f"{entry.name} {'has failed' if entry.ended == 'failed' else 'was interrupted'}."
@@ -84,7 +84,7 @@ def start_next(found: queue.Queue) -> None:
             after(found, entry)
 
 
-def _left(entry: queue.Entry, free: list[str]) -> list[str]:
+def _left(entry: queue.QueueEntry, free: list[str]) -> list[str]:
     """What those behind an entry may have, which waits for lanes itself."""
     asked = str(entry.how.get("gpu_ids") or "").replace(" ", "").split(",")
     if entry.how.get("cpu"):

@@ -30,7 +30,7 @@ OTHER_KINDS = {
 
 
 @dataclass(frozen=True)
-class Adapter:
+class AdapterFactors:
     """One module's change of its weight: alpha / rank * up @ down. Tensors are as the file has them."""
 
     down: Tensor  # [rank, in] or [rank, in, k, k]
@@ -61,19 +61,19 @@ class Adapter:
         up, down = self.factors()
         return up @ down
 
-    def like(self, up: Tensor, down: Tensor, alpha: float | None = None) -> "Adapter":
+    def like(self, up: Tensor, down: Tensor, alpha: float | None = None) -> "AdapterFactors":
         """An adapter of this kind of layer from matrices [out, r] and [r, in * k * k]."""
         rank = down.shape[0]
         up = up.reshape(up.shape[0], rank, *(1 for _ in self.up.shape[2:]))
         value = torch.tensor(float(rank) if alpha is None else alpha)
-        return Adapter(down.reshape(rank, *self.down.shape[1:]).contiguous(), up.contiguous(), value)
+        return AdapterFactors(down.reshape(rank, *self.down.shape[1:]).contiguous(), up.contiguous(), value)
 
-    def to(self, dtype: torch.dtype | None) -> "Adapter":
+    def to(self, dtype: torch.dtype | None) -> "AdapterFactors":
         """The same in another type, alpha as well; None changes nothing."""
         if dtype is None:
             return self
         tensors = [None if t is None else storage.cast("the LoRA", t, dtype) for t in (self.down, self.up, self.alpha)]
-        return Adapter(*tensors)
+        return AdapterFactors(*tensors)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Lora:
     """A whole file."""
 
     family: str
-    adapters: dict[Module, Adapter]
+    adapters: dict[Module, AdapterFactors]
     metadata: Metadata = field(default_factory=dict)
     style: str = "kohya"
 
@@ -140,13 +140,13 @@ def style_of(found: Iterable[str]) -> str:
     return "comfy" if first.startswith(("diffusion_model.", "text_encoders.")) else "diffusers"
 
 
-def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, Adapter]:
+def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, AdapterFactors]:
     """Adapters by module; pieces of FLUX's fused layers are put together exactly."""
-    adapters: dict[Module, Adapter] = {}
-    apart: dict[Module, list[Adapter | None]] = {}
+    adapters: dict[Module, AdapterFactors] = {}
+    apart: dict[Module, list[AdapterFactors | None]] = {}
     for name, parts in found.items():
         part, path = names.parsed(name, family)
-        adapter, (path, i, count) = Adapter(parts[DOWN], parts[UP], parts.get(ALPHA)), (path, 0, 1)
+        adapter, (path, i, count) = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA)), (path, 0, 1)
         if family == "flux" and part == "denoiser":
             was, (path, i, count) = path, names.whole(path)
             if path == SWAPPED and was != path:
@@ -158,12 +158,12 @@ def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Mo
     return adapters | {module: joined(parts) for module, parts in apart.items()}
 
 
-def swapped(adapter: Adapter) -> Adapter:
+def swapped(adapter: AdapterFactors) -> AdapterFactors:
     """FLUX's last modulation: diffusers keeps the halves of its rows the other way round."""
-    return Adapter(adapter.down, torch.cat(adapter.up.chunk(2)[::-1]), adapter.alpha)
+    return AdapterFactors(adapter.down, torch.cat(adapter.up.chunk(2)[::-1]), adapter.alpha)
 
 
-def joined(parts: list[Adapter | None]) -> Adapter:
+def joined(parts: list[AdapterFactors | None]) -> AdapterFactors:
     """Adapters of query, key, value (and MLP) as one of the fused layer: the same product.
 
     With one `down` for all it is kept; otherwise `down` is stacked and `up` block-diagonal, and the rank is the sum.
@@ -173,7 +173,7 @@ def joined(parts: list[Adapter | None]) -> Adapter:
     rows = [width * (MLP if i == 3 else 1) if p is None else p.up.shape[0] for i, p in enumerate(parts)]
     same = all(torch.equal(p.down, first.down) and p.strength == first.strength for p in present)
     if same and len(present) == len(parts):
-        return Adapter(first.down, torch.cat([p.up for p in present]), first.alpha)
+        return AdapterFactors(first.down, torch.cat([p.up for p in present]), first.alpha)
     # One strength has to do for all; where they differ they go into the matrices.
     differ = len({p.strength for p in present}) > 1
     ups = [p.factors()[0] if differ else p.up for p in present]
@@ -185,14 +185,14 @@ def joined(parts: list[Adapter | None]) -> Adapter:
             column += part.rank
         row += size
     alpha = None if differ or first.alpha is None else torch.tensor(first.strength * up.shape[1])
-    return Adapter(torch.cat([p.down for p in present]), up, alpha)
+    return AdapterFactors(torch.cat([p.down for p in present]), up, alpha)
 
 
 def _width(dtype: torch.dtype) -> int:
     return dtype.itemsize
 
 
-def taken_apart(adapter: Adapter, count: int) -> list[Adapter | None]:
+def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | None]:
     """The other way: the pieces of a fused layer's adapter, with the strength of the whole; None for one that has none.
 
     A block-diagonal `up` gives each piece its own ranks; otherwise all share `down`.
@@ -205,13 +205,13 @@ def taken_apart(adapter: Adapter, count: int) -> list[Adapter | None]:
     ranks = _ranks([block.ne(0).any(0) for block in blocks])
     if ranks is None:
         alpha = adapter.alpha
-        return [Adapter(adapter.down, block, alpha) for block in blocks]
-    out: list[Adapter | None] = []
+        return [AdapterFactors(adapter.down, block, alpha) for block in blocks]
+    out: list[AdapterFactors | None] = []
     at = 0
     for block, rank in zip(blocks, ranks, strict=True):
         up, down = block[:, at : at + rank].contiguous(), adapter.down[at : at + rank]
         alpha = None if adapter.alpha is None else torch.tensor(adapter.strength * rank)
-        out.append(Adapter(down, up, alpha) if rank else None)
+        out.append(AdapterFactors(down, up, alpha) if rank else None)
         at += rank
     return out
 
@@ -250,7 +250,7 @@ def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
     return {name: tensor.contiguous() for name, tensor in out.items()}, extra
 
 
-def _spelled(family: str, module: Module, adapter: Adapter, style: str) -> list[tuple[str, Adapter]]:
+def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -> list[tuple[str, AdapterFactors]]:
     if style != "diffusers" or family != "flux" or module.part != "denoiser":
         return [(names.spelled(module, family, style), adapter)]
     made_of, prefix = names.pieces(module), names.PREFIXES[family][style]["denoiser"]
@@ -260,13 +260,13 @@ def _spelled(family: str, module: Module, adapter: Adapter, style: str) -> list[
     return [(prefix + name, part) for name, part in zip(made_of, parts, strict=True) if part is not None]
 
 
-def _folded(adapter: Adapter) -> Adapter:
+def _folded(adapter: AdapterFactors) -> AdapterFactors:
     """The strength inside `up`: exact where its type can hold that, else in float32."""
     if adapter.strength == 1.0:
-        return Adapter(adapter.down, adapter.up)
+        return AdapterFactors(adapter.down, adapter.up)
     exact = adapter.up.double() * adapter.strength
     fits = torch.equal(exact.to(adapter.up.dtype).double(), exact)
-    return Adapter(adapter.down, exact.to(adapter.up.dtype if fits else torch.float32))
+    return AdapterFactors(adapter.down, exact.to(adapter.up.dtype if fits else torch.float32))
 
 
 def _record(lora: Lora) -> str:
@@ -281,7 +281,7 @@ def _record(lora: Lora) -> str:
     return json.dumps({"*": json.loads(common), **others})
 
 
-def _unfolded(module: Module, adapter: Adapter, recorded: Mapping[str, Any]) -> Adapter:
+def _unfolded(module: Module, adapter: AdapterFactors, recorded: Mapping[str, Any]) -> AdapterFactors:
     about = recorded.get(module.kohya, recorded.get("*"))
     if about is None:
         return adapter
@@ -290,7 +290,7 @@ def _unfolded(module: Module, adapter: Adapter, recorded: Mapping[str, Any]) -> 
     strength = float(alpha) / adapter.rank
     if not strength:
         return adapter
-    return Adapter(adapter.down, (adapter.up.double() / strength).to(storage.CODES[up_code]), alpha)
+    return AdapterFactors(adapter.down, (adapter.up.double() / strength).to(storage.CODES[up_code]), alpha)
 
 
 def add_alphas(found: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from library.config.schema import ConfigError
 from library.tools import storage, writing
-from library.tools.adapters import Adapter, Lora
-from library.tools.models import Model
+from library.tools.adapters import AdapterFactors, Lora
+from library.tools.models import ModelFile
 from library.tools.names import Module
 from library.tools.storage import Report, silent
 
@@ -17,7 +17,7 @@ OVERSAMPLED = 16  # further directions that the quick decomposition looks at
 
 
 @dataclass(frozen=True)
-class Choices:
+class ExtractOptions:
     """How much of the difference is kept."""
 
     rank: int = 16
@@ -56,7 +56,7 @@ def extract(
     base: str | Path,
     out: str | Path,
     *,
-    choices: Choices | None = None,
+    choices: ExtractOptions | None = None,
     dtype: str | None = None,
     report: Report = silent,
 ) -> Extracted:
@@ -65,8 +65,8 @@ def extract(
     Differences are made in float32; only one module is in memory at a time. Matrices much larger than the rank are
     decomposed by random projection with `iterations` power steps. Raises ConfigError when the two do not fit.
     """
-    choices, out = choices or Choices(), storage.fresh(out, tuned, base)
-    new, old, kind = Model(tuned), Model(base), storage.dtype_of(dtype)
+    choices, out = choices or ExtractOptions(), storage.fresh(out, tuned, base)
+    new, old, kind = ModelFile(tuned), ModelFile(base), storage.dtype_of(dtype)
     if new.family != old.family:
         raise ConfigError(f"{tuned} and {base} are models of different families")
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
@@ -87,7 +87,7 @@ def extract(
     return Extracted(out, len(made), same, left_out)
 
 
-def difference(new: Model, old: Model, module: Module) -> Tensor:
+def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
     """The change of one weight in float32, in its own shape. ConfigError when sizes differ or it holds no numbers."""
     sides = []
     for model in (new, old):
@@ -101,7 +101,7 @@ def difference(new: Model, old: Model, module: Module) -> Tensor:
     return change
 
 
-def nearest(change: Tensor, choices: Choices) -> Adapter:
+def nearest(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
     """The adapter of limited rank that comes nearest to a change, clamped as the choices say."""
     large = change.ndim == 4 and change.shape[2:] != (1, 1)
     matrix = change.flatten(1).to(choices.device)
@@ -114,7 +114,9 @@ def nearest(change: Tensor, choices: Choices) -> Adapter:
         limit = float(values.kthvalue(place).values)
         up, down = up.clamp(-limit, limit), down.clamp(-limit, limit)
     up = up.reshape(len(up), rank, *(1 for _ in change.shape[2:]))
-    return Adapter(down.reshape(rank, *change.shape[1:]).contiguous(), up.contiguous(), torch.tensor(float(rank)))
+    return AdapterFactors(
+        down.reshape(rank, *change.shape[1:]).contiguous(), up.contiguous(), torch.tensor(float(rank))
+    )
 
 
 def _decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +130,7 @@ def _decomposed(matrix: Tensor, rank: int, iterations: int) -> tuple[Tensor, Ten
     return u, s, v.T
 
 
-def _alike(new: Model, old: Model, modules: list[Module], least: float, report: Report) -> set[str]:
+def _alike(new: ModelFile, old: ModelFile, modules: list[Module], least: float, report: Report) -> set[str]:
     """Text encoders of which no value differs by more than `least`."""
     parts = {module.part for module in modules} - {"denoiser"}
     for part in sorted(parts):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from library.config.schema import ConfigError
 from library.tools import adapters, storage, writing
-from library.tools.adapters import Adapter, Lora
-from library.tools.models import Model, Place, delta_shape
+from library.tools.adapters import AdapterFactors, Lora
+from library.tools.models import ModelFile, WeightSlice, delta_shape
 from library.tools.names import Module
 from library.tools.storage import Planned, Report, silent
 
@@ -37,9 +37,9 @@ def merge(
     stored in. The file is read and written tensor by tensor. Raises ConfigError when a LoRA is of another family, or
     has modules that the model has not or in other sizes.
     """
-    out, model, kind = storage.fresh(out, base, *(path for path, _ in loras)), Model(base), storage.dtype_of(dtype)
+    out, model, kind = storage.fresh(out, base, *(path for path, _ in loras)), ModelFile(base), storage.dtype_of(dtype)
     given = _read(loras, report)
-    wanted: dict[str, list[tuple[Place, Adapter, float]]] = {}
+    wanted: dict[str, list[tuple[WeightSlice, AdapterFactors, float]]] = {}
     left_out: list[str] = []
     for (path, _), (lora, weight) in zip(loras, given, strict=True):
         if lora.family != model.family:
@@ -56,7 +56,7 @@ def merge(
     for key, changes in wanted.items():
         about = tensors[key]
         tensors[key] = Planned(about.dtype, about.shape, partial(_sum, model, key, changes))
-    storage.Plan(tensors, _metadata(base, loras, out)).write(out, report)
+    storage.FilePlan(tensors, _metadata(base, loras, out)).write(out, report)
     return Merged(out, sum(len(changes) for changes in wanted.values()), sorted(set(left_out)))
 
 
@@ -86,7 +86,7 @@ def join(
             raise ConfigError(f"{path} is a LoRA of {_name(lora)}, and {loras[0][0]} is of another family")
     modules = sorted({module for lora, _ in given for module in lora.adapters})
     kind = max((lora.dtype for lora, _ in given), key=lambda kind: (kind.itemsize, str(kind)))
-    made: dict[Module, Adapter] = {}
+    made: dict[Module, AdapterFactors] = {}
     for i, module in enumerate(modules):
         report("merging", i, len(modules))
         parts = [(lora.adapters[module], weight) for lora, weight in given if module in lora.adapters]
@@ -110,7 +110,7 @@ def _read(loras: Weighted, report: Report) -> list[tuple[Lora, float]]:
     return given
 
 
-def _fitting(model: Model, module: Module, adapter: Adapter, path: str | Path) -> Place | None:
+def _fitting(model: ModelFile, module: Module, adapter: AdapterFactors, path: str | Path) -> WeightSlice | None:
     """Where an adapter goes; None when it is of a text encoder that this file does not hold."""
     shape, rows, columns = model.size(module), adapter.up.shape[0], adapter.down[0].numel()
     if shape is None:
@@ -124,7 +124,7 @@ def _fitting(model: Model, module: Module, adapter: Adapter, path: str | Path) -
     return model.place(module)
 
 
-def _sum(model: Model, key: str, changes: list[tuple[Place, Adapter, float]]) -> Tensor:
+def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, AdapterFactors, float]]) -> Tensor:
     tensor = model.tensor(key).to(torch.float32, copy=True)
     for place, adapter, weight in changes:
         rows = place.of(tensor)  # a view
@@ -139,7 +139,7 @@ def _sum(model: Model, key: str, changes: list[tuple[Place, Adapter, float]]) ->
     return tensor
 
 
-def _joined(module: Module, parts: list[tuple[Adapter, float]], rank: int | None) -> Adapter:
+def _joined(module: Module, parts: list[tuple[AdapterFactors, float]], rank: int | None) -> AdapterFactors:
     first = parts[0][0]
     sizes = {(a.up.shape[0], *a.down.shape[1:]) for a, _ in parts}
     if len(sizes) > 1:

@@ -26,7 +26,7 @@ BLOCKS = ("input_blocks.", "middle_block.", "output_blocks.")
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightSlice:
     """Where a module's weight is: a tensor, or one of `parts` equal row blocks of it."""
 
     key: str
@@ -38,7 +38,7 @@ class Place:
         return tensor.chunk(self.parts)[self.part] if self.parts > 1 else tensor
 
 
-class Model:
+class ModelFile:
     """An SDXL single file, or a FLUX.1 transformer (single file, fp8 as well, or diffusers' layout)."""
 
     def __init__(self, path: str | Path) -> None:
@@ -90,14 +90,14 @@ class Model:
         own = self.dtype(key)
         return Planned(dtype if dtype and own.is_floating_point else own, self.shapes[key], lambda: self.tensor(key))
 
-    def place(self, module: Module) -> Place | None:
+    def place(self, module: Module) -> WeightSlice | None:
         """Where a module is, or None when this file has none such."""
         place = self._place(module)
         return place if place and place.key in self.shapes else None
 
-    def _place(self, module: Module) -> Place | None:
+    def _place(self, module: Module) -> WeightSlice | None:
         if self.family == "flux":
-            return Place(f"{self.prefix}{module.path}.weight") if module.part == "denoiser" else None
+            return WeightSlice(f"{self.prefix}{module.path}.weight") if module.part == "denoiser" else None
         if module.part not in ("denoiser", "clip_l", "clip_g"):
             return None
         prefix, path = sdxl.PREFIXES[module.part], module.path
@@ -105,9 +105,9 @@ class Model:
             layer, _, last = path.rpartition(".self_attn.")
             if layer and last in STACKED:
                 layer = layer.replace("text_model.encoder.layers.", "transformer.resblocks.")
-                return Place(f"{prefix}{layer}.attn.in_proj_weight", STACKED[last], 3)
+                return WeightSlice(f"{prefix}{layer}.attn.in_proj_weight", STACKED[last], 3)
             path = renamed(path, self._clip_g)
-        return Place(f"{prefix}{path}.weight")
+        return WeightSlice(f"{prefix}{path}.weight")
 
     @functools.cached_property
     def _clip_g(self) -> dict[str, str]:

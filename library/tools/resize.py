@@ -9,7 +9,7 @@ from torch import Tensor
 
 from library.config.schema import ConfigError
 from library.tools import adapters, storage, writing
-from library.tools.adapters import Adapter, Lora
+from library.tools.adapters import AdapterFactors, Lora
 from library.tools.storage import Report, silent
 
 LEAST = 1e-6  # a module whose largest singular value is below this is nothing, and gets rank 1
@@ -37,7 +37,7 @@ METHODS: dict[str, Callable[[Tensor, float], int]] = {
 
 
 @dataclass(frozen=True)
-class Choices:
+class ResizeOptions:
     """How much is kept. Dynamic methods choose each module's rank, up to `rank`, by their parameter."""
 
     rank: int
@@ -63,7 +63,7 @@ class Choices:
         if method != "sv_ratio" and not 0 < parameter <= 1:
             raise ConfigError(f"parameter is {parameter:g}: {method} takes the share to keep, above 0 and at most 1")
 
-    def limit(self, adapter: Adapter) -> int:
+    def limit(self, adapter: AdapterFactors) -> int:
         """The rank that a module may have."""
         return (self.conv_rank or self.rank) if adapter.is_large_conv else self.rank
 
@@ -78,7 +78,7 @@ class Resized:
 
 
 def resize(
-    lora: str | Path, out: str | Path, *, choices: Choices, dtype: str | None = None, report: Report = silent
+    lora: str | Path, out: str | Path, *, choices: ResizeOptions, dtype: str | None = None, report: Report = silent
 ) -> Resized:
     """Write a LoRA with smaller ranks.
 
@@ -102,7 +102,7 @@ def resize(
     return Resized(out, ranks, kept)
 
 
-def cut(adapter: Adapter, choices: Choices) -> tuple[Adapter, float]:
+def cut(adapter: AdapterFactors, choices: ResizeOptions) -> tuple[AdapterFactors, float]:
     """One module with fewer ranks, and the share of its norm that is kept. No rank is ever more than the old one."""
     u, s, v = writing.cut(adapter.up.float().flatten(1), adapter.down.float().flatten(1))
     if float(s[0]) <= LEAST:
@@ -113,7 +113,7 @@ def cut(adapter: Adapter, choices: Choices) -> tuple[Adapter, float]:
     return adapter.like(u[:, :rank] * s[:rank], v[:rank], adapter.strength * rank), share
 
 
-def _said(choices: Choices, old: int) -> str:
+def _said(choices: ResizeOptions, old: int) -> str:
     if choices.method != "fixed":
         return f"Dynamic resize with {choices.method}: {choices.parameter:g} from {old}"
     conv = f" (conv: {choices.conv_rank})" if choices.conv_rank not in (None, choices.rank) else ""

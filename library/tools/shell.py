@@ -72,7 +72,9 @@ def extract(asked: argparse.Namespace) -> int:
     """A LoRA from the difference of two checkpoints."""
     from library.tools import extract as tool
 
-    choices = tool.Choices(**{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.Choices)})
+    choices = tool.ExtractOptions(
+        **{field.name: getattr(asked, field.name) for field in dataclasses.fields(tool.ExtractOptions)}
+    )
     done = tool.extract(asked.tuned, asked.base, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
     print(f"{done.path}: {done.modules} modules; {done.same} do not differ and were left out")
     for part in done.left_out:
@@ -84,7 +86,7 @@ def resize(asked: argparse.Namespace) -> int:
     """A LoRA with smaller ranks."""
     from library.tools import resize as tool
 
-    choices = tool.Choices(asked.rank, asked.conv_rank, asked.method, asked.parameter)
+    choices = tool.ResizeOptions(asked.rank, asked.conv_rank, asked.method, asked.parameter)
     done = tool.resize(asked.lora, asked.out, choices=choices, dtype=asked.dtype, report=asked.report)
     for name, (before, after) in done.ranks.items() if asked.verbose else ():
         print(f"  {name}: {before} -> {after}")

@@ -152,7 +152,7 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return stored
 
 
-class Plan:
+class FilePlan:
     """A file before a byte of it is written. Wide types come first, so that all are aligned."""
 
     def __init__(self, tensors: Mapping[str, Planned], metadata: Mapping[str, str]) -> None:

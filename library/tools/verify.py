@@ -10,8 +10,8 @@ from torch import Tensor
 
 from library.config.schema import ConfigError
 from library.tools import adapters, names, storage
-from library.tools.adapters import Adapter
-from library.tools.models import Model
+from library.tools.adapters import AdapterFactors
+from library.tools.models import ModelFile
 from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import Report, silent
 
@@ -20,7 +20,7 @@ MEDIAN_FACTOR = 100.0  # a module whose change is so many times the usual one is
 
 
 @dataclass(frozen=True)
-class Row:
+class ModuleReport:
     """One module."""
 
     module: str
@@ -41,7 +41,7 @@ class Findings:
     style: str = ""
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    modules: list[Row] = field(default_factory=list)
+    modules: list[ModuleReport] = field(default_factory=list)
     checked_against: str = ""
 
     @property
@@ -55,7 +55,7 @@ def verify(lora: str | Path, base: str | Path | None = None, *, report: Report =
 
     What is wrong with the LoRA is in the answer. Raises ConfigError for a base model that cannot be read.
     """
-    model = Model(base) if base is not None else None
+    model = ModelFile(base) if base is not None else None
     found = Findings(str(lora), checked_against=str(base or ""))
     try:
         stored, metadata = storage.opened(lora), storage.metadata_of(lora)
@@ -118,7 +118,7 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> None:
     if broken:
         found.problems.append(f"{name} holds NaN or infinity ({', '.join(broken)})")
         return
-    adapter = Adapter(down, up, parts.get(ALPHA))
+    adapter = AdapterFactors(down, up, parts.get(ALPHA))
     alpha = float(parts[ALPHA]) if ALPHA in parts else float(adapter.rank)
     if alpha <= 0:
         found.problems.append(f"{name} has alpha {alpha:g}: it must be above 0, or the module does nothing")
@@ -127,7 +127,7 @@ def _look(found: Findings, name: str, parts: dict[str, Tensor]) -> None:
     norm = float(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
     largest = max(float(up.float().abs().max()), float(down.float().abs().max()))
     dead = not (bool(up.any()) and bool(down.any()) and norm > 0)
-    found.modules.append(Row(name, adapter.rank, alpha, adapter.strength, norm, largest, dead))
+    found.modules.append(ModuleReport(name, adapter.rank, alpha, adapter.strength, norm, largest, dead))
     if adapter.rank > min(left.shape[0], right.shape[1]):
         found.warnings.append(f"{name} has rank {adapter.rank}, more than its layer can use: resize it")
 
@@ -149,7 +149,7 @@ def _overall(found: Findings) -> None:
         found.warnings.append(f"{len(strong)} modules have an alpha above their rank: {_some(strong)}")
 
 
-def _compare(found: Findings, modules: dict[Module, Adapter], model: Model) -> None:
+def _compare(found: Findings, modules: dict[Module, AdapterFactors], model: ModelFile) -> None:
     """Every module against the model's header."""
     if model.family != found.family:
         found.problems.append(f"the LoRA is for {found.family}, and {model.path} is a model of {model.family}")
@@ -172,7 +172,7 @@ def _compare(found: Findings, modules: dict[Module, Adapter], model: Model) -> N
         found.warnings.append(f"{count} modules of {part} could not be compared: {model.path} holds no such encoder")
 
 
-def _has(model: Model, part: str) -> bool:
+def _has(model: ModelFile, part: str) -> bool:
     return any(module.part == part for module in model.modules(False))
 
 

@@ -42,7 +42,7 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
         raise ConfigError(f"{out} is not written: {broken[0]} holds NaN or infinity ({len(broken)} tensors do)")
     metadata = {key: value for key, value in lora.metadata.items() if not key.startswith("sshs_")} | extra
     metadata.setdefault("modelspec.title", Path(out).stem)
-    plan = storage.Plan(storage.planned(tensors), metadata)
+    plan = storage.FilePlan(storage.planned(tensors), metadata)
     plan.metadata |= plan.hashes()
     return plan.write(Path(out), report)
 

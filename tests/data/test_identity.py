@@ -18,14 +18,14 @@ def network(source=torch.float32, seed=0):
 
 
 def made(net, dtype):
-    return json.loads(json.dumps(identity.of(net.to(dtype))))
+    return json.loads(json.dumps(identity.fingerprint(net.to(dtype))))
 
 
 @pytest.mark.parametrize("source", TYPES)
 @pytest.mark.parametrize("first", TYPES)
 @pytest.mark.parametrize("second", TYPES)
 def test_a_network_is_the_same_in_every_precision(source, first, second):
-    now = identity.of(network(source).to(second))
+    now = identity.fingerprint(network(source).to(second))
     assert identity.same(made(network(source), first), now)
     assert not identity.same(made(network(source, seed=1), first), now)
 
@@ -36,16 +36,16 @@ def test_a_small_change_is_seen_in_one_precision_and_a_larger_one_in_two(dtype):
     with torch.no_grad():
         for p in after.parameters():
             p.mul_(1.02)
-    now = identity.of(after.to(torch.float32))
+    now = identity.fingerprint(after.to(torch.float32))
     assert not identity.same(made(before, dtype), now)
     with torch.no_grad():
         slightly = network()
         slightly[7].weight[0, 0] += 1e-6
-    assert not identity.same(made(network(), torch.float32), identity.of(slightly))
+    assert not identity.same(made(network(), torch.float32), identity.fingerprint(slightly))
 
 
 def test_caches_of_earlier_versions_and_odd_ones():
-    now = identity.of(network())
+    now = identity.fingerprint(network())
     assert identity.same(now["exact"], now) and identity.same(None, None) and identity.same("x", None)
     odd = [None, "", 3, {}, {"type": "bfloat16"}, {"type": "bfloat16", "marks": []}, {"type": [], "marks": [1]},
            {"type": "bfloat16", "marks": ["1"] * 32}, {"type": "int8", "marks": now["marks"]}]  # fmt: skip

@@ -9,7 +9,7 @@ from PIL import Image
 
 from library.config.schema import ConfigError
 from library.data import augment, pixels
-from library.data.buckets import Fit
+from library.data.buckets import BucketFit
 from tests.data import make
 
 
@@ -59,7 +59,7 @@ def test_opencv_numbers_its_interpolations_as_we_do():
 
 
 def test_views_show_the_middle_or_any_part():
-    fit = Fit((64, 64), (90, 64))
+    fit = BucketFit((64, 64), (90, 64))
     assert augment.middle(fit) == augment.View((90, 64), 13, 0, (64, 64))
     lefts = {augment.anywhere(fit, Random(seed)).left for seed in range(300)}
     assert lefts == set(range(27))
@@ -67,7 +67,7 @@ def test_views_show_the_middle_or_any_part():
 
 def test_mirroring_turns_left_to_right(tmp_path):
     picture = pixels.read(make.picture(tmp_path / "a.png", (64, 64)))
-    fit = Fit((64, 64), (64, 64))
+    fit = BucketFit((64, 64), (64, 64))
     assert np.array_equal(pixels.look(picture, augment.middle(fit, flip=True)), picture[:, ::-1])
 
 

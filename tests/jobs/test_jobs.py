@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from library.config.schema import ConfigError
 from library.runs import job as jobs
 from library.runs import layout
-from library.runs.job_work import Work, begin, joined
+from library.runs.job_work import JobRecord, begin, joined
 from library.tools.forms import FORMS
 
 MODULE = "lora_unet_input_blocks_4_1_proj_in"
@@ -134,7 +134,7 @@ def test_the_last_jobs_of_a_kind_are_kept_but_none_that_works(monkeypatch):
     monkeypatch.setattr(jobs, "KEPT", 3)
     with begin("bench") as works, begin("doctor"):
         for _ in range(5):
-            with Work("bench", jobs.new("bench")):
+            with JobRecord("bench", jobs.new("bench")):
                 pass
         kept = [job.folder for job in jobs.every("bench")]
     assert works.folder in kept and len(kept) <= 4 and len(jobs.every("doctor")) == 1

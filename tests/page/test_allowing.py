@@ -13,8 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from kohya_gui.server import allowed_folders, paths
-from kohya_gui.server.allowed_folders import Allower, Roots
-from kohya_gui.server.json_api import Sent
+from kohya_gui.server.allowed_folders import AllowedFolders, Roots
+from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.server.serving import door_of, is_private, parser
 from library.config.schema import ConfigError
 from library.runs import registry
@@ -37,7 +37,7 @@ def place(tmp_path):
 
 
 def allow(roots, folder):
-    return Allower(roots).allow(Sent({"folder": str(folder)}))
+    return AllowedFolders(roots).allow(ApiRequest({"folder": str(folder)}))
 
 
 def test_a_folder_is_asked_for_once_and_holds_at_once_and_after_a_restart(place):

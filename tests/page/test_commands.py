@@ -2,9 +2,9 @@
 
 import pytest
 
-from kohya_gui.server.json_api import Sent
+from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.tools import commands, tools
-from kohya_gui.tools.commands import Commands
+from kohya_gui.tools.commands import ToolCommands
 from library.config.schema import ConfigError
 from library.runs import job
 
@@ -17,20 +17,21 @@ def page(tmp_path, monkeypatch):
         job,
         "start",
         lambda kind, words: (
-            started.append(words) or job.Job(tmp_path / "x", {"kind": kind, "arguments": words, "state": "running"})
+            started.append(words)
+            or job.BackgroundJob(tmp_path / "x", {"kind": kind, "arguments": words, "state": "running"})
         ),
     )
     (tmp_path / "root").mkdir()
     for name in ("a", "b"):
         (tmp_path / "root" / f"{name}.safetensors").write_text("x")
     (tmp_path / "secret.safetensors").write_text("x")
-    made = Commands([(tmp_path / "root").resolve()])
+    made = ToolCommands([(tmp_path / "root").resolve()])
     made.started = started
     return made
 
 
 def begin(page, name, command="tools", **values):
-    return page.begin(Sent({"command": command, "name": name, "values": values}))
+    return page.begin(ApiRequest({"command": command, "name": name, "values": values}))
 
 
 def test_a_form_is_started_with_guarded_paths(page, tmp_path):
@@ -74,7 +75,7 @@ def test_nothing_leads_out_or_over_a_file(page, tmp_path, values, says):
 )  # fmt: skip
 def test_other_questions_are_sentences(page, fields):
     with pytest.raises(ConfigError):
-        page.begin(Sent(fields))
+        page.begin(ApiRequest(fields))
     assert page.started == []
 
 

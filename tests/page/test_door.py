@@ -13,7 +13,7 @@ import pytest
 from kohya_gui import app
 from kohya_gui.server import serving
 from kohya_gui.server.assets import FOLDER, Assets
-from kohya_gui.server.auth import Door, is_loopback, new_token
+from kohya_gui.server.auth import AuthGate, is_loopback, new_token
 from kohya_gui.server.routes import Protected, Routes, is_open
 
 
@@ -42,12 +42,12 @@ async def page(scope, receive, send):
 
 @pytest.fixture
 def door():
-    return Door(page, "127.0.0.1")
+    return AuthGate(page, "127.0.0.1")
 
 
 @pytest.fixture
 def guarded():
-    return Door(page, "0.0.0.0", "the-token", ["train.example"])
+    return AuthGate(page, "0.0.0.0", "the-token", ["train.example"])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:7860", "localhost:7860", "LOCALHOST", "[::1]:7860"])
@@ -109,7 +109,7 @@ def test_user_and_password_open_the_door_and_guessing_is_slow(monkeypatch):
         waited.append(seconds)
 
     monkeypatch.setattr("kohya_gui.server.auth.asyncio.sleep", sleep)
-    guarded = Door(page, "0.0.0.0", login="anna:long passwörd")
+    guarded = AuthGate(page, "0.0.0.0", login="anna:long passwörd")
     shown = base64.b64encode("anna:long passwörd".encode()).decode()
     assert knock(guarded, "POST", authorization=f"Basic {shown}")[0] == 200 and not waited
     for wrong in ("anna:long", "anna:", ":", "long passwörd", "\udcff"):
@@ -129,7 +129,7 @@ def test_a_ticket_opens_once(guarded):
 
 
 def test_two_pages_on_one_machine_keep_their_cookies_apart():
-    first, second = Door(page, "0.0.0.0", "the-token"), Door(page, "0.0.0.0", "another-token")
+    first, second = AuthGate(page, "0.0.0.0", "the-token"), AuthGate(page, "0.0.0.0", "another-token")
     assert first.cookie != second.cookie
     both = f"{first.cookie}=the-token; {second.cookie}=another-token"
     assert knock(first, cookie=both)[0] == knock(second, cookie=both)[0] == 200
@@ -148,7 +148,7 @@ def test_a_name_for_all_below_it_and_what_a_proxy_says():
         seen.update(scope)
         await page(scope, receive, send)
 
-    door = Door(behind, "127.0.0.1", also=["*.proxy.example"])
+    door = AuthGate(behind, "127.0.0.1", also=["*.proxy.example"])
     assert knock(door, "POST", host="pod-7860.proxy.example", origin="https://pod-7860.proxy.example")[0] == 200
     assert knock(door, host="proxy.example.evil.test")[0] == knock(door, host="evilproxy.example")[0] == 403
     for given, kept in (("evil.test", False), ("a.proxy.example", True), ("a.proxy.example, evil.test", False)):

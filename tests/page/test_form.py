@@ -6,11 +6,11 @@ from html.parser import HTMLParser
 import pytest
 
 from kohya_gui.form import presets, start_preset
-from kohya_gui.form.form import Form
+from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from library.config.schema import ConfigError, build, changed, flat, options, to_toml, values
 
-FORMS = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
 CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs]
 
 
@@ -72,12 +72,12 @@ def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_t
     """What page.js makes of a start is in test_starting.py; here, what the server makes of the fields."""
     form, start = FORMS[tab], STARTS[tab][family]
     text = PAGES[tab].send(family)
-    bare, notes = form.collect(form.hear(text))
+    bare, notes = form.collect(form.parse_submission(text))
     assert changed(bare) == {} and notes == []
-    assert set(form.hear(text).values) == set(options(form.configs[family]))  # every option has a field
+    assert set(form.parse_submission(text).values) == set(options(form.configs[family]))  # every option has a field
     begun = json.loads(text)
     begun["values"] |= start["values"]
-    config, notes = form.collect(form.hear(json.dumps(begun)))
+    config, notes = form.collect(form.parse_submission(json.dumps(begun)))
     preset = next(p for p in presets.of_kind(tab, [family]) if p.id == start["id"])
     made = flat(changed(start_preset.applied(preset, form.configs[family], {}, [])))
     assert flat(changed(config)) == {**made, "output_name": f"{family}-{tab}"} and notes == []
@@ -93,7 +93,7 @@ def test_every_option_comes_back_as_it_was_filled_in(tab, family):
         except ConfigError:
             continue  # it needs other options beside it
         filled = json.loads(form.fill(config))
-        back, _ = form.collect(form.hear(json.dumps({**filled, "launch": {}})))
+        back, _ = form.collect(form.parse_submission(json.dumps({**filled, "launch": {}})))
         assert back == config, name
         tried += changed(config) != {}
     assert tried > 0.75 * len(options(config_class))
@@ -137,12 +137,14 @@ def test_torch_compile_settings_are_in_every_tab_for_every_family(tab):
 
 def test_auto_and_zero_are_not_written():
     given = {"compile": True, "compile_dynamic": "auto", "compile_cache_size_limit": "0"}
-    config, _ = FORMS["lora"].collect(FORMS["lora"].hear(sent("flux", **given)))
+    config, _ = FORMS["lora"].collect(FORMS["lora"].parse_submission(sent("flux", **given)))
     assert to_toml(config) == "[compile]\ncompile = true\n"
 
 
 def test_a_typed_zero_survives():
-    config, _ = FORMS["lora"].collect(FORMS["lora"].hear(sent("sdxl", max_grad_norm="0", network_alpha="0")))
+    config, _ = FORMS["lora"].collect(
+        FORMS["lora"].parse_submission(sent("sdxl", max_grad_norm="0", network_alpha="0"))
+    )
     assert flat(changed(config)) == {"max_grad_norm": 0.0, "network_alpha": 0.0}
 
 
@@ -156,7 +158,7 @@ def test_a_family_shows_only_what_means_something_to_it():
 def problems(tab, text):
     form = FORMS[tab]
     with pytest.raises(ConfigError) as error:
-        form.ready(form.hear(text))
+        form.ready(form.parse_submission(text))
     return str(error.value).splitlines()
 
 
@@ -189,7 +191,7 @@ def test_launch_options_are_checked_with_the_rest():
 )  # fmt: skip
 def test_whatever_is_not_a_form_is_refused_in_words(text):
     with pytest.raises(ConfigError):
-        FORMS["lora"].hear(text)
+        FORMS["lora"].parse_submission(text)
 
 
 @pytest.mark.parametrize("value", [[], {}, [1, 2], {"a": 1}, None, 1e999, True, "\0", "9" * 5000, "<b>"])
@@ -197,7 +199,9 @@ def test_no_value_breaks_the_form(value):
     form = FORMS["lora"]
     for name in options(form.configs["flux"]):
         try:
-            config, _ = form.collect(form.hear(json.dumps({"family": "flux", "values": {name: value}, "launch": {}})))
+            config, _ = form.collect(
+                form.parse_submission(json.dumps({"family": "flux", "values": {name: value}, "launch": {}}))
+            )
         except ConfigError:
             continue
         assert values(config)[name] is not None or value in (None, [], "")

@@ -6,16 +6,16 @@ import os
 import pytest
 
 from kohya_gui.form import api, compile_summary, messages, presets, probe
-from kohya_gui.form.form import Form
+from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
-from kohya_gui.server.json_api import Sent
+from kohya_gui.server.json_api import ApiRequest
 from library.check import isolated
 from library.config.schema import ConfigError, build, values
 from library.families import config_class
 from library.runs import job, keys, layout, registry
 from library.runs.record import Record
 
-FORMS = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
 FLUX = config_class("flux_train_network")
 
 
@@ -24,11 +24,13 @@ def helper(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     for variable in keys.ENVIRONMENT.values():
         monkeypatch.delenv(variable, raising=False)
-    return api.Helper(FORMS, {tab.id: tab.adapters for tab in TABS}, [tmp_path])
+    return api.FormApi(FORMS, {tab.id: tab.adapters for tab in TABS}, [tmp_path])
 
 
 def question(tab="lora", family="sdxl", more=None, **given):
-    return Sent({"tab": tab, "sent": json.dumps({"family": family, "values": given, "launch": {}}), **(more or {})})
+    return ApiRequest(
+        {"tab": tab, "sent": json.dumps({"family": family, "values": given, "launch": {}}), **(more or {})}
+    )
 
 
 def test_mistakes_are_put_to_their_fields_and_what_sleeps_says_why(helper):
@@ -85,10 +87,10 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
     (folder / layout.TOML).write_text("[compile]\ncompile = true\n", encoding="utf-8")
     registry.add(folder)
     assert compile_summary.outlook(config) == f"2 graphs, about 72 s once, kept for next time (as in {folder.name})."
-    assert helper.ledger(Sent({})) == {"text": ""}  # nothing runs
+    assert helper.ledger(ApiRequest({})) == {"text": ""}  # nothing runs
     with Record.start({}, "flux_train_network", tmp_path / "out", "fox", "FLUX.1 LoRA") as run:
         run.event("compile", block="DoubleStreamBlock", forward=True, seconds=1.5, total=1.5, reason="", failed="")
-        assert helper.ledger(Sent({})) == {"text": "fox now: 1 graph in 2 s"}
+        assert helper.ledger(ApiRequest({})) == {"text": "fox now: 1 graph in 2 s"}
     other = build(FLUX, {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, notes=[])
     assert "3 min" in compile_summary.outlook(other)
 
@@ -111,7 +113,7 @@ def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):
 )  # fmt: skip
 def test_whatever_is_sent_is_answered_or_refused_in_words(helper, name, fields):
     try:
-        answer = helper.answers[name](Sent(fields))
+        answer = helper.answers[name](ApiRequest(fields))
     except ConfigError as refused:
         assert str(refused)
     else:
@@ -137,7 +139,7 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
     assert isolated.environment({})["HF_TOKEN"] == "hf_secret"
     monkeypatch.setenv("HF_TOKEN", "of the environment")
     assert keys.environment() == {}
-    helper.forget(Sent({"name": "huggingface_token"}))
+    helper.forget(ApiRequest({"name": "huggingface_token"}))
     assert keys.kept() == {}
 
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from kohya_gui.dataset import settings as tab
-from kohya_gui.dataset.images import Images
-from kohya_gui.server.json_api import Sent
+from kohya_gui.dataset.images import DatasetTab
+from kohya_gui.server.json_api import ApiRequest
 from library.config.schema import ConfigError
 from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
 from tests.curation.test_trash import tree
@@ -23,17 +23,17 @@ SMALL = {
 @pytest.fixture
 def images(data, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    return Images([data.parent.resolve()])
+    return DatasetTab([data.parent.resolve()])
 
 
 def ended(images, answer):
     while "work" in answer:
-        answer = images.work(Sent({"work": answer["work"]}))
+        answer = images.work(ApiRequest({"work": answer["work"]}))
     return answer
 
 
 def opened(images, folder, **more):
-    return ended(images, images.open(Sent({"folder": str(folder), "settings": SMALL, **more})))
+    return ended(images, images.open(ApiRequest({"folder": str(folder), "settings": SMALL, **more})))
 
 
 def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F811
@@ -42,35 +42,39 @@ def test_a_folder_is_opened_looked_through_and_changed(images, data):  # noqa: F
     assert found["kinds"]["broken"] == 1 and found["kinds"]["trigger"] == 7 and found["captioned"] == 5
     assert found["count"]["images"] == 8 and found["past"] == [] and found["folder"] == str(data)
     asked = {"folder": str(data), "album": found["album"]}
-    page = images.page(Sent({**asked, "show": "all", "start": 2, "count": 3, "trigger": "zorb"}))
+    page = images.page(ApiRequest({**asked, "show": "all", "start": 2, "count": 3, "trigger": "zorb"}))
     assert page["total"] == 11 and [r["name"] for r in page["rows"]] == ["10_cat/1.png", "10_cat/2.png", "10_cat/3.png"]
     assert page["rows"][0]["caption"] == "zorb, cat, red hat, 1" and page["rows"][0]["trigger"] is True
-    assert images.tags(Sent({**asked, "place": "10_cat"}))["tags"][0] == ("cat", 4)
-    stored = images.caption(Sent({**asked, "name": "10_cat/1.png", "text": "new", "expected": "zorb, cat, red hat, 1"}))
+    assert images.tags(ApiRequest({**asked, "place": "10_cat"}))["tags"][0] == ("cat", 4)
+    stored = images.caption(
+        ApiRequest({**asked, "name": "10_cat/1.png", "text": "new", "expected": "zorb, cat, red hat, 1"})
+    )
     assert stored["row"]["caption"] == "new" and len(stored["past"]) == 1
-    again = images.caption(Sent({**asked, "name": "10_cat/1.png", "text": "lost", "expected": "zorb, cat, red hat, 1"}))
+    again = images.caption(
+        ApiRequest({**asked, "name": "10_cat/1.png", "text": "lost", "expected": "zorb, cat, red hat, 1"})
+    )
     assert "changed elsewhere" in again["said"] and again["row"]["caption"] == "new"
     edit = {**asked, "action": "replace_tag", "find": "red hat", "put": "blue hat", "show": "all"}
-    assert images.edit(Sent(edit))["changes"] == 4
-    assert ended(images, images.edit(Sent({**edit, "apply": True})))["done"] == 4
-    removed = ended(images, images.remove(Sent({**asked, "names": ["10_cat/2.png"]})))
+    assert images.edit(ApiRequest(edit))["changes"] == 4
+    assert ended(images, images.edit(ApiRequest({**edit, "apply": True})))["done"] == 4
+    removed = ended(images, images.remove(ApiRequest({**asked, "names": ["10_cat/2.png"]})))
     assert removed["done"] == 1 and removed["kinds"]["all"] == 10
     renamed = ended(
-        images, images.prepare(Sent({**asked, "how": "rename", "place": "2_dog", "repeats": 5, "words": "dog"}))
+        images, images.prepare(ApiRequest({**asked, "how": "rename", "place": "2_dog", "repeats": 5, "words": "dog"}))
     )
     assert renamed["made"] == "5_dog" and [p["title"] for p in renamed["past"]][0] == "Renamed 2_dog to 5_dog"
-    doubles = ended(images, images.compare(Sent(asked)))
+    doubles = ended(images, images.compare(ApiRequest(asked)))
     assert doubles["kinds"]["double"] == 4
     for _ in range(4):
-        last = ended(images, images.undo(Sent(asked)))
+        last = ended(images, images.undo(ApiRequest(asked)))
     assert last["past"] == [] and tree(data) == start
-    assert ended(images, images.undo(Sent(asked)))["error"] == "there is nothing to take back"
+    assert ended(images, images.undo(ApiRequest(asked)))["error"] == "there is nothing to take back"
 
 
 def test_wrong_settings_are_told_in_the_trainers_words(images, data):  # noqa: F811
     for settings, says in (({"resolution": "foo"}, "resolution"), ({"train_batch_size": "0"}, "train_batch_size")):
         with pytest.raises(ConfigError, match=says):
-            images.open(Sent({"folder": str(data), "settings": settings}))
+            images.open(ApiRequest({"folder": str(data), "settings": settings}))
 
 
 def test_files_that_describe_images_lead_nowhere_else(images, data, tmp_path):  # noqa: F811
@@ -81,7 +85,7 @@ def test_files_that_describe_images_lead_nowhere_else(images, data, tmp_path):  
     (away / "sets.toml").write_text("secret = 1\n")
 
     def answer(**settings):
-        asked = Sent({"folder": str(data), "settings": {**SMALL, **settings}, "script": "flux_train"})
+        asked = ApiRequest({"folder": str(data), "settings": {**SMALL, **settings}, "script": "flux_train"})
         try:
             return ended(images, images.open(asked))
         except ConfigError as wrong:
@@ -96,11 +100,13 @@ def test_files_that_describe_images_lead_nowhere_else(images, data, tmp_path):  
     found = answer(dataset_config=str(here))
     assert found["count"]["images"] == 4 and found["places"][0]["path"] == (data / "10_cat").as_posix()
     asked = {"folder": found["folder"], "album": found["album"]}
-    row = images.page(Sent(asked))["rows"][0]
-    assert "describes" in images.caption(Sent({**asked, "name": row["name"], "text": "x", "expected": None}))["said"]
+    row = images.page(ApiRequest(asked))["rows"][0]
+    assert (
+        "describes" in images.caption(ApiRequest({**asked, "name": row["name"], "text": "x", "expected": None}))["said"]
+    )
     for change in (images.undo, images.remove, images.prepare):
         with pytest.raises(ConfigError, match="describes"):
-            change(Sent({**asked, "names": [row["name"]], "how": "gather", "words": "x"}))
+            change(ApiRequest({**asked, "names": [row["name"]], "how": "gather", "words": "x"}))
 
 
 def test_thumbnails_come_from_the_roots_only(images, data, tmp_path):  # noqa: F811
@@ -145,7 +151,7 @@ def test_nothing_that_is_sent_breaks_or_leads_out(images, data, tmp_path):  # no
             fields |= {"folder": str(secret)} if chance.random() < 0.5 else wrong_place
             fields["apply"] = False
         try:
-            answer = images.answers[question](Sent(fields))
+            answer = images.answers[question](ApiRequest(fields))
         except ConfigError as wrong:
             answer = {"error": str(wrong)}
         assert isinstance(ended(images, answer), dict)

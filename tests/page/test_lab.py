@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui.form.form import Form
+from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
-from kohya_gui.lab.lab import KINDS, Lab, advised
-from kohya_gui.server.json_api import Sent
+from kohya_gui.lab.lab import KINDS, LabTab, advised
+from kohya_gui.server.json_api import ApiRequest
 from library.bench import candidates
 from library.config.schema import ConfigError, read_toml
 from library.runs import job as jobs
@@ -33,8 +33,8 @@ def lab(pretending, tmp_path):
     import gradio as gr
 
     with gr.Blocks():
-        forms = {tab.id: Form(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
-        return Lab(forms, {tab.id: tab.title for tab in TABS}, [tmp_path])
+        forms = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
+        return LabTab(forms, {tab.id: tab.title for tab in TABS}, [tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -53,20 +53,22 @@ def lab(pretending, tmp_path):
 )
 def test_what_the_browser_may_not_ask(lab, sent, words):
     with pytest.raises(ConfigError, match=words):
-        lab.start(Sent(sent))
+        lab.start(ApiRequest(sent))
     assert not jobs.every(*KINDS)
 
 
 def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(jobs, "start", lambda kind, arguments: asked.append(arguments) or jobs.Job(Path("x"), {}))
+    monkeypatch.setattr(
+        jobs, "start", lambda kind, arguments: asked.append(arguments) or jobs.BackgroundJob(Path("x"), {})
+    )
     given = {"model": "sdxl-tiny", "sizes": "512, 1024", "batch": 4, "extent": "step", "ways": "every"}
-    lab.start(Sent({"kind": "bench", **given}))
-    lab.start(Sent({"kind": "profile", **given}))
-    lab.start(Sent({"kind": "cache", "clean": True}))
+    lab.start(ApiRequest({"kind": "bench", **given}))
+    lab.start(ApiRequest({"kind": "profile", **given}))
+    lab.start(ApiRequest({"kind": "cache", "clean": True}))
     model = tmp_path / "m.safetensors"
     form = {"family": "flux", "values": {"pretrained_model_name_or_path": str(model)}, "launch": {}}
-    lab.start(Sent({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
+    lab.start(ApiRequest({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
     of_model = ["bench", "--family", "sdxl", "--size", "tiny", "--resolution", "512,1024", "--batch", "4"]
     assert asked[0] == [*of_model, "--part", "step", "--candidate", "all"]
     of_one = [text.replace("512,1024", "512") for text in of_model]
@@ -75,18 +77,18 @@ def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
     assert read_toml(Path(asked[3][1])) == {"pretrained_model_name_or_path": str(model)}
     form["values"]["pretrained_model_name_or_path"] = "/etc/m.safetensors"
     with pytest.raises(ConfigError, match="outside"):
-        lab.start(Sent({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
+        lab.start(ApiRequest({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
 
 
 def test_only_known_ways_go_into_a_form(lab, tmp_path):
     with begin("bench") as work:
         work.store({"kind": "bench", "best": {"candidate": "compiled", "options": {"output_dir": "/etc"}}})
     assert advised(jobs.at(work.folder), 0) == candidates.NAMED["compiled"].chosen()
-    found = lab.apply(Sent({"job": work.folder.name, "tab": "lora"}))
+    found = lab.apply(ApiRequest({"job": work.folder.name, "tab": "lora"}))
     assert found["values"]["compile"] is True and found["values"]["gradient_checkpointing"] is False
     for wrong in ({"job": "../x", "tab": "lora"}, {"job": work.folder.name, "tab": "nowhere"}):
         with pytest.raises(ConfigError):
-            lab.apply(Sent(wrong))
+            lab.apply(ApiRequest(wrong))
 
 
 @pytest.mark.browser

@@ -8,13 +8,13 @@ import pytest
 from kohya_gui.form import messages
 from kohya_gui.panel import charts, html
 from library.runs import process
-from library.runs.queue import Entry, Queue
-from library.runs.reader import Progress, Run
+from library.runs.queue import Queue, QueueEntry
+from library.runs.reader import RecordedRun, RunProgress
 
 
 def shown(tmp_path, events=(), **facts):
-    run = Run(tmp_path / "cat-1", {"state": "running", "title": "FLUX.1 LoRA", "output_name": "cat", **facts})
-    progress = Progress(tmp_path / "cat-1")
+    run = RecordedRun(tmp_path / "cat-1", {"state": "running", "title": "FLUX.1 LoRA", "output_name": "cat", **facts})
+    progress = RunProgress(tmp_path / "cat-1")
     for event in events:
         progress._take(event)
     now = time.time()
@@ -54,7 +54,7 @@ def test_the_long_first_step_is_not_a_mystery(tmp_path):
     ("", process.identity(), "Next in the queue: a&lt;b, and 1 more"),
 ])  # fmt: skip
 def test_a_line_says_how_the_queue_stands(paused, worker, words):
-    entries = [Entry(name, "flux_train", "", name, "/out") for name in ("a<b", "c")]
+    entries = [QueueEntry(name, "flux_train", "", name, "/out") for name in ("a<b", "c")]
     page = html.waiting(Queue(entries, paused=paused, worker=worker))
     assert words in page and ("Continue" in page) == (not worker) and html.waiting(Queue()) == ""
 
@@ -66,7 +66,7 @@ def test_a_run_that_hangs_says_so(tmp_path):
 
 
 def test_the_log_has_the_cause_on_top(tmp_path):
-    run = Run(tmp_path, {"state": "failed", "error": "RuntimeError: CUDA out of memory."})
+    run = RecordedRun(tmp_path, {"state": "failed", "error": "RuntimeError: CUDA out of memory."})
     page = html.log("step 7\nRuntimeError: CUDA out of memory.", run)
     assert page.index("Lower the batch size") < page.index("<pre>")
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from kohya_gui.server.json_api import Sent, Service
+from kohya_gui.server.json_api import ApiRequest, JsonApi
 from kohya_gui.server.picker import Picker, button
 from library.config.schema import ConfigError
 
@@ -24,7 +24,7 @@ def root(tmp_path):
 
 
 def listed(root, **sent):
-    return Picker([root]).list(Sent(sent))
+    return Picker([root]).list(ApiRequest(sent))
 
 
 def names(found):
@@ -71,7 +71,7 @@ def test_three_thousand_hostile_folders_stay_inside(root):
 
 @pytest.fixture
 def client(root):
-    app, service = FastAPI(), Service()
+    app, service = FastAPI(), JsonApi()
     service.add(Picker([root]).answers)
     service.attach(app)
     return TestClient(app)
@@ -95,14 +95,14 @@ def test_no_question_breaks_the_server(client, body):
 
 
 def test_numbers_and_flags_are_what_they_say():
-    sent = Sent(json.loads('{"n": 3, "f": true, "t": ["a"], "v": {"a": 1, "b": "x", "c": null}}'))
+    sent = ApiRequest(json.loads('{"n": 3, "f": true, "t": ["a"], "v": {"a": 1, "b": "x", "c": null}}'))
     assert (sent.number("n"), sent.flag("f"), sent.texts("t"), sent.values("v")["b"]) == (3, True, ["a"], "x")
     for fields in ({"n": True}, {"n": -1}, {"n": 1e3}, {"n": "3"}, {"n": 2**70}):
         with pytest.raises(ConfigError):
-            Sent(fields).number("n")
+            ApiRequest(fields).number("n")
     for fields in ({"v": {"a": []}}, {"v": []}):
         with pytest.raises(ConfigError):
-            Sent(fields).values("v")
+            ApiRequest(fields).values("v")
 
 
 def test_the_button_knows_what_suits_the_option():

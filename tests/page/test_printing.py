@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from kohya_gui.form import presets, print_command
-from kohya_gui.form.print_command import Printer
-from kohya_gui.server.json_api import Sent
+from kohya_gui.form.print_command import CommandPrinter
+from kohya_gui.server.json_api import ApiRequest
 from library.cli.train_script import parse
 from library.config.command import printable
 from library.config.schema import ConfigError, build, replace, to_toml, values
@@ -47,7 +47,7 @@ def trained(config, where, root):
     assert bool(offered) is not path.exists()
     if offered:
         assert offered == [str(path), script]
-        Printer([root]).keep(Sent({"path": offered[0], "script": script, "toml": toml}))
+        CommandPrinter([root]).keep(ApiRequest({"path": offered[0], "script": script, "toml": toml}))
         assert shown(config, where, root) == (words, toml, None)  # and now it is there
     assert (
         values(parse(config_class(script), ["--config_file", str(path)])) == values(config) and script == config.script
@@ -117,7 +117,7 @@ def test_the_button_writes_configs_only_and_only_new_files_below_the_roots(confi
     for wrong in ({"path": str(root / "mine.toml")}, {"path": "/etc/new.toml"}, {"path": str(root / "new.py")},
                   {"toml": "[["}, {"toml": "evil = 1"}, {"script": "os"}, {"path": 7}, {"toml": None}):  # fmt: skip
         with pytest.raises(ConfigError):
-            Printer([root]).keep(Sent({**good, **wrong}))
+            CommandPrinter([root]).keep(ApiRequest({**good, **wrong}))
     assert (root / "mine.toml").read_text() == "mine" and not (root / "new.toml").exists()
 
 

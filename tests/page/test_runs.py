@@ -322,7 +322,7 @@ def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     begun = []
     monkeypatch.setattr(start, "begin", begun.append)
-    run, answers = reader.run(record.id), actions.Acts({})
+    run, answers = reader.run(record.id), actions.RunActions({})
     assert run.state == "failed" and "Resume from step 3" in actions.buttons(run, [run])
     assert answers.resumed(run) == "It resumes after step 3."
     (job,) = begun

@@ -18,7 +18,7 @@ import torch
 from library import families
 from library.config.schema import ConfigError
 from library.data import caches, pixels
-from library.data.buckets import Fit
+from library.data.buckets import BucketFit
 from library.families.shared import weights
 from tests.training import config_of, demo, squares, train  # noqa: F401
 
@@ -122,7 +122,7 @@ def test_no_tool_unpickles(tmp_path, canary):
 
 
 def wanted(file):
-    return caches.Wanted("", (64, 64), Fit((64, 64), (64, 64)), str(file), "", False, False)
+    return caches.Wanted("", (64, 64), BucketFit((64, 64), (64, 64)), str(file), "", False, False)
 
 
 def test_no_cache_unpickles(tmp_path, canary):

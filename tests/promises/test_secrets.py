@@ -44,7 +44,7 @@ def tab(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "command", lambda path, script, **how: [sys.executable, "-c", TRAINING, str(path)])
     monkeypatch.setattr(isolated, "check", lambda config, launch: {"findings": [], "fit": None})
     with gr.Blocks():
-        return training.Training(training.TABS[0], [tmp_path])
+        return training.TrainingTab(training.TABS[0], [tmp_path])
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_the_command_of_a_real_training_holds_no_secret(tab, sent, monkeypatch, 
     asked = []
     monkeypatch.setattr(subprocess, "Popen", lambda words, **how: asked.append((words, how["env"])) or Gone())
     monkeypatch.setattr(process, "identity", lambda pid: {"pid": pid})
-    config, _ = tab.form.ready(tab.form.hear(sent))
+    config, _ = tab.form.ready(tab.form.parse_submission(sent))
     start.launch(config)
     words, environment = asked[0]
     assert "accelerate.commands.launch" in " ".join(words) and not leaks(" ".join(words))

@@ -59,7 +59,9 @@ def home(tmp_path, monkeypatch):
 def job(tmp_path, name, how=None, secrets=None, **toml):
     values = {"output_dir": str(tmp_path / "out"), "output_name": name, **toml}
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-    return start.Job("flux_train_network", "FLUX.1 LoRA", name, str(tmp_path / "out"), text, how or {}, secrets or {})
+    return start.TrainingJob(
+        "flux_train_network", "FLUX.1 LoRA", name, str(tmp_path / "out"), text, how or {}, secrets or {}
+    )
 
 
 def until(true, seconds=30.0):

@@ -43,7 +43,7 @@ def test_events_go_on_where_the_last_look_stopped(tmp_path):
 
 def test_progress_folds_events_into_what_a_panel_shows(tmp_path):
     folder = make(tmp_path)
-    progress = reader.Progress(folder)
+    progress = reader.RunProgress(folder)
     write(folder, {"kind": "phase", "name": "caching latents", "done": 3, "total": 12})
     assert progress.update().phase["done"] == 3
     write(folder, *({"kind": "step", "step": n, "loss": 1.0} for n in range(1, 6)), {"kind": "saved", "path": "a"})
@@ -56,7 +56,7 @@ def test_progress_folds_events_into_what_a_panel_shows(tmp_path):
 def test_a_long_curve_is_thinned_but_spans_the_run(tmp_path):
     folder = make(tmp_path)
     write(folder, *({"kind": "step", "step": n, "loss": 0.1} for n in range(1, 20001)))
-    line = reader.Progress(folder).update().curve
+    line = reader.RunProgress(folder).update().curve
     assert len(line) <= curve.POINTS and line[0][0] == 1 and line[-1][0] > 19900
 
 

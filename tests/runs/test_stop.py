@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.panel import actions
-from kohya_gui.server.json_api import Sent
+from kohya_gui.server.json_api import ApiRequest
 from library.config.schema import ConfigError
 from library.runs import layout, process, reader, stop
 from library.runs.record import Record
@@ -39,7 +39,7 @@ def aged(record, seconds):
 
 
 def press(record, act, sure=False):
-    return actions.Acts({}).act(Sent({"act": act, "run": record.id, "sure": sure}))
+    return actions.RunActions({}).act(ApiRequest({"act": act, "run": record.id, "sure": sure}))
 
 
 def state(record, step):

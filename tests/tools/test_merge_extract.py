@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from library.config.schema import ConfigError
 from library.methods.lora import Unmatched
 from library.tools import adapters, extract, merge, resize, storage
-from library.tools.models import Model
+from library.tools.models import ModelFile
 from tests import flux_files
 from tests.tools.conftest import asked, file_of, loaded
 
@@ -46,7 +46,7 @@ def test_a_merged_model_answers_as_the_model_with_the_lora_attached(name, bases,
 def test_the_difference_of_a_merged_model_is_the_product(name, bases, lora_files, tmp_path):
     base, (first, _, _) = file_of(bases[name]), lora_files[name]
     done = merge.merge(base, [(first, 0.5)], tmp_path / "m.safetensors")
-    new, old = Model(done.path), Model(base)
+    new, old = ModelFile(done.path), ModelFile(base)
     for module, adapter in adapters.read(first).adapters.items():
         if old.size(module) is not None:
             got = extract.difference(new, old, module).flatten(1)
@@ -57,7 +57,7 @@ def test_the_difference_of_a_merged_model_is_the_product(name, bases, lora_files
 def test_extracting_recovers_what_was_merged(name, bases, lora_files, tmp_path):
     base, (first, _, _) = file_of(bases[name]), lora_files[name]
     tuned = merge.merge(base, [(first, 1.0)], tmp_path / "m.safetensors").path
-    choices = extract.Choices(rank=4, conv_rank=4 if name == "sdxl" else None, clamp=1, min_diff=0, iterations=6)
+    choices = extract.ExtractOptions(rank=4, conv_rank=4 if name == "sdxl" else None, clamp=1, min_diff=0, iterations=6)
     done = extract.extract(tuned, base, tmp_path / "x.safetensors", choices=choices)
     given, got = products(first), products(done.path)
     assert got.keys() == {n for n in given if name == "sdxl" or "_te1_" not in n}
@@ -71,7 +71,7 @@ def test_extracting_recovers_what_was_merged(name, bases, lora_files, tmp_path):
 def test_the_quick_decomposition_is_as_good_as_the_exact_one():
     torch.manual_seed(0)
     change = torch.randn(200, 6) @ torch.randn(6, 150) + 1e-3 * torch.randn(200, 150)
-    choices = [extract.Choices(rank=6, clamp=1, iterations=n) for n in (4, 0)]
+    choices = [extract.ExtractOptions(rank=6, clamp=1, iterations=n) for n in (4, 0)]
     errors = [(change - extract.nearest(change, choice).product()).norm() for choice in choices]
     assert errors[0] < 1.01 * errors[1]
     assert torch.equal(extract.nearest(change, choices[0]).up, extract.nearest(change, choices[0]).up)
@@ -80,7 +80,7 @@ def test_the_quick_decomposition_is_as_good_as_the_exact_one():
 def test_clamping_cuts_to_the_quantile():
     torch.manual_seed(0)
     change = torch.randn(30, 20)
-    free, clamped = (extract.nearest(change, extract.Choices(rank=8, clamp=c, iterations=0)) for c in (1, 0.9))
+    free, clamped = (extract.nearest(change, extract.ExtractOptions(rank=8, clamp=c, iterations=0)) for c in (1, 0.9))
     limit = float(torch.quantile(torch.cat([free.up.flatten(), free.down.flatten()]), 0.9))
     assert float(clamped.up.max()) == pytest.approx(limit, rel=0.05)
     assert float(clamped.down.abs().max()) <= float(clamped.up.max()) + 1e-6
@@ -89,7 +89,7 @@ def test_clamping_cuts_to_the_quantile():
 def test_text_encoders_that_hardly_differ_are_left_out(bases, lora_files, tmp_path):
     base, (first, _, _) = bases["sdxl"], lora_files["sdxl"]
     tuned = merge.merge(base, [(first, 1e-3)], tmp_path / "m.safetensors").path
-    done = extract.extract(tuned, base, tmp_path / "x.safetensors", choices=extract.Choices(rank=3))
+    done = extract.extract(tuned, base, tmp_path / "x.safetensors", choices=extract.ExtractOptions(rank=3))
     assert done.left_out == ("clip_g", "clip_l")
     assert not any("_te" in name for name in products(done.path))
     with pytest.raises(ConfigError, match="do not differ"):
@@ -178,7 +178,7 @@ def spectrum(path, values):
 )
 def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
     source = spectrum(tmp_path / "a.safetensors", [8.0, 4.0, 2.0, 1.0])
-    choices = resize.Choices(rank=4, method=method, parameter=parameter)
+    choices = resize.ResizeOptions(rank=4, method=method, parameter=parameter)
     done = resize.resize(source, tmp_path / "b.safetensors", choices=choices)
     (adapter,) = adapters.read(done.path).adapters.values()
     assert adapter.rank == rank and adapter.strength == 0.5 and float(adapter.alpha) == rank / 2
@@ -194,7 +194,7 @@ def test_resizing_keeps_what_the_method_says(method, parameter, rank, tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_resizing_to_the_full_rank_changes_nothing(name, lora_files, tmp_path):
     first = lora_files[name][0]
-    done = resize.resize(first, tmp_path / "r.safetensors", choices=resize.Choices(rank=64))
+    done = resize.resize(first, tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=64))
     before, after = products(first), products(done.path)
     for module, product in before.items():
         torch.testing.assert_close(after[module], product, rtol=1e-4, atol=1e-5)
@@ -202,7 +202,7 @@ def test_resizing_to_the_full_rank_changes_nothing(name, lora_files, tmp_path):
 
 
 def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
-    choices = resize.Choices(rank=2, conv_rank=1)
+    choices = resize.ResizeOptions(rank=2, conv_rank=1)
     done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=choices)
     ranks = {adapter.is_large_conv: adapter.rank for adapter in adapters.read(done.path).adapters.values()}
     assert ranks == {True: 1, False: 2}
@@ -210,12 +210,12 @@ def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
 
 
 def test_hashes_are_those_of_the_trainer(lora_files, tmp_path):
-    from library.outputs.writer import Layout
+    from library.outputs.writer import TensorLayout
 
-    done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.Choices(rank=2))
+    done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=2))
     about = metadata(done.path)
     bare = {key: value for key, value in about.items() if not key.startswith("sshs_")}
-    layout = Layout(load_file(done.path), lambda _, tensor: tensor.dtype)
+    layout = TensorLayout(load_file(done.path), lambda _, tensor: tensor.dtype)
     assert about["sshs_model_hash"] == layout.hashes(bare)[0]
 
 
@@ -223,7 +223,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(bases, lora_files, tmp_
     first, base = lora_files["sdxl"][0], bases["sdxl"]
     there = tmp_path / "there.safetensors"
     there.write_bytes(b"mine")
-    small = resize.Choices(rank=1)
+    small = resize.ResizeOptions(rank=1)
     for attempt in (
         lambda: merge.merge(base, [(first, 1)], there),
         lambda: merge.join([(first, 1)], there),
@@ -258,11 +258,11 @@ def test_mistakes_are_one_sentence(bases, lora_files, tmp_path):
         (lambda: merge.merge(bases["sdxl"], [(sdxl, 1)], tmp_path / "o.ckpt"), "ends so"),
         (lambda: merge.join([(sdxl, 1), (flux, 1)], out), "another family"),
         (lambda: merge.join([(sdxl, 1)], out, rank=0), "at least 1"),
-        (lambda: resize.Choices(rank=0), "at least 1"),
-        (lambda: resize.Choices(rank=1, method="sv_ratio"), "needs its parameter"),
-        (lambda: resize.Choices(rank=1, method="sv_fro", parameter=2), "share to keep"),
-        (lambda: resize.Choices(rank=1, method="best"), "use one of"),
-        (lambda: extract.Choices(clamp=0), "quantile"),
+        (lambda: resize.ResizeOptions(rank=0), "at least 1"),
+        (lambda: resize.ResizeOptions(rank=1, method="sv_ratio"), "needs its parameter"),
+        (lambda: resize.ResizeOptions(rank=1, method="sv_fro", parameter=2), "share to keep"),
+        (lambda: resize.ResizeOptions(rank=1, method="best"), "use one of"),
+        (lambda: extract.ExtractOptions(clamp=0), "quantile"),
     ]
     for attempt, match in cases:
         with pytest.raises(ConfigError, match=match) as wrong:

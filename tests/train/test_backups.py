@@ -70,7 +70,7 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(demo, shapes
     (folder,) = runs_in(tmp_path / "out")
     run = reader.at(folder)
     assert resume.newest_state(run) == kept and "Resume from step 5" in actions.buttons(run, [run])
-    rows = history.told(run, reader.progress(folder).update())
+    rows = history.history_html(run, reader.progress(folder).update())
     assert rows.count("backup") == 1  # those before are not there any more
 
     again = train(config_of(demo, script, **values, resume=kept))

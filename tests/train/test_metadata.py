@@ -8,8 +8,8 @@ import pytest
 
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.schema import build
-from library.data.buckets import Fit
-from library.data.images import Image, Images
+from library.data.buckets import BucketFit
+from library.data.images import Image, ImageSet
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlLora, SdxlTrain
 from library.outputs.dataset_stats import figures, tag_frequency
@@ -36,13 +36,13 @@ def images():
     cats = SubsetConfig(image_dir="/home/someone/data/2_cats", num_repeats=2, class_tokens="cats")
     people = SubsetConfig(image_dir="/home/someone/reg/1_people", num_repeats=1, is_reg=True)
     dataset = DatasetConfig(resolution=(1024, 1024), enable_bucket=True, batch_size=2, subsets=(cats, people))
-    square, tall = Fit((1024, 1024), (1024, 1024)), Fit((832, 1216), (832, 1248))
+    square, tall = BucketFit((1024, 1024), (1024, 1024)), BucketFit((832, 1216), (832, 1248))
     items = [
         Image("/home/someone/data/2_cats/a.png", (512, 512), "Cat, sitting,, cat", 2, cats, 0, square),
         Image("/home/someone/data/2_cats/b.png", (600, 900), "cat , Asleep", 2, cats, 0, tall),
         Image("/home/someone/reg/1_people/c.png", (512, 512), "", 3, people, 0, square),
     ]
-    return Images(items, (dataset,))
+    return ImageSet(items, (dataset,))
 
 
 def made(config, figured=None, architecture="flux-1-dev"):
