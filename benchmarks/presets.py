@@ -17,13 +17,14 @@ the whole GPU, the driver's included, and seconds of compiling with the cache fi
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,18 @@ def cases(family: str, only: list[str] | None, size: str) -> list[Case]:
                 values = {**flat(ROOT / "presets" / family / f"{base}.toml"), **changes}
                 found.append(Case(family, kind, name, values, None, max(room, LEAST[family]), size))
     return found
+
+
+def chosen(every: list[Case], wanted: str) -> Case:
+    """The case of a title; values behind it, as in a TOML file, replace its own, and its memory stays the limit."""
+    title, *changes = re.split(r" (?=\w+=)", wanted)
+    case = next((case for case in every if case.title == title), None)
+    if case is None:
+        raise ValueError(f"--cases: {title!r} is not a preset of the chosen families, nor a way to train them")
+    if not changes:
+        return case
+    values = case.values | tomllib.loads("\n".join(changes))
+    return replace(case, name=" ".join([case.name, *changes]), values=values)
 
 
 def flat(path: Path) -> dict[str, Any]:
@@ -320,7 +333,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("sdxl", "flux"), nargs="+")
     parser.add_argument("--only", nargs="+", metavar="PRESET", help="only these, and what they are compared with")
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these presets and ways, in this order")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        metavar="NAME",
+        help='only these, in this order; "flux lora-12gb blocks_to_swap=22" changes one',
+    )
     parser.add_argument("--cold", action="store_true", help="do not compile side by side first")
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try the script, not to measure")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no further case after this time")
@@ -336,7 +354,10 @@ def main() -> None:
     began = time.monotonic()
     every = [case for family in asked.family for case in cases(family, asked.only, "tiny" if asked.tiny else "full")]
     if asked.cases:
-        every = sorted((c for c in every if c.title in asked.cases), key=lambda c: asked.cases.index(c.title))
+        try:
+            every = [chosen(every, wanted) for wanted in asked.cases]
+        except ValueError as error:
+            parser.error(str(error))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cache, logs = asked.cache or Path(folder) / "cache", Path(folder)
