@@ -38,7 +38,8 @@ def main() -> None:
 
 def measured(folder: Path = ROOT / "docs" / "measured") -> list[Measured]:
     """All files of measurements, the newest first; their names begin with the date."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"), reverse=True)]
+    paths = sorted(folder.glob("*.json"), key=lambda path: path.stem, reverse=True)
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def newest(every: list[Measured]) -> Measured:

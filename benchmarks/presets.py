@@ -44,7 +44,7 @@ FP8 = {"fp8_base": True, "fp8_compute": True}
 WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     "sdxl lora": (
         ("eager, checkpointing", "lora-12gb", {"compile": False, "compile_mode": "default"}, 9),
-        ("recorded, checkpointing, fp8 base", "lora-8gb", PLAYED, 10),
+        ("compiled, checkpointing, fp8 base", "lora-8gb", {"compile_mode": "default"}, 10),
         ("recorded, checkpointing, AdamW8bit", "lora-12gb", {"optimizer_type": "AdamW8bit"}, 10),
         ("recorded, batch 2", "lora-24gb", {"train_batch_size": 2}, 24),
         ("recorded, checkpointing, batch 4", "lora-12gb", {"train_batch_size": 4}, 16),
@@ -66,9 +66,10 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
          {"checkpoint_keep_attention": False, "gradient_checkpointing": False, "compile_activation_budget": 0.5}, 34),
         ("fp8 products", "lora-80gb", FP8, 46),
         ("fp8 products, recorded", "lora-80gb", {**FP8, **PLAYED}, 70),
-        ("fp8 products, 24 blocks swapped", "lora-12gb", {"blocks_to_swap": 24}, 17),
+        ("fp8 products, 22 blocks swapped", "lora-12gb", {"blocks_to_swap": 22}, 17),
         ("fp8 products, 10 blocks swapped", "lora-16gb", {"blocks_to_swap": 10}, 17),
-        ("fp8 products, 14 blocks swapped, keeps attention", "lora-16gb", {"checkpoint_keep_attention": True}, 18),
+        ("fp8 products, 14 blocks swapped, keeps attention", "lora-16gb",
+         {"checkpoint_keep_attention": True, "blocks_to_swap": 14}, 18),
         ("bf16, 12 blocks swapped", "lora-24gb",
          {"fp8_base": False, "fp8_compute": False, "blocks_to_swap": 12, "checkpoint_keep_attention": False}, 28),
     ),

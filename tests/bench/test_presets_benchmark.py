@@ -32,3 +32,13 @@ def test_graphs_are_made_once_for_cases_that_share_them():
     by_name = {case.name: case for case in presets.cases("flux", None, "full")}
     assert by_name["lora-8gb"].graphs == by_name["lora-12gb"].graphs != by_name["lora-24gb"].graphs
     assert by_name["lora-80gb"].graphs != by_name["finetune-80gb"].graphs
+
+
+def test_a_preset_can_be_measured_with_other_values_under_its_own_memory():
+    every = presets.cases("flux", None, "full")
+    as_shipped = presets.chosen(every, "flux lora-12gb")
+    changed = presets.chosen(every, "flux lora-12gb blocks_to_swap=20 compile_mode='reduce-overhead'")
+    assert as_shipped in every and changed.cap == as_shipped.cap and changed.title != as_shipped.title
+    assert changed.values == as_shipped.values | {"blocks_to_swap": 20, "compile_mode": "reduce-overhead"}
+    with pytest.raises(ValueError, match="'flux lora-13gb' is not a preset"):
+        presets.chosen(every, "flux lora-13gb")
