@@ -1,14 +1,17 @@
 """The ways to run a model that are compared: options of a training, nothing else, so that the best can be trained with.
 
-No torch in here: the page offers these as well.
+`ALL` is what `kohya bench` compares, each in full; the functions are what a training may change to need less memory or
+less time, for probes, `compile_autotune` and the advice of a check. No torch in here: the page offers these as well.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from library.config.schema import ConfigError
 from library.config.values import meant
+
+Overrides = dict[str, Any]  # options that differ from those of the training as it was asked for
 
 # What every candidate starts from: nothing is compiled, and nothing is computed twice.
 PLAIN: Mapping[str, Any] = {
@@ -85,3 +88,33 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
             why = " needs a GPU" if name in NAMED and NAMED[name].needs not in ("", device) else " is no candidate"
             raise ConfigError(f"--candidate {name}{why}{meant(name, possible)}; choose from {', '.join(possible)}, all")
     return [possible[name] for name in dict.fromkeys(asked)]
+
+
+# ---- changes of one training
+
+
+def saving_memory(config: Any) -> Iterator[Overrides]:
+    """What can be done against too little memory, the cheapest first."""
+    if not config.memory.checkpointing:
+        yield dict(CKPT)
+    if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
+        yield {"fp8_base": True}
+    if config.data.train_batch_size > 1:
+        yield {"train_batch_size": max(1, config.data.train_batch_size // 2)}
+    yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, 34 if config.family == "flux" else 60)}
+
+
+def swapping_less(config: Any) -> list[Overrides]:
+    """Fewer blocks in host memory, none of them first."""
+    number = config.memory.blocks_to_swap or 0
+    return [{"blocks_to_swap": fewer} for fewer in dict.fromkeys((0, number // 2)) if fewer != number]
+
+
+def checkpointing_less(config: Any) -> list[Overrides]:
+    """Fewer activations that are computed a second time, none of them first; with swapped blocks all have to be."""
+    memory = config.memory
+    if not memory.checkpointing:
+        return []
+    keep = {**CKPT, "cpu_offload_checkpointing": False, "checkpoint_keep_attention": True}
+    free = {name: False for name in keep}
+    return [*([] if memory.blocks_to_swap else [free]), *([] if memory.checkpoint_keep_attention else [keep])]

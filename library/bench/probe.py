@@ -6,18 +6,21 @@ user's is touched and a try that runs out of memory takes nothing with it. What 
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import secrets
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from library.bench import candidates
+from library.bench.candidates import Overrides
+from library.bench.measured import MEMORY_MARGIN, Measured
 from library.check import estimate as fitting
-from library.check.report import graphics, largest, smaller
+from library.check.report import graphics, largest
 from library.config.command import command
 from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
 from library.files import write_atomic
@@ -26,7 +29,6 @@ from library.runs.job_work import JobRecord, joined
 
 WARM, TIMED = 3, 2  # steps: the first ones load kernels and compile, and the speed leaves them out
 TRIES = 6
-ROOM = 0.92  # of the GPU's memory may be used by what is proposed
 CAPTION = "a picture of one colour, and as many words about it as fit into a long caption, " * 8
 OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")
 
@@ -41,29 +43,17 @@ PLAIN = {"dataset_config": None, "in_json": None, "reg_data_dir": None, "enable_
          "sample_every_n_epochs": None, "console_log_file": None, "caption_extension": ".txt"}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
-    """What came of one try. Sizes in GiB, `step` in seconds."""
-
-    changes: dict[str, Any]
-    fits: bool
-    peak: float | None = None
-    step: float | None = None
-    compiling: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-
-    def sentence(self) -> str:
-        """In words."""
-        what = ", ".join(f"{name} = {value}" for name, value in self.changes.items()) or "as it is"
-        if not self.fits:
-            return f"{what}: {self.error or 'it did not work'}"
-        graphs = self.compiling.get("num_graphs")
-        compiled = f", {graphs} graphs in {self.compiling.get('seconds', 0):.0f} s" if graphs else ""
-        pace = f", {self.step:.3g} s a step" if self.step else ""
-        return f"{what}: {self.peak or 0:.1f} GB at its peak{pace}{compiled}"
+def sentence_of(found: Measured) -> str:
+    """A measurement in words."""
+    what = ", ".join(f"{name} = {value}" for name, value in found.changes.items()) or "as it is"
+    if found.why:
+        return f"{what}: {found.why}"
+    compiled = f", {found.graphs} graphs in {found.compiling:.0f} s" if found.graphs else ""
+    pace = f", {found.seconds:.3g} s a step" if found.seconds else ""
+    return f"{what}: {found.peak:.1f} GB at its peak{pace}{compiled}"
 
 
-Attempt = Callable[[Any], Try]
+Attempt = Callable[[Any], Measured]
 
 
 class Probe:
@@ -72,30 +62,26 @@ class Probe:
     def __init__(self, config: Any, size: tuple[int, int], memory: float | None, attempt: Attempt,
                  told: Callable[["Probe"], None] = lambda probe: None) -> None:  # fmt: skip
         self.config, self.size, self.memory, self._attempt, self._told = config, size, memory, attempt, told
-        self.tries: list[Try] = []
+        self.tries: list[Measured] = []
         self.state, self.doing = "running", ""
 
     def run(self) -> "Probe":
         """Make it fit first, then make it fast; at most `TRIES` tries."""
-        changes: dict[str, Any] = {}
-        while (found := self._try(changes)) and not found.fits and self._is_memory(found) and self._left:
-            changes = {**changes, **smaller(self._changed(changes))}
-        for more in self._faster() if self.tries[-1].fits else ():
-            if self._left:
+        changes: Overrides = {}
+        while (found := self._try(changes)).why and self._is_memory(found) and len(self.tries) < TRIES:
+            changes = {**changes, **next(candidates.saving_memory(self._changed(changes)))}
+        for more in self._faster() if not found.why else ():
+            if len(self.tries) < TRIES:
                 self._try(more)
         self.state, self.doing = "done", ""
         self._told(self)
         return self
 
     @property
-    def best(self) -> Try | None:
+    def best(self) -> Measured | None:
         """The fastest that fits: by images a second, since batches may differ."""
-        good = [one for one in self.tries if one.fits]
-        return min(good, key=lambda one: (one.step or 0) / self._batch(one.changes), default=None)
-
-    @property
-    def _left(self) -> bool:
-        return len(self.tries) < TRIES
+        good = [one for one in self.tries if not one.why]
+        return min(good, key=lambda one: one.seconds / self._batch(one.changes), default=None)
 
     def _batch(self, changes: Mapping[str, Any]) -> int:
         return int(changes.get("train_batch_size", self.config.data.train_batch_size))
@@ -103,41 +89,30 @@ class Probe:
     def _changed(self, changes: Mapping[str, Any]) -> Any:
         return replace(self.config, **changes)
 
-    def _try(self, changes: dict[str, Any]) -> Try:
+    def _try(self, changes: Overrides) -> Measured:
         what = ", ".join(f"{name} = {value}" for name, value in changes.items())
         self.doing = f"Try {len(self.tries) + 1}: {what or 'the settings as they are'}"
         self._told(self)
-        found = self._attempt(self._changed(changes))
-        self.tries.append(Try(changes, found.fits, found.peak, found.step, found.compiling, found.error))
+        self.tries.append(dataclasses.replace(self._attempt(self._changed(changes)), changes=changes))
         return self.tries[-1]
 
     @staticmethod
-    def _is_memory(found: Try) -> bool:
-        return any(word in found.error for word in OUT_OF_MEMORY)
+    def _is_memory(found: Measured) -> bool:
+        return any(word in found.why for word in OUT_OF_MEMORY)
 
-    def _faster(self) -> Iterator[dict[str, Any]]:
+    def _faster(self) -> Iterator[Overrides]:
         """Changes that should save time and, by what was measured, still fit; each on top of the best until now."""
         if self.memory is None:
             return
-        for changes in self._ideas():
-            best = self.best
-            wanted = {**(best.changes if best else {}), **changes}
+        compiled = {**candidates.COMPILED, "compile_fallback": True}
+        ideas = candidates.swapping_less(self.config)
+        ideas += [] if self.config.compile.compile else [compiled]
+        ideas += [] if self.config.memory.blocks_to_swap else candidates.checkpointing_less(self.config)
+        for changes in ideas:
+            wanted = {**(self.best.changes if self.best else {}), **changes}
             with contextlib.suppress(ConfigError):
                 if self._would_fit(wanted) and wanted not in [one.changes for one in self.tries]:
                     yield wanted
-
-    def _ideas(self) -> Iterator[dict[str, Any]]:
-        memory, compiling = self.config.memory, self.config.compile
-        if memory.blocks_to_swap:
-            yield {"blocks_to_swap": 0}
-            yield {"blocks_to_swap": memory.blocks_to_swap // 2}
-        if not compiling.compile:
-            yield {"compile": True, "compile_fallback": True}
-        if memory.checkpointing and not memory.blocks_to_swap:
-            yield {"gradient_checkpointing": False, "cpu_offload_checkpointing": False,
-                   "checkpoint_keep_attention": False}  # fmt: skip
-            yield {"gradient_checkpointing": True, "cpu_offload_checkpointing": False,
-                   "checkpoint_keep_attention": True}  # fmt: skip
 
     def _would_fit(self, changes: Mapping[str, Any]) -> bool:
         """By the estimate, put right by what the best try has really taken."""
@@ -146,7 +121,7 @@ class Probe:
             return False
         now = fitting.estimate(self._changed(best.changes), self.size).peak
         then = fitting.estimate(self._changed(changes), self.size).peak
-        return best.peak * then / now <= self.memory * ROOM
+        return best.peak * then / now <= self.memory * MEMORY_MARGIN
 
     def largest_batch(self) -> int:
         """The largest batch that should fit beside what was found best; not tried, since it changes what is learned."""
@@ -161,7 +136,7 @@ class Probe:
         return {
             "state": self.state,
             "doing": self.doing,
-            "tries": [{**asdict(one), "text": one.sentence()} for one in self.tries],
+            "tries": [{**dataclasses.asdict(one), "text": sentence_of(one)} for one in self.tries],
             "best": best.changes if best else None,
             "text": self.sentence(),
         }
@@ -170,7 +145,7 @@ class Probe:
         """What is proposed."""
         best = self.best
         if best is None and self.tries and not self._is_memory(self.tries[-1]):
-            return f"It did not work, for another reason than memory: {self.tries[-1].error}"
+            return f"It did not work, for another reason than memory: {self.tries[-1].why}"
         if best is None:
             return "Nothing that was tried fits: lower the resolution, or train on a larger GPU." if self.tries else ""
         fast = "The settings fit as they are" if not best.changes else "Proposed: " + ", ".join(
@@ -178,14 +153,14 @@ class Probe:
         room = (
             f" A batch of {more} should fit, too." if (more := self.largest_batch()) > self._batch(best.changes) else ""
         )
-        pace = f", {best.step:.3g} s a step" if best.step else ""
-        return f"{fast} ({best.peak or 0:.1f} GB at the peak{pace}).{room}"
+        pace = f", {best.seconds:.3g} s a step" if best.seconds else ""
+        return f"{fast} ({best.peak:.1f} GB at the peak{pace}).{room}"
 
 
 # ---- one try
 
 
-def tried(config: Any, size: tuple[int, int], place: Path, how: Mapping[str, Any]) -> Try:
+def measure_in_own_process(config: Any, size: tuple[int, int], place: Path, how: Mapping[str, Any]) -> Measured:
     """Train some steps on made pictures below `place`, and read what came of it."""
     folder = place / secrets.token_hex(4)
     made = prepared(config, size, folder)
@@ -195,7 +170,17 @@ def tried(config: Any, size: tuple[int, int], place: Path, how: Mapping[str, Any
     with (folder / "log.txt").open("wb") as log:
         code = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                               env=environment, check=False).returncode  # fmt: skip
-    return _read(folder, code)
+    output = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    found = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
+    facts = layout.load(found[-1] / layout.RUN) if found else {}
+    made = Measured({}, peak=facts.get("peak_memory_gb") or facts.get("peak_ram_gb") or 0.0)
+    if code or facts.get("state") != "finished":
+        made.why = facts.get("error") or explain.cause(output) or f"it ended with code {code}"
+        return made
+    compiled = facts.get("compile") or {}
+    made.seconds = _pace(found[-1], facts) or 0.0
+    made.graphs, made.compiling = compiled.get("num_graphs", 0), compiled.get("seconds", 0.0)
+    return made
 
 
 def prepared(config: Any, size: tuple[int, int], folder: Path) -> Any:
@@ -223,16 +208,6 @@ def _pictures(folder: Path, config: Any, size: tuple[int, int], steps: int) -> N
     for number in range(batch):
         Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(place / f"{number}.png")
         (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
-
-
-def _read(folder: Path, code: int) -> Try:
-    log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-    found = sorted((folder / "out" / "runs").glob("*")) if (folder / "out").is_dir() else []
-    facts = layout.load(found[-1] / layout.RUN) if found else {}
-    peak = facts.get("peak_memory_gb") or facts.get("peak_ram_gb")
-    if code or facts.get("state") != "finished":
-        return Try({}, False, peak, error=facts.get("error") or explain.cause(log) or f"it ended with code {code}")
-    return Try({}, True, peak, _pace(found[-1], facts), facts.get("compile") or {})
 
 
 def _pace(folder: Path, facts: Mapping[str, Any]) -> float | None:
@@ -289,9 +264,9 @@ def probe(config: Any, how: Mapping[str, Any], work: JobRecord) -> Probe:
     def told(now: Probe) -> None:
         work.store(now.as_json())
         if now.tries and now.doing and not work.folder:
-            print(now.tries[-1].sentence(), flush=True)
+            print(sentence_of(now.tries[-1]), flush=True)
 
     try:
-        return Probe(config, size, memory, lambda made: tried(made, size, place, how), told).run()
+        return Probe(config, size, memory, lambda made: measure_in_own_process(made, size, place, how), told).run()
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from library import data, families
+from library.bench.candidates import saving_memory
 from library.check import estimate as fitting
 from library.check import preflight
 from library.check.model_stats import model_stats
@@ -253,23 +254,11 @@ def _about_the_fit(needs: fitting.MemoryEstimate, config: Any) -> Iterator[Findi
     most = needs.memory or psutil.virtual_memory().total / GIB
     if needs.peak > ABSURD * most:
         yield Finding("GPU", "bad", f"{needs.sentence()}: that is far more than this machine has, and will not fit; "
-                      "lower resolution, train_batch_size or network_dim", smaller(config))  # fmt: skip
+                      "lower resolution, train_batch_size or network_dim", next(saving_memory(config)))  # fmt: skip
     elif needs.fits is False:
-        yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", smaller(config))
+        yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", next(saving_memory(config)))
     else:
         yield Finding("GPU", "ok", needs.sentence())
-
-
-def smaller(config: Any) -> dict[str, Any]:
-    """The next thing to do against too little memory, the cheapest first."""
-    if not config.memory.checkpointing:
-        return {"gradient_checkpointing": True}
-    if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
-        return {"fp8_base": True}
-    if config.data.train_batch_size > 1:
-        return {"train_batch_size": max(1, config.data.train_batch_size // 2)}
-    swapped = (config.memory.blocks_to_swap or 0) + 8
-    return {"blocks_to_swap": min(swapped, 34 if config.family == "flux" else 60)}
 
 
 def _size(number: float) -> str:

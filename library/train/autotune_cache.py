@@ -17,7 +17,15 @@ from library.files import write_atomic
 from library.memory import attention
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = ("compiler/*.py", "memory/**/*.py", "methods/*.py", "train/autotune.py", "train/compiling.py", "train/loss.py")
+CODE = (
+    "compiler/*.py",
+    "memory/**/*.py",
+    "methods/*.py",
+    "train/autotune.py",
+    "bench/measured.py",
+    "train/compiling.py",
+    "train/loss.py",
+)
 PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # whose code a pass runs, too
 SECTIONS = ("compile", "memory", "precision", "network")
 MATTER = ("t5xxl_max_token_length", "apply_t5_attn_mask", "max_token_length", "cache_latents", "cache_latents_to_disk",
@@ -27,7 +35,7 @@ NO_MATTER = ("compile_cache_dir", "compile_compare_steps", "compile_fallback", "
              "network_weights", "dim_from_weights", "base_weights", "base_weights_multiplier", "scale_weight_norms",
              "training_comment", "no_metadata")  # fmt: skip
 SHARES = 20  # sizes of images are as frequent as before if each keeps its twentieths of all batches
-VERSION = 3
+VERSION = 4
 
 
 def folder() -> Path:
@@ -35,21 +43,21 @@ def folder() -> Path:
     return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
 
 
-def name_of(bench: Any) -> str:
+def fingerprint(tuner: Any) -> str:
     """A training's fingerprint: machine, PyTorch, code, model, what learns in it, options, sizes of batches."""
-    run, config = bench.run, bench.run.config
+    run, config = tuner.run, tuner.run.config
     ours = values(config)
     sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
     facts = {
         "version": VERSION,
         "machine": [cache.key(run.device), torch.get_num_threads(), run.ranks, attention.offered(run.device)],
-        "code": [_code(bench.family.name), *map(_version, PACKAGES)],
+        "code": [_code(tuner.family.name), *map(_version, PACKAGES)],
         "model": [
-            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in bench.parts.denoiser.named_parameters()
+            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in tuner.parts.denoiser.named_parameters()
         ],
-        "encoders": {name: bool(bench.method.trained_parts.get(name)) for name in sorted(bench.parts.encoders)},
+        "encoders": {name: bool(tuner.method.trained_parts.get(name)) for name in sorted(tuner.parts.encoders)},
         "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
-        "sizes": _shares(bench.batches.kinds()),
+        "sizes": _shares(tuner.batches.kinds()),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
@@ -78,7 +86,7 @@ def read(name: str, passes: int) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
         enough = known["complete"] or passes <= known["passes"]
-        if known["version"] == VERSION and enough and all(isinstance(r["way"], dict) for r in known["results"]):
+        if known["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in known["results"]):
             return known["results"]
     return []
 

@@ -39,7 +39,7 @@ def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] 
         # What learns: the whole model, or adapters inside it. Then make it fit and fly.
         method = methods.attach(parts, family, config)
         run.place(parts, method, keep_vae=previews.wanted)
-        config = autotune.best(batches, family, parts, method, run)
+        config = autotune.best_config(batches, family, parts, method, run)
         memory.prepare_encoders(parts.encoders, method.trained_parts, config)
         texts = any(map(method.trained_parts.get, parts.encoders))
         sizes, log = batches.kinds(), run.compile_log

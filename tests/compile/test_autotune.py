@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from library.bench.measured import Measured
 from library.config.schema import ConfigError, replace
 from library.train import autotune, autotune_cache
-from library.train.autotune import Result, choose
+from library.train.autotune import Tuner, fastest
 from tests.training import config_of, demo, shapes, train  # noqa: F401
 
 ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1,
@@ -28,16 +29,16 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     """Train with ways whose speeds are made up; everything else about trying them is real."""
     monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
     seen, count = [], iter(range(100))
-    real = autotune._rehearsed
+    real = Tuner.rehearse
 
-    def rehearsed(bench, result):
-        real(bench, result)
-        seen.append(result.way)
-        factors = [factor for name, factor in SPEEDS.items() if result.way.get(name)]
+    def rehearsed(tuner, result, log):
+        real(tuner, result, log)
+        seen.append(result.changes)
+        factors = [factor for name, factor in SPEEDS.items() if result.changes.get(name)]
         result.seconds = torch.tensor([100.0, *factors]).prod().item()
-        result.compiling = 50.0 if result.way["compile"] else 0.0
+        result.compiling = 50.0 if result.changes["compile"] else 0.0
 
-    monkeypatch.setattr(autotune, "_rehearsed", rehearsed)
+    monkeypatch.setattr(Tuner, "rehearse", rehearsed)
     monkeypatch.setattr(autotune, "TIMED", 1)
     monkeypatch.setattr(autotune, "SIZES", 1)
 
@@ -64,7 +65,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert {event["step"] for event in found.events("compile")} == {0}
     log = (found.folder / "log.txt").read_text(encoding="utf-8")
     assert "the fastest is compile = true, attention_kernel = math" in log and "with the next best, compiled" in log
-    assert all(f"  {autotune._short(way)}: " in log for way in seen)
+    assert all(f"  {autotune.short(way)}: " in log for way in seen)
     assert found.facts["compile"]["attention"] == "MATH"
 
     number = len(seen)
@@ -78,27 +79,30 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
 
 
 def test_compiling_is_not_kept_where_it_loses():
-    eager, compiled = Result({"compile": False}, seconds=1.0), Result({"compile": True}, seconds=0.8, compiling=30.0)
-    assert choose([eager, compiled], passes=100) is eager  # 100 s against 110 s
-    assert choose([eager, compiled], passes=1000) is compiled
-    slower = Result({"compile": True}, seconds=1.1)
-    assert choose([eager, slower], passes=10**6) is eager
-    same = Result({"compile": True}, seconds=0.999)
-    assert choose([eager, same], passes=10**6) is eager
-    big = Result({"compile": True}, seconds=0.1, why="not enough memory")
-    assert choose([eager, big], passes=10**6) is eager
-    assert choose([big], passes=10).way == {}
+    eager, compiled = (
+        Measured({"compile": False}, seconds=1.0),
+        Measured({"compile": True}, seconds=0.8, compiling=30.0),
+    )
+    assert fastest([eager, compiled], passes=100) is eager  # 100 s against 110 s
+    assert fastest([eager, compiled], passes=1000) is compiled
+    slower = Measured({"compile": True}, seconds=1.1)
+    assert fastest([eager, slower], passes=10**6) is eager
+    same = Measured({"compile": True}, seconds=0.999)
+    assert fastest([eager, same], passes=10**6) is eager
+    big = Measured({"compile": True}, seconds=0.1, why="not enough memory")
+    assert fastest([eager, big], passes=10**6) is eager
+    assert fastest([big], passes=10).changes == {}
 
 
 def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
     start, seen = tuned
-    real = autotune._rehearsed
+    real = Tuner.rehearse
 
-    def quick(bench, result):
-        real(bench, result)
+    def quick(tuner, result, log):
+        real(tuner, result, log)
         result.seconds = 0.1
 
-    monkeypatch.setattr(autotune, "_rehearsed", quick)
+    monkeypatch.setattr(Tuner, "rehearse", quick)
     (told,) = start(compile_autotune=True).events("tuned")
     assert seen == [{"compile": False}] and told["chosen"] == {"compile": False}
     assert "compiling would take longer than it saves" in told["text"] and not (tmp_path / "tuning").exists()
@@ -106,7 +110,7 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
     monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path)
-    found = [{"way": {"compile": True}, "seconds": 1.0}]
+    found = [{"changes": {"compile": True}, "seconds": 1.0}]
     autotune_cache.write("a", found, passes=100, complete=False)
     assert autotune_cache.read("a", 100) == found and autotune_cache.read("a", 101) == []
     autotune_cache.write("a", found, passes=100, complete=True)
@@ -119,9 +123,9 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
 
     def name(kinds=None, ranks=1, model=denoiser, **values):
         run = SimpleNamespace(config=replace(config, **values), device=torch.device("cpu"), ranks=ranks)
-        return autotune_cache.name_of(SimpleNamespace(
+        return autotune_cache.fingerprint(SimpleNamespace(
             run=run, family=SimpleNamespace(name="flux"), parts=SimpleNamespace(denoiser=model, encoders={}),
-            method=SimpleNamespace(trains={}),
+            method=SimpleNamespace(trained_parts={}),
             batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
         ))  # fmt: skip
 
@@ -144,14 +148,14 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
 
 def test_that_compiling_failed_is_not_remembered(tuned, monkeypatch, tmp_path):
     start, _ = tuned
-    real = autotune._rehearsed
+    real = Tuner.rehearse
 
-    def fails(bench, result):
-        if result.way["compile"]:
+    def fails(tuner, result, log):
+        if result.changes["compile"]:
             raise ConfigError("compile: no C++ compiler was found")
-        real(bench, result)
+        real(tuner, result, log)
 
-    monkeypatch.setattr(autotune, "_rehearsed", fails)
+    monkeypatch.setattr(Tuner, "rehearse", fails)
     found = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]
     assert found["chosen"] == {"compile": False} and "no C++ compiler" in found["results"][1]["why"]
     assert not (tmp_path / "tuning").exists()

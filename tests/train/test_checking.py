@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from library.bench import probe
+from library.bench.measured import Measured
 from library.check import estimate, model_stats
 from library.check import report as checking
 from library.cli import main
@@ -281,14 +282,14 @@ class Machine:
         peak = 10 + (0 if memory.gradient_checkpointing else 30) - 0.2 * (memory.blocks_to_swap or 0)
         self.asked.append(config)
         if peak > self.memory:
-            return probe.Try({}, False, error="The GPU ran out of memory.")
+            return Measured({}, why="The GPU ran out of memory.")
         step = (
             1.0
             + 0.4 * memory.gradient_checkpointing
             + 0.02 * (memory.blocks_to_swap or 0)
             - 0.3 * config.compile.compile
         )
-        return probe.Try({}, True, peak, step)
+        return Measured({}, step, peak=peak)
 
 
 def probed(memory, **given):
@@ -299,17 +300,17 @@ def probed(memory, **given):
 
 def test_a_probe_makes_it_fit_and_then_fast():
     small = probed(12)
-    assert small.best.changes["gradient_checkpointing"] and not small.tries[0].fits
+    assert small.best.changes["gradient_checkpointing"] and small.tries[0].why
     assert "compile = True" in small.sentence()
     large = probed(100, gradient_checkpointing=True, blocks_to_swap=10)
-    assert large.best.changes["blocks_to_swap"] == 0 and large.best.step < 1.4
+    assert large.best.changes["blocks_to_swap"] == 0 and large.best.seconds < 1.4
     assert len(large.tries) <= probe.TRIES and "A batch of" in large.sentence()
     assert probed(1).best is None and "lower the resolution" in probed(1).sentence()
 
 
 def test_a_probe_that_fails_otherwise_says_why():
     config = build(FLUX, READY, notes=[])
-    broken = probe.Probe(config, (64, 64), 10, lambda made: probe.Try({}, False, error="no such file")).run()
+    broken = probe.Probe(config, (64, 64), 10, lambda made: Measured({}, why="no such file")).run()
     assert len(broken.tries) == 1 and "no such file" in broken.sentence()
 
 
