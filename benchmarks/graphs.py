@@ -137,9 +137,9 @@ def wrap(model, block_classes, backend):
 def measure(family, way, backend):
     """Forward and backward over all buckets in this process; what it cost."""
     import torch
-    from torch._dynamo.utils import counters
 
     from library import families, memory
+    from library.compiler import torch_private
     from library.compiler.log import CompileLog
     from library.config.schema import build
     from library.memory import checkpointing
@@ -147,7 +147,7 @@ def measure(family, way, backend):
     model, call, kind = {"flux": flux, "sdxl": sdxl, "diffusers": diffusers}[way if way == "diffusers" else family]()
     block_classes = getattr(kind, "block_classes", kind)
     adapt(model, block_classes)
-    torch._dynamo.config.recompile_limit = 64
+    torch_private.config_module("dynamo").recompile_limit = 64
     log = CompileLog()
     if way in ("wrapped", "diffusers"):
         if way == "wrapped":
@@ -164,7 +164,7 @@ def measure(family, way, backend):
         call(height, width).square().mean().backward()
     log.drain()
     return {
-        "graphs": counters["stats"]["unique_graphs"],
+        "graphs": torch_private.compile_counters("stats")["unique_graphs"],
         "recompiles": sum(bool(e.reason) for e in log.events),
         "predicted": sum(log.predicted().values()) or None,
         "seconds": log.summary()["seconds"],

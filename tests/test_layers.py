@@ -31,7 +31,10 @@ MAY_IMPORT = {
     "library.compiler": BOTTOM,
     "library.compile_utils": ("library.compiler.blocks",),
     "library.memory": (*BOTTOM, *PROTOCOL, "library.compiler"),
-    "library.methods": (*BOTTOM, *PROTOCOL, "library.packages", "library.tools", "library.compiler.subclass"),
+    "library.methods": (
+        *(*BOTTOM, *PROTOCOL, "library.packages", "library.tools"),
+        *("library.compiler.subclass", "library.compiler.torch_private"),
+    ),
     "library.data": (*BOTTOM, *PROTOCOL),
     "library.demo": (*BOTTOM, "library.families", "library.runs"),
     "library.curation": (*BOTTOM, "library.data", "library.runs"),

@@ -219,10 +219,10 @@ def _nccl() -> str:
 
 def compiler() -> Finding:
     """A C++ compiler, which torch.compile needs on the CPU."""
-    import torch._inductor.cpp_builder as builder
+    from library.compiler import torch_private
 
     try:
-        path = builder.get_cpp_compiler()
+        path = torch_private.cpp_compiler()
     except Exception:
         return hint("compiler", f"no C++ compiler found; --compile on the CPU needs one: {how_to_get_compiler()}")
     shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
@@ -254,6 +254,7 @@ def compile_on(device: str) -> Finding:
     """Really compile, forward and backward, with inductor: what a training with --compile will do on this device."""
     import torch
 
+    from library.compiler import torch_private
     from library.compiler.blocks import why
 
     if reason := _hindered(device):
@@ -263,7 +264,7 @@ def compile_on(device: str) -> Finding:
         return (torch.nn.functional.silu(x) @ x.T).sin().mean()
 
     given = torch.randn(32, 32, device=device, requires_grad=True)
-    began, stats = time.perf_counter(), torch._dynamo.utils.counters["stats"]
+    began, stats = time.perf_counter(), torch_private.compile_counters("stats")
     graphs = stats["unique_graphs"]
     try:
         plain, compiled = tiny(given), torch.compile(tiny, backend="inductor", fullgraph=True)(given)

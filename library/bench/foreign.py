@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from library import families
 from library.bench import random_weights
 from library.bench.inputs import Inputs
 from library.bench.subjects import Made, usual
+from library.compiler.torch_private import pytree
 from library.config.schema import ConfigError, build
 from library.config.values import meant
 from library.families.base import ModelComponents

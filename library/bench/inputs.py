@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from library.bench import shapes
+from library.compiler.torch_private import DataDependentOutputException, DynamicOutputShapeException
 from library.config.schema import ConfigError
 
 FACTOR = 8  # pixels of an image for each of its latents

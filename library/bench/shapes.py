@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
+
+from library.compiler.torch_private import FakeTensorMode, pytree
 
 log = logging.getLogger(__name__)
 

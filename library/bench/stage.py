@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from library import memory
 from library.bench import shapes
 from library.bench.subjects import FACTOR, Made, Own, Subject
 from library.compiler.log import CompileLog
+from library.compiler.torch_private import FakeTensor
 from library.memory import swapping
 from library.memory.quantization import fp8_storage
 from library.train import optimizers

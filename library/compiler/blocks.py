@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from library.compiler import cache, cudagraph
+from library.compiler import cache, cudagraph, torch_private
 from library.compiler.checks import hooked, problems
 from library.compiler.entry import Inputs, shape_of, with_door
 from library.compiler.log import CompileLog, Speedup
@@ -155,7 +155,7 @@ def _device_of(model: nn.Module) -> torch.device:
 def uncompile_model(model: nn.Module) -> None:
     """Go back to eager blocks. Call it between steps only: forward and backward must not differ."""
     for module in model.modules():
-        module._compiled_call_impl = None
+        torch_private.forget_compiled_call(module)
 
 
 def disable_linear_from_compile(module: nn.Module) -> None:
@@ -182,7 +182,7 @@ def is_compile_error(error: BaseException) -> bool:
         seen.add(id(error))
         if isinstance(error, torch.OutOfMemoryError):
             return False
-        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
+        if type(error).__module__.startswith(torch_private.COMPILER_MODULES):
             return True
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return False

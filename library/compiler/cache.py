@@ -18,9 +18,9 @@ from pathlib import Path
 
 import platformdirs
 import torch
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from library.compiler.pruning import mend, trim
+from library.compiler.torch_private import default_cache_dir
 from library.config.schema import ConfigError
 from library.files import write_atomic
 
@@ -35,17 +35,17 @@ def use(given: str | None, device: torch.device) -> Path:
 
     ConfigError where that cannot be used. The user's own cache is done without then, as nobody asked for it.
     """
-    wish = os.environ.get(INDUCTOR)
-    if wish in (default_cache_dir(), _told.get(INDUCTOR)):  # PyTorch says that by itself when it is imported
+    wish, default = os.environ.get(INDUCTOR), default_cache_dir()
+    if wish in (default, _told.get(INDUCTOR)):  # PyTorch says that by itself when it is imported
         wish = None
     folder = Path(wish or given or default_root() / key(device))
     if why := _cannot_be_used(folder, device):
         if wish or given:
             what = INDUCTOR if wish else "compile_cache_dir"
             raise ConfigError(f"{what}: {folder} cannot be used ({why}); choose another")
-        return Path(default_cache_dir())
+        return Path(default)
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
-        if os.environ.get(name) in (None, default_cache_dir(), _told.get(name)):
+        if os.environ.get(name) in (None, default, _told.get(name)):
             os.environ[name] = _told[name] = str(inner)
     mend(folder)
     if not wish:

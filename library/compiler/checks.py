@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from library.compiler import torch_private
 from library.compiler.torch_settings import version
 
 MINIMUM_TORCH = (2, 11)
@@ -37,7 +38,7 @@ def _unknown_backends(args: Any) -> Iterator[str]:
     if {args.compile_backend, *of_some} <= ALWAYS:  # the list is torch._dynamo's, which takes seconds to load
         return
     # Names with an underscore need not be listed; every other one is.
-    every, known = torch._dynamo.list_backends(exclude_tags=()), ", ".join(sorted(torch._dynamo.list_backends()))
+    every, known = torch.compiler.list_backends(exclude_tags=()), ", ".join(sorted(torch.compiler.list_backends()))
     for option, names in (("compile_backend", [args.compile_backend]), ("compile_blocks", of_some)):
         for name in dict.fromkeys(names):
             if name not in every:
@@ -60,10 +61,8 @@ def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[str]:
 def _no_inductor(device: torch.device) -> str:
     """Why inductor has no tool chain for this device, or ''."""
     if device.type == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler
-
         try:
-            get_cpp_compiler()
+            torch_private.cpp_compiler()
         except Exception:
             return (
                 "no C++ compiler was found, and inductor needs one on the CPU; "
@@ -76,9 +75,7 @@ def _no_inductor(device: torch.device) -> str:
         if " " in torch.__file__:
             return "PyTorch cannot compile below a folder with a blank in its name; move the project, or switch it off"
         return ""
-    from torch.utils._triton import has_triton
-
-    if has_triton():
+    if torch_private.has_triton():
         return ""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
         return (

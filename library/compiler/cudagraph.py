@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from library.compiler import torch_private
 from library.compiler.log import CompileLog
 from library.compiler.subclass import under_its_name
+from library.compiler.torch_private import pytree
 from library.config.schema import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ class Recording:
                 of_weights = found[len(found) - len(recorder.learn) :]
                 there = [(to, new) for to, new in zip(recorder.gradients, of_weights, strict=True) if new is not None]
                 if there:  # where only text encoders learn, nothing of the denoiser does
-                    torch._foreach_copy_([to for to, _ in there], [new for _, new in there])
+                    torch_private.foreach_copy_([to for to, _ in there], [new for _, new in there])
         self.learns = [new is not None for new in of_weights]
         self.of_inputs = found[: len(found) - len(recorder.learn)]
         self.with_gradient = [answer.requires_grad for answer in answers]
@@ -215,7 +216,7 @@ class _Played(torch.autograd.Function):
         ctx.ticket, recording = ticket, ticket.recording
         if [p.data_ptr() for p in ticket.recorder.learn] != recording.addresses:
             raise ConfigError("compile_mode: weights have moved since the CUDA graph was recorded; use default")
-        torch._foreach_copy_(recording.inputs, [t.detach() for t in given])
+        torch_private.foreach_copy_(recording.inputs, [t.detach() for t in given])
         recording.forward.replay()
         answers = tuple(answer.clone() for answer in recording.answers)
         ctx.mark_non_differentiable(*(a for a, grad in zip(answers, recording.with_gradient, strict=True) if not grad))
@@ -227,7 +228,7 @@ class _Played(torch.autograd.Function):
         recording, recorder = ticket.recording, ticket.recorder
         recorder.keep_gradients()
         arrived = [g for g, grad in zip(gradients, recording.with_gradient, strict=True) if grad]
-        torch._foreach_copy_(recording.incoming, arrived)
+        torch_private.foreach_copy_(recording.incoming, arrived)
         recording.backward.replay()
         recorder.free()
         weights = [g.detach() if does else None for g, does in zip(recorder.gradients, recording.learns, strict=True)]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from library.compiler import torch_private
 from library.compiler.subclass import copied, under_its_name
 from library.compiler.torch_settings import SETTINGS
 
@@ -78,7 +79,7 @@ def with_door(
                 given[position] = _as_inner(given[position], in_graph)
             for position, dimension in dynamic:
                 if position < len(given) and isinstance(given[position], Tensor):
-                    torch._dynamo.maybe_mark_dynamic(given[position], dimension)
+                    torch_private.mark_dynamic(given[position], dimension)
             SETTINGS.hold()
             # Where no gradient goes through a block there is nothing to recompute either, which PyTorch would refuse.
             with (
@@ -101,9 +102,7 @@ def _as_inner(stream: Tensor, in_graph: bool) -> Tensor:
     stream = _in_order(stream)
     if in_graph and torch.is_grad_enabled() and not stream.requires_grad:
         stream = stream.detach().requires_grad_(True)
-    if stream.dim() == 3 and stream._is_view():
-        stream = torch.ops.aten._unsafe_view(stream, stream.shape)
-    return stream
+    return torch_private.without_base(stream) if stream.dim() == 3 else stream
 
 
 def _in_order(stream: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from library.compiler import torch_private
+
 KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
 
 RESUMED = "torch_dynamo_resume_in_"  # what PyTorch calls a function whose beginning is in a graph of its own
@@ -164,12 +166,7 @@ class CompileLog:
         """Start to note compilations. Safe to call twice; `torch.compiler.reset()` ends it."""
         if self._listening:
             return
-        import torch._dynamo.callback as callback
-
-        callback.on_compile_start(self._started)
-        torch._dynamo.utils.set_compilation_metrics_limit(KEPT)
-        torch._dynamo.utils.clear_compilation_metrics()
-        torch._dynamo.utils.counters["graph_break"].clear()
+        torch_private.listen_to_compiler(self._started, KEPT)
         self._listening = True
 
     def drain(self) -> list[CompiledGraph]:
@@ -179,9 +176,8 @@ class CompileLog:
         if self.waiting and torch.cuda.is_available():
             torch.cuda.synchronize()  # a step that is to be compared has to be over
         before = len(self.events)
-        for metrics in torch._dynamo.utils.get_compilation_metrics():
+        for metrics in torch_private.take_compilations():
             self.events.append(self._read(metrics))
-        torch._dynamo.utils.clear_compilation_metrics()
         return self.events[before:]
 
     def note_step(self, step: int, seconds: float | None) -> None:
@@ -238,7 +234,7 @@ class CompileLog:
     def graph_breaks(self) -> list[str]:
         """Why blocks did not fit into one graph, if they did not: around such a place they run eagerly, or altogether,
         and PyTorch says nothing."""
-        told = torch._dynamo.utils.counters["graph_break"] if self._listening else {}
+        told = torch_private.compile_counters("graph_break") if self._listening else {}
         return [*(reason.partition("\n")[0].strip() for reason in told), *self._resumed]
 
     def summary(self) -> dict[str, Any]:
@@ -257,8 +253,8 @@ class CompileLog:
             **self.speedup.facts(self.seconds),
         }
 
-    def _started(self, args: Any) -> None:
-        graph, number = str(args.compile_id), len(self._owner)
+    def _started(self, graph: str) -> None:
+        number = len(self._owner)
         self._owner.setdefault(graph, self._inside)
         self._buckets.setdefault(graph, self.bucket)
         if self.on_graph and self._inside and len(self._owner) > number:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from library.compiler import cache
+from library.compiler import cache, torch_private
 from library.compiler.checks import problems
 from library.config.schema import ConfigError
 
@@ -52,14 +52,8 @@ def _wanted(args: Any, device: torch.device) -> bool:
 def _small_things_first(kind: str) -> None:
     """Compile something small, forward and backward, once in a process. What fails here is told where it matters."""
     try:
-        from torch._inductor.async_compile import AsyncCompile
-        from torch._inductor.compile_fx import compile_fx
-
-        if kind == "cuda":
-            AsyncCompile.warm_pool()
-            AsyncCompile.use_process_pool()  # its first task lets it make its processes
         given = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
-        (answer,) = compile_fx(_small_graph(), given)(*given)
+        (answer,) = torch_private.warm_inductor(_small_graph(), given, processes=kind == "cuda")(*given)
         torch.autograd.grad(answer.sum(), given[1])
     except Exception as error:
         logger.debug("the compiler could not be prepared: %s", error)

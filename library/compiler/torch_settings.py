@@ -1,10 +1,15 @@
 """PyTorch's own switches, as block-wise compilation needs them in every thread."""
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
+
+from library.compiler import torch_private
 
 TAG = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
 OWN_LIMIT = 8  # of PyTorch: graphs of one function
@@ -18,30 +23,58 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-class Settings(threading.local):
+Setting = tuple[ModuleType, str, Any]  # config module, name of the option, value
+
+
+class ThreadSettings(threading.local):
     """PyTorch's switches for compiling, as block-wise compilation needs them.
 
     Since torch 2.12 a value that is set holds in its own thread only, and backward passes run in others
     (pytorch#186537). So every block asks for `hold` when it is called, which costs nothing where it has been done.
     """
 
-    wanted: ClassVar[list[tuple[Any, str, Any]]] = []  # (config module, name, value), the same for all threads
-    held: list[tuple[Any, str, Any]] | None = None
+    wanted: ClassVar[list[Setting]] = []  # the same for all threads
+    held: list[Setting] | None = None
+    before: list[Setting]  # what stood there in this thread
 
-    def want(self, wanted: list[tuple[Any, str, Any]]) -> None:
-        """From now on these, in every thread in which a block is compiled."""
+    def __init__(self) -> None:
+        self.before = []
+
+    def want(self, wanted: list[Setting]) -> None:
+        """From now on these, in every thread in which a block is compiled, and all others as they were before."""
         type(self).wanted = wanted
         self.hold()
 
     def hold(self) -> None:
         """Set them in this thread."""
         if self.held is not self.wanted:
+            for module, name, value in self.before:
+                setattr(module, name, value)
+            self.before = [(module, name, getattr(module, name)) for module, name, _ in self.wanted]
             for module, name, value in self.wanted:
                 setattr(module, name, value)
             self.held = self.wanted
 
 
-SETTINGS = Settings()
+SETTINGS = ThreadSettings()
+
+
+@contextlib.contextmanager
+def settings_kept() -> Iterator[None]:
+    """Whatever compiling sets for the whole process is afterwards as it was: options, stance, stream, order of graphs.
+
+    Threads of backward passes put their options back when they next compile. For the kernels of attention and the
+    precision of products there is `library.memory.attention.settings_kept`.
+    """
+    before = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+    with torch.compiler.set_stance("default"):
+        try:
+            yield
+        finally:
+            SETTINGS.want([])
+            torch_private.keep_graphs_in_order(False)
+            if torch.cuda.is_initialized():
+                torch.cuda.set_stream(before or torch.cuda.default_stream())
 
 
 def limit_of(args: Any, sizes: int) -> int:
@@ -51,23 +84,21 @@ def limit_of(args: Any, sizes: int) -> int:
 
 def kernels() -> str:
     """Everything by which PyTorch chooses a kernel of attention when it makes a graph."""
-    on = [
-        name for name in ("cudnn", "flash", "mem_efficient", "math") if getattr(torch._C, f"_get_{name}_sdp_enabled")()
-    ]
-    return f"{on} {torch._C._get_sdp_priority_order()} {torch.nn.attention.current_flash_attention_impl()}"
+    kinds = ("cudnn", "flash", "mem_efficient", "math")
+    on = [kind for kind in kinds if getattr(torch.backends.cuda, f"{kind}_sdp_enabled")()]
+    return f"{on} {torch_private.sdp_priority_order()} {torch.nn.attention.current_flash_attention_impl()}"
 
 
-def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[tuple[Any, str, Any]]:
+def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Setting]:
     """Global switches that block-wise compilation needs."""
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-    import torch.fx.experimental._config as shapes
-
-    wanted = [
+    dynamo, functorch, inductor, shapes = map(
+        torch_private.config_module, ("dynamo", "functorch", "inductor", "shapes")
+    )
+    wanted: list[Setting] = [
         # Which kernel of attention is in a graph is not in PyTorch's key to it.
         (torch.compiler.config, "cache_key_tag", f"{TAG} {kernels()}".strip()),
         # DDP's splitting would cut a block into several graphs; each block's backward overlaps communication anyway.
-        (torch._dynamo.config, "optimize_ddp", False),
+        (dynamo, "optimize_ddp", False),
         # Text and image lengths that happen to be equal must not be taken for the same size.
         (shapes, "use_duck_shape", False),
         # Convolutions in channels-last order also for varying sizes: otherwise inductor makes the sizes of images
@@ -79,7 +110,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[tup
         # Products in 8 bits have a gradient of their own; it is in the graph, by which the cache knows it.
         wanted.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
     if (limit := limit_of(args, sizes)) and version() < (2, 13):
-        wanted.append((torch._dynamo.config, "recompile_limit", limit))
+        wanted.append((dynamo, "recompile_limit", limit))
     if device.type == "cuda":
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         aligned = hasattr(inductor, "align_random_eager") and args.compile_mode not in RECORDED

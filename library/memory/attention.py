@@ -4,7 +4,9 @@ PyTorch decides for a kernel when it is asked for attention: eagerly at every ca
 and backward, when the code is made. So the choice is made for the whole process, before anything is compiled.
 """
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from library.compiler import torch_private
 from library.compiler.subclass import wanted_type
 from library.config.schema import ConfigError
 
@@ -24,30 +27,49 @@ PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4", ("fl
 # (huggingface/transformers#48163), so all others keep PyTorch's own order.
 ORDERS: dict[tuple[int, int], tuple[str, ...]] = {(9, 0): ("cudnn", "flash", "efficient", "math")}
 CUDNN = 90000  # versions before 9 had wrong gradients for some strides (pytorch#138581)
-OWN = "PyTorch's order"
-_own: list[int] = []  # that order, once a GPU has been asked
+PYTORCHS_ORDER = "PyTorch's order"
+_chosen = contextlib.ExitStack()  # what `prefer` has changed, for the whole process as PyTorch's switches are
 
 
 def prefer(device: torch.device, kernel: str = "auto") -> str:
     """Put a kernel first, with `auto` the fastest for this GPU; returns its name for the run's record, "" for none.
 
     The others stay in line for shapes and masks that the first cannot do. ConfigError where this machine has no such
-    kernel.
+    kernel. It holds for the process, until the next call or the end of `settings_kept`.
     """
     if kernel != "auto" and kernel not in offered(device):
         known = ", ".join(["auto", *offered(device)])
         raise ConfigError(f"attention_kernel: there is no {kernel} on this machine; choose one of {known}")
+    _chosen.close()
     _replace_flash(kernel)
     if device.type != "cuda":
-        # The CPU knows flash attention and math, and asks for them in this order, whatever the order says.
-        torch.backends.cuda.enable_flash_sdp(kernel != "math")
+        if kernel == "math":  # the CPU knows flash attention and math, and asks for them in this order
+            _chosen.enter_context(sdpa_kernel(SDPBackend.MATH))
         return KERNELS.get(kernel, "")
-    torch.backends.cuda.enable_flash_sdp(True)
     order = _ordered(device, kernel)
-    own = _own_order(device)
-    first = [int(getattr(SDPBackend, KERNELS[name])) for name in order]
-    torch._C._set_sdp_priority_order(first + [number for number in own if number not in first])
-    return kernel.upper() if kernel in PACKAGES else KERNELS[order[0]] if order else OWN
+    if not order:
+        return PYTORCHS_ORDER
+    if torch.cuda.is_available():
+        # PyTorch makes up its order when a GPU is first asked for attention, and would write over a choice of before.
+        tiny = torch.zeros(1, 1, 8, 64, dtype=torch.float16, device=device)
+        F.scaled_dot_product_attention(tiny, tiny, tiny)
+    first = [getattr(SDPBackend, KERNELS[name]) for name in order]
+    others = [SDPBackend(number) for number in torch_private.sdp_priority_order() if SDPBackend(number) not in first]
+    _chosen.enter_context(sdpa_kernel(first + others, set_priority=True))
+    return kernel.upper() if kernel in PACKAGES else KERNELS[order[0]]
+
+
+@contextlib.contextmanager
+def settings_kept() -> Iterator[None]:
+    """Whatever this module sets for the whole process is afterwards as it was."""
+    precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        _chosen.close()
+        _replace_flash("auto")
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.benchmark = benchmark
 
 
 def _ordered(device: torch.device, kernel: str) -> tuple[str, ...]:
@@ -69,25 +91,6 @@ def offered(device: torch.device) -> tuple[str, ...]:
         return ()
     newer = tuple(name for name, (_, modules) in PACKAGES.items() if all(map(find_spec, modules)))
     return (*(name for name in KERNELS if name != "cudnn" or _has_cudnn()), *newer)
-
-
-def forget() -> None:
-    """Let PyTorch choose as it would by itself, until somebody prefers a kernel again."""
-    _replace_flash("auto")
-    torch.backends.cuda.enable_flash_sdp(True)
-    if _own:
-        torch._C._set_sdp_priority_order(_own)
-
-
-def _own_order(device: torch.device) -> list[int]:
-    """PyTorch's own order. It makes it up when a GPU is first asked for attention, and would write over an earlier
-    choice; so it is asked here."""
-    if not _own:
-        if torch.cuda.is_available():
-            tiny = torch.zeros(1, 1, 8, 64, dtype=torch.float16, device=device)
-            torch._fused_sdp_choice(tiny, tiny, tiny)
-        _own.extend(torch._C._get_sdp_priority_order())
-    return _own
 
 
 def _replace_flash(kernel: str) -> None:
@@ -135,7 +138,7 @@ class Watch(TorchFunctionMode):
 
     def _ask(self, *given: Any, **named: Any) -> None:
         given, named = tuple(map(_as_computed, given)), {name: _as_computed(value) for name, value in named.items()}
-        self.usual.add(torch._fused_sdp_choice(*given, **named))
+        self.usual.add(torch_private.fused_sdp_choice(*given, **named))
         for name in offered(self.device):
             if name in self.able:
                 continue
@@ -152,7 +155,7 @@ def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
     with warnings.catch_warnings(record=True) as told, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         try:
-            if torch._fused_sdp_choice(*given, **named) == int(kernel):
+            if torch_private.fused_sdp_choice(*given, **named) == int(kernel):
                 return ""
         except RuntimeError as none_is_left:
             told.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))

@@ -1,7 +1,6 @@
 """Activation checkpointing: keep a block's inputs, recompute the rest in backward."""
 
 import functools
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from library.compiler import torch_private
 from library.compiler.subclass import under_its_name
 from library.compiler.torch_settings import version
 
@@ -28,20 +28,15 @@ def wrap(
     `own_gradients` says that layers in the blocks bring a gradient of their own.
     """
     if offload or around:
-        _ask_graphs_in_one_order()
+        # Computing a block again has to find the graph of its forward pass, where two would do: PyTorch puts the one
+        # that was used last in front, and what two graphs keep may differ (pytorch#166926).
+        torch_private.keep_graphs_in_order(True)
     for group in blocks:
         for block in group:
             if offload or around:
                 block.__class__ = _offloaded(type(block)) if offload else _surrounded(type(block))
             else:
                 block.__class__ = _checkpointed(type(block), keep_attention, own_gradients)
-
-
-def _ask_graphs_in_one_order() -> None:
-    """Let computing a block again find the graph of its forward pass, where two would do: PyTorch puts the one that was
-    used last in front, and what two graphs keep may differ (pytorch#166926)."""
-    if hasattr(torch._C._dynamo.eval_frame, "_set_lru_cache"):
-        torch._C._dynamo.eval_frame._set_lru_cache(False)
 
 
 def _keep_attention(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -81,8 +76,7 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradie
     how: dict[str, Any] = {"use_reentrant": False}
     if keep_attention or (own_gradients and _overlooks_functions()):
         how["context_fn"] = _keeping_attention if keep_attention else _keeping_nothing
-        # It warns of operations in place, and blocks have none.
-        logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+        torch_private.allow_in_place_checkpoints()
 
     class Checkpointed(cls):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

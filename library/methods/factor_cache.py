@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from library.compiler import torch_private
 from library.methods.adapters import Adapter, scaled_in
 
 
@@ -85,8 +86,8 @@ def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multip
     known = [s for s in strengths if s is not None]
     if not known:
         return tensors
-    some = torch._foreach_mul([t for t, s in zip(tensors, strengths, strict=True) if s is not None], known)
-    torch._foreach_mul_(some, multiplier)
+    some = torch_private.foreach_mul([t for t, s in zip(tensors, strengths, strict=True) if s is not None], known)
+    torch_private.foreach_mul_(some, multiplier)
     done = iter(some)
     return [t if s is None else next(done) for t, s in zip(tensors, strengths, strict=True)]
 
@@ -94,5 +95,5 @@ def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multip
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     """New tensors of this type, each with memory of its own."""
     made = [torch.empty_like(t, dtype=dtype) for t in tensors]
-    torch._foreach_copy_(made, list(tensors))
+    torch_private.foreach_copy_(made, list(tensors))
     return made

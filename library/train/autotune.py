@@ -17,7 +17,7 @@ import torch
 from library import memory
 from library.bench.candidates import NAMED, Overrides, checkpointing_less, swapping_less
 from library.bench.measured import GIB, MEMORY_MARGIN, Measured, measure_passes
-from library.compiler import blocks, cudagraph
+from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import schema
 from library.config.schema import ConfigError
@@ -203,7 +203,7 @@ def best_config(batches: Any, family: Any, parts: Any, method: Any, run: Any) ->
     found = [Tuner(batches, family, parts, method, run).decide() if run.main else None]
     if run.ranks > 1:
         # Measuring takes longer than PyTorch lets processes wait for each other.
-        store, done = torch.distributed.distributed_c10d._get_default_store(), "compile_autotune"
+        store, done = torch_private.process_store(), "compile_autotune"
         if run.main:
             store.set(done, "1")
         while not store.check([done]):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library.compiler import torch_private
 from library.config.schema import ConfigError
 
 
@@ -43,7 +44,7 @@ class ExponentialMovingAverage:
         share = 1 - min(self._decay**self._every, (1 + number) / (10 + number))
         if all(p.dtype == torch.float32 and p.device == self._device for p in self._parameters):
             weights = [p.detach() for p in self._parameters]
-            torch._foreach_lerp_(self.values, weights, share)  # pyright: ignore[reportPrivateImportUsage]
+            torch_private.foreach_lerp_(self.values, weights, share)
             return
         for value, p in zip(self.values, self._parameters, strict=True):
             value.lerp_(p.to(self._device, torch.float32), share)

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from library import data, families, memory, methods
+from library.compiler import torch_settings
+from library.memory import attention
 from library.memory.quantization import fp8_storage
 from library.train import autotune, compiling, loss
 from library.train.checkpointer import Checkpointer
@@ -19,7 +21,7 @@ def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] 
 
     `remarks` and `notes` go into the run's record; the notes have been said before.
     """
-    with Run(config) as run:
+    with torch_settings.settings_kept(), attention.settings_kept(), Run(config) as run:
         run.begin(remarks, notes)
         family = families.of(config)
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from library.compiler import blocks
 from library.compiler.log import CompileLog
 from library.config.schema import ConfigError, changed
-from library.memory import attention
 from library.memory.quantization import fp8_storage
 from library.outputs.hub import Uploads
 from library.runs.record import Record
@@ -36,7 +35,6 @@ class Run:
     """What all parts of a training share. Use it as a context manager: it closes the diary with the outcome."""
 
     def __init__(self, config: Any) -> None:
-        attention.forget()
         self.config = config
         mixed = config.precision.mixed_precision
         no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other

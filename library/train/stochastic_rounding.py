@@ -6,7 +6,6 @@ nearest number, so it is rounded up or down by chance: right on average, however
 
 import hashlib
 import sys
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,12 +47,3 @@ def write(into: Tensor, exact: Tensor, chance: torch.Generator) -> None:
     into.copy_(bits.view(torch.bfloat16).unflatten(-1, (-1, 2))[..., upper])
     # The carry can turn a NaN into a number, which would hide it; zero times a NaN brings it back.
     into.add_(exact, alpha=0)
-
-
-def allow_half(scaler: Any) -> None:
-    """Let a gradient scaler (or None) accept gradients in float16, which `full_fp16` has and it refuses by itself."""
-    if scaler is not None:
-        unscale = type(scaler)._unscale_grads_
-        scaler._unscale_grads_ = lambda optimizer, inverse, found, _=False: unscale(
-            scaler, optimizer, inverse, found, True
-        )

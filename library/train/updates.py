@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from library.compiler import torch_private
 from library.memory import swapping
-from library.train import optimizers, stochastic_rounding
+from library.train import optimizers
 from library.train.ema import ExponentialMovingAverage
 from library.train.guard import NonFiniteGuard
 from library.train.lr_schedule import schedule
@@ -30,8 +31,8 @@ class Updates:
         self._early = bool(config.optim.stepped_early)
         if self._early:
             self.bare.step_early(self._limit, run.average if run.ranks > 1 else None)
-        if config.precision.full_fp16:
-            stochastic_rounding.allow_half(run.accelerator.scaler)
+        if config.precision.full_fp16 and run.accelerator.scaler is not None:
+            run.accelerator.scaler = torch_private.HalfGradScaler(run.device.type)
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
         self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
         self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)

@@ -10,8 +10,9 @@ import torch
 
 from library import families, memory, methods
 from library.compiler.log import CompileLog
-from library.compiler.torch_settings import SETTINGS, wanted_settings
+from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
 from library.config.schema import build, read_toml
+from library.memory import attention
 from library.memory.quantization import fp8_storage
 
 SIZES = ((8, 8), (8, 16), (16, 8))  # of the latents; as many buckets
@@ -66,8 +67,9 @@ def forget() -> Any:
     """Nothing compiled before is known, and nothing stays."""
     torch._dynamo.reset()
     usual = build(families.config_class("flux_train_network"), {}, notes=[]).compile
-    SETTINGS.want(wanted_settings(usual, torch.device("cpu")))
-    yield
+    with settings_kept(), attention.settings_kept():
+        SETTINGS.want(wanted_settings(usual, torch.device("cpu")))
+        yield
     torch._dynamo.reset()
 
 

@@ -8,7 +8,8 @@ from library import families, memory
 from library.compiler import blocks as compile_utils
 from library.compiler import cache, cudagraph
 from library.compiler.log import CompileLog
-from library.compiler.torch_settings import SETTINGS, wanted_settings
+from library.compiler.torch_private import config_module, sdp_priority_order
+from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
 from library.config.schema import ConfigError, build
 from library.memory import attention
 from library.train.compiling import sizes_told
@@ -19,30 +20,29 @@ CUDA = torch.device("cuda")
 @pytest.fixture
 def gpu(monkeypatch):
     """Pretend to have a GPU of some compute capability."""
-    before = torch._C._get_sdp_priority_order()
 
     def pretend(capability, cudnn=91000):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
         monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
 
-    yield pretend
-    torch._C._set_sdp_priority_order(before)
+    with attention.settings_kept():
+        yield pretend
 
 
 def test_cudnn_attention_comes_first_on_hopper_and_the_others_stay_in_line(gpu):
     gpu((9, 0))
-    before = torch._C._get_sdp_priority_order()
+    before = sdp_priority_order()
     assert attention.prefer(CUDA) == "CUDNN_ATTENTION"
-    order = torch._C._get_sdp_priority_order()
+    order = sdp_priority_order()
     assert order[:4] == [3, 1, 2, 0] and sorted(order) == sorted(before)
 
 
 @pytest.mark.parametrize(("capability", "cudnn"), [((8, 0), 91000), ((12, 0), 91000), ((9, 0), 8900), ((9, 0), None)])
 def test_other_gpus_and_old_versions_keep_pytorchs_order(gpu, capability, cudnn):
     gpu(capability, cudnn)
-    before = torch._C._get_sdp_priority_order()
-    assert attention.prefer(CUDA) == attention.OWN
-    assert torch._C._get_sdp_priority_order() == before
+    before = sdp_priority_order()
+    assert attention.prefer(CUDA) == attention.PYTORCHS_ORDER
+    assert sdp_priority_order() == before
 
 
 def test_the_cpu_has_nothing_to_choose():
@@ -54,10 +54,13 @@ def config(script="flux_train_network", **values):
 
 
 def test_the_switches_are_set_and_taken_back():
-    for on in (True, False):
-        attention.switches(config(cuda_allow_tf32=on, cuda_cudnn_benchmark=on).compile)
-        assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
-        assert torch.backends.cudnn.benchmark is on
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    with attention.settings_kept():
+        for on in (True, False):
+            attention.switches(config(cuda_allow_tf32=on, cuda_cudnn_benchmark=on).compile)
+            assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+            assert torch.backends.cudnn.benchmark is on
+    assert before == (torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark)
 
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train_network"])
@@ -102,29 +105,24 @@ def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise
     [("reduce-overhead", "default"), ("max-autotune", "max-autotune-no-cudagraphs"), ("default", None)],
 )
 def test_modes_that_record_leave_it_to_the_whole_model(monkeypatch, mode, inner):
-    recorded, asked, random = [], [], torch._inductor.config.fallback_random
+    recorded, asked = [], []
     monkeypatch.setattr(compile_utils, "problems", lambda *_: iter(()))
     monkeypatch.setattr(compile_utils, "_device_of", lambda _: CUDA)
     monkeypatch.setattr(cache, "use", lambda *_: None)
     monkeypatch.setattr(cudagraph, "attach", lambda model, log: recorded.append(model))
     model = nn.Sequential(nn.Identity())
     monkeypatch.setattr(nn.Identity, "compile", lambda self, **how: asked.append(how.get("mode")))
-    try:
-        compile_utils.compile_model(config(compile=True, compile_mode=mode).compile, model, [[model[0]]])
+    with settings_kept(), CompileLog() as log:
+        compile_utils.compile_model(config(compile=True, compile_mode=mode).compile, model, [[model[0]]], log=log)
         assert bool(recorded) is bool(inner) and asked == [inner]
-        assert torch._inductor.config.fallback_random or not inner
-    finally:
-        SETTINGS.want(wanted_settings(config().compile, torch.device("cpu")))
-        torch._inductor.config.align_random_eager = False
-        torch._inductor.config.fallback_random = random
-        torch.compiler.reset()
+        assert config_module("inductor").fallback_random or not inner
 
 
 @pytest.fixture
 def kernels():
     """The choice of kernels, which is the process's, as it was before."""
-    yield torch.device("cpu")
-    attention.forget()
+    with attention.settings_kept():
+        yield torch.device("cpu")
 
 
 def test_a_kernel_is_chosen_watched_and_refused_by_name(kernels):

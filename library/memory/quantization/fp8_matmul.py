@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from library.compiler import torch_private
 from library.compiler.subclass import answering
 
 FP8 = torch.float8_e4m3fn
@@ -90,4 +91,4 @@ def _multiplied(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> T
     """left [m, k] row by row, right [k, n] column by column, in 8 bits; scales [m, 1] and [1, n] -> bfloat16 [m, n]."""
     if left.device.type != "cuda":  # the same sums, for tests
         return ((left.float() @ right.float()) * rows * columns).to(torch.bfloat16)
-    return torch._scaled_mm(left, right, scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return torch_private.scaled_mm(left, right, rows, columns)

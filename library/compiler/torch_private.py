@@ -1,0 +1,209 @@
+"""Every private part of PyTorch that this program uses, in one place: what to look at when PyTorch is updated.
+
+Each function says why nothing public does the same. All of it was read in the sources of PyTorch 2.11 and 2.13; where
+the two differ, or a part is known to be younger or older, the function says so. tests/test_torch_private.py and ruff
+(TID251) see that no other file reaches for such parts.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "DataDependentOutputException",  # tensors without memory are public in `torch.export` only, for whole programs
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "pytree",  # takes nested arguments apart; `torch.utils.pytree` is announced, and not there in 2.13
+]
+
+# Whose exceptions mean that a compilation failed; they share no public base class.
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
+
+# Many small tensors in one kernel, as torch.optim does it. Public optimizers use them, nothing public offers them.
+foreach_copy_ = torch._foreach_copy_
+foreach_lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+
+
+# ---- what the compiler did
+
+
+def listen_to_compiler(on_start: Callable[[str], None], kept: int) -> None:
+    """Call `on_start` with the id ("frame/attempt") of each graph that is begun; keep up to `kept` metrics of graphs.
+
+    What came before is forgotten. Public are only log lines (TORCH_LOGS) and a trace in a file (TORCH_TRACE).
+    `torch.compiler.reset()` ends the calls.
+    """
+    import torch._dynamo.callback as callback
+
+    callback.on_compile_start(lambda args: on_start(str(args.compile_id)))
+    torch._dynamo.utils.set_compilation_metrics_limit(kept)
+    torch._dynamo.utils.clear_compilation_metrics()
+    compile_counters("graph_break").clear()
+
+
+def take_compilations() -> list[Any]:
+    """The metrics (CompilationMetrics) of what was compiled since the last call."""
+    import torch._dynamo.utils as utils
+
+    found = utils.get_compilation_metrics()
+    utils.clear_compilation_metrics()
+    return found
+
+
+def compile_counters(name: str) -> Any:
+    """PyTorch's own counts of "stats", "graph_break" and the like, by what was counted."""
+    import torch._dynamo.utils as utils
+
+    return utils.counters[name]
+
+
+# ---- what the compiler is told
+
+
+def config_module(name: str) -> ModuleType:
+    """The options of "dynamo", "functorch" (AOTAutograd), "inductor" or "shapes".
+
+    `torch.compiler.config` has few of them, and `torch.compile(options=)` only inductor's.
+    """
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.config
+    import torch.fx.experimental._config
+
+    return {
+        "dynamo": torch._dynamo.config,
+        "functorch": torch._functorch.config,
+        "inductor": torch._inductor.config,
+        "shapes": torch.fx.experimental._config,
+    }[name]
+
+
+def mark_dynamic(tensor: Tensor, dimension: int) -> None:
+    """Let the size of a dimension vary. `torch.compile(dynamic=True)` would let all of them."""
+    import torch._dynamo as dynamo
+
+    dynamo.maybe_mark_dynamic(tensor, dimension)  # `mark_dynamic` raises where two lengths depend on each other
+
+
+def without_base(tensor: Tensor) -> Tensor:
+    """The tensor, and if it is a view one that is none, with the same memory and gradient.
+
+    A compiled graph is bound to the base of a view. Nothing public drops the base without copying.
+    """
+    return torch.ops.aten._unsafe_view(tensor, tensor.shape) if tensor._is_view() else tensor
+
+
+def keep_graphs_in_order(on: bool) -> None:
+    """Let compiled code ask its graphs in the order in which they were made, instead of the last used first.
+
+    There is no public switch (pytorch#166926), and none that says how it stands: off is how PyTorch starts.
+    """
+    import torch._dynamo  # noqa: F401 - which brings `torch._C._dynamo`
+
+    torch._C._dynamo.eval_frame._set_lru_cache(not on)
+
+
+def forget_compiled_call(module: nn.Module) -> None:
+    """Undo `module.compile()`, which has no public way back."""
+    module._compiled_call_impl = None
+
+
+def allow_in_place_checkpoints() -> None:
+    """No warning of operations in place from selective checkpoints, whose blocks here have none."""
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+
+
+# ---- the tool chain
+
+
+def default_cache_dir() -> str:
+    """Where inductor keeps compiled code if nobody says otherwise, which it writes into the environment by itself."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return default_cache_dir()
+
+
+def cpp_compiler() -> str:
+    """The C++ compiler that inductor takes on a CPU. Raises where there is none: exceptions of inductor's own."""
+    import torch._inductor.cpp_builder as builder
+
+    return builder.get_cpp_compiler()
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed and knows this GPU."""
+    import torch.utils._triton as triton
+
+    return triton.has_triton()
+
+
+def warm_inductor(graph: torch.fx.GraphModule, given: Sequence[Tensor], processes: bool) -> Any:
+    """Compile a graph with inductor alone, and return what answers; `processes` starts its helpers before.
+
+    `torch.compile` would trace, which no thread may do while another one runs models.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.compile_fx import compile_fx
+
+    if processes:
+        AsyncCompile.warm_pool()
+        AsyncCompile.use_process_pool()  # its first task lets it make its processes
+    return compile_fx(graph, list(given))
+
+
+# ---- kernels
+
+
+def sdp_priority_order() -> list[int]:
+    """Numbers of the attention kernels (SDPBackend) in the order in which PyTorch asks them.
+
+    `sdpa_kernel(set_priority=True)` changes the order; nothing public tells it.
+    """
+    return torch._C._get_sdp_priority_order()
+
+
+def fused_sdp_choice(*given: Any, **named: Any) -> int:
+    """The number of the kernel (SDPBackend) that would answer scaled_dot_product_attention. RuntimeError if none could.
+
+    `torch.backends.cuda.can_use_*_attention` say nothing about the CPU, cuDNN's order and what is switched off.
+    """
+    return torch._fused_sdp_choice(*given, **named)
+
+
+def scaled_mm(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Product of matrices in 8 bits with a scale for each row and each column, on a GPU -> bfloat16.
+
+    The public torch.nn.functional.scaled_mm calls `_scaled_mm_v2`, which inductor of 2.11 has no kernel of its own for.
+    """
+    return torch._scaled_mm(left, right, scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+# ---- training
+
+
+class HalfGradScaler(torch.amp.GradScaler):
+    """A gradient scaler that accepts gradients in float16, which the public one refuses without an option."""
+
+    def _unscale_grads_(self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> Any:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
+
+
+def process_store() -> "torch.distributed.Store":
+    """The store by which processes found each other. Waiting at it has no timeout, unlike all public collectives."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()

@@ -1,0 +1,88 @@
+"""Private parts of PyTorch are used in one file, and its switches are as they were when a training is over."""
+
+import ast
+
+import pytest
+import torch
+
+from library.compiler import torch_private
+from tests import source
+from tests.training import config_of, demo, squares, train  # noqa: F401
+
+ALLOWED = source.ROOT / "library/compiler/torch_private.py"
+
+
+def private(dotted: str) -> bool:
+    names = dotted.split(".")
+    hidden = any(name.startswith("_") and not name.endswith("__") for name in names)
+    return names[0] == "torch" and hidden and all(name.isidentifier() for name in names)
+
+
+def private_uses(code: str) -> list[str]:
+    """What a file imports or reads of PyTorch by a name with an underscore, whatever it calls the module."""
+    tree, found, known = ast.parse(code), [], {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [(alias.name, alias.asname) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [(f"{node.module}.{alias.name}", alias.asname or alias.name) for alias in node.names]
+        else:
+            continue
+        known |= {short: name for name, short in names if short}
+        found += [name for name, _ in names if private(name)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            start, _, rest = ast.unparse(node).partition(".")
+            found += [name for name in [f"{known.get(start, start)}.{rest}"] if private(name)]
+    return found
+
+
+def test_private_parts_of_pytorch_are_used_in_one_file():
+    files = [*source.files(), *sorted((source.ROOT / "benchmarks").glob("*.py"))]
+    uses = {str(path): private_uses(path.read_text(encoding="utf-8")) for path in files if path != ALLOWED}
+    assert not {path: found for path, found in uses.items() if found}
+    assert private_uses(ALLOWED.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import torch._dynamo", "from torch import _C", "import torch as t\nt._foreach_mul(1)",
+     "from torch import nn\nnn.functional._x", "torch.ops.aten._unsafe_view(x)"],
+)  # fmt: skip
+def test_every_way_to_a_private_part_is_seen(code):
+    assert private_uses(code) and not private_uses("import torch\ntorch.__version__, torch.nn.Linear, self._torch")
+
+
+def switches() -> dict[str, object]:
+    """Everything that a training sets for the whole process."""
+    modules = {name: torch_private.config_module(name) for name in ("dynamo", "functorch", "inductor", "shapes")}
+    options = {name: module.get_config_copy() for name, module in modules.items()}
+    kernels = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "math", "mem_efficient")]
+    return {
+        **options,
+        "compiler": torch.compiler.config.get_config_copy(),
+        "kernels": (kernels, torch_private.sdp_priority_order()),
+        "precision": torch.get_float32_matmul_precision(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "stance": torch._dynamo.eval_frame._stance.stance,
+    }
+
+
+def test_a_training_leaves_pytorchs_switches_as_it_found_them(demo, squares, tmp_path, monkeypatch):  # noqa: F811
+    def fails(graph, inputs):
+        raise RuntimeError("no code for this today")
+
+    torch._dynamo.register_backend(fails, name="fails")
+    before, inside = switches(), []
+    monkeypatch.setattr("library.train.run.Run.log", lambda *_: inside.append(switches()))
+    config = config_of(
+        demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, max_train_steps=1, compile=True,
+        compile_backend="fails", compile_fallback=True, attention_kernel="math",
+        cuda_allow_tf32=True, cuda_cudnn_benchmark=True,
+    )  # fmt: skip
+    try:
+        train(config)
+        assert {name for name, value in inside[0].items() if value != before[name]} == {*before}
+        assert switches() == before
+    finally:
+        torch._dynamo.backends.registry._COMPILER_FNS.pop("fails")
