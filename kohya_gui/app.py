@@ -11,8 +11,9 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.form.api import FormApi
+from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
-from kohya_gui.form.tab import TABS, TrainingTab
+from kohya_gui.form.tab import FAMILIES, TABS, TrainingTab
 from kohya_gui.i18n import texts
 from kohya_gui.lab.lab import LabTab
 from kohya_gui.panel.actions import RunActions
@@ -30,6 +31,7 @@ from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.theme import HEAD, THEME
 from kohya_gui.tools.commands import ToolCommands
 from kohya_gui.tools.tools import ToolsTab
+from library import families
 from library.config.values import ConfigError
 
 TITLE = "Kohya Trainer"
@@ -47,7 +49,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     """The page. `roots` are the folders below which files may be listed, read and written."""
     with Page(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as page:
         gr.HTML(
-            f"<header><h1>{TITLE}</h1><p>LoRA and fine-tuning for SDXL and FLUX.1</p>"
+            f"<header><h1>{TITLE}</h1><p>LoRA and fine-tuning for {families.titles()}</p>"
             '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>',
             elem_id="top",
             apply_default_css=False,
@@ -90,7 +92,7 @@ def application(page: Page, door: dict[str, Any], root_path: str = "") -> Any:
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page.service.attach(outer)
     inner = gr.mount_gradio_app(
-        outer, page, path="/", theme=THEME, head=HEAD,
+        outer, page, path="/", theme=THEME, head=HEAD + visibility(FAMILIES),
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, show_error=True,
         max_file_size="1mb", root_path=root_path or None,
     )  # fmt: skip

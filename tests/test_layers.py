@@ -14,7 +14,8 @@ from tests import source
 # Each line: a part of the project, and what of ours it may import. The longest name that fits a module is its rule.
 # A part may always import itself.
 BOTTOM = ("library.config", "library.files")
-PROTOCOL = ("library.families.base",)
+PROTOCOL = ("library.families.base", "library.families.facts")
+REGISTRY = "library.families"  # itself, and not what is in it
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
 LAB = tuple(f"library.bench.{part}" for part in ("candidates", "picture", "report"))  # its light parts
 MAY_IMPORT = {
@@ -23,16 +24,19 @@ MAY_IMPORT = {
     "library.packages": BOTTOM,
     "library.optimizers": (*BOTTOM, "library.packages"),
     **{f"{family}.options": ("library.config",) for family in FAMILIES},
+    **{f"{family}.facts": ("library.families.facts",) for family in FAMILIES},
+    **{f"{family}.network_args": (*BOTTOM, "library.families.shared.network_args") for family in FAMILIES},
     **{family: (*BOTTOM, "library.families", "library.objectives") for family in FAMILIES},
     "library.families": (*BOTTOM, "library.objectives.base"),
-    "library.families.shared": (*BOTTOM, *PROTOCOL),
+    "library.families.shared": (*BOTTOM, *PROTOCOL, "library.families.recognition"),
+    "library.families.shared.network_args": BOTTOM,
     "library.runs": BOTTOM,
     "library.objectives": BOTTOM,
     "library.compiler": BOTTOM,
     "library.compile_utils": ("library.compiler.blocks",),
     "library.memory": (*BOTTOM, *PROTOCOL, "library.compiler"),
     "library.methods": (
-        *(*BOTTOM, *PROTOCOL, "library.packages", "library.tools"),
+        *(*BOTTOM, *PROTOCOL, "library.families.shared", "library.packages", "library.tools"),
         *("library.compiler.subclass", "library.compiler.torch_private"),
     ),
     "library.data": (*BOTTOM, *PROTOCOL),
@@ -42,7 +46,7 @@ MAY_IMPORT = {
     "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.runs"),
     "library.importers": BOTTOM,
     "library.train": ("library",),
-    "library.outputs": (*BOTTOM, "library.methods", "library.tools", "library.train"),
+    "library.outputs": (*BOTTOM, *PROTOCOL, "library.methods", "library.tools", "library.train"),
     "library.check": ("library",),
     "library.bench": ("library",),
     "library.cli": ("library", "kohya_gui.app"),  # the console command
@@ -91,6 +95,8 @@ def forbidden(module: str, imported: str) -> str | None:
         return f"{module} is shared by families and may not know one of them ({imported})"
     if within(imported, part):
         return None
+    if imported == REGISTRY and set(PROTOCOL) & set(MAY_IMPORT[part]):
+        return None
     if not any(within(imported, allowed) for allowed in MAY_IMPORT[part]):
         return f"{module} may not import {imported}"
     if within(imported, "kohya_gui") and not any(within(module, part) for part in ("kohya_gui", "library.cli")):
@@ -98,8 +104,8 @@ def forbidden(module: str, imported: str) -> str | None:
     if part in FAMILIES and any(within(imported, family) for family in FAMILIES):
         return f"{module} may not know another family ({imported})"
     if part == "kohya_gui" and within(imported, "library.families"):
-        known = imported in ("library.families", *PROTOCOL) or is_options(imported)
-        return None if known else f"{module} may import a family's options only, not {imported}"
+        known = imported in (REGISTRY, "library.families.recognition", *PROTOCOL)
+        return None if known else f"{module} may import the registry of families only, not {imported}"
     return None
 
 
@@ -204,7 +210,8 @@ def test_the_rules_themselves_hold():
     assert forbidden("library.objectives.flow", "library.train.loss")
     assert forbidden("kohya_gui.form.form", "library.train")
     assert forbidden("kohya_gui.form.form", "library.families.flux.family")
-    assert not forbidden("kohya_gui.form.form", "library.families.flux.options")
+    assert forbidden("kohya_gui.form.form", "library.families.flux.options")
+    assert not forbidden("kohya_gui.form.form", "library.families")
     assert not forbidden("library.families.flux.family", "library.objectives.flow")
     assert not forbidden("library.families.flux.family", "library.families.base")
     assert not forbidden("library.families.flux.family", "library.families.flux.keys")

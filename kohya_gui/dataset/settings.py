@@ -12,10 +12,10 @@ from library.captioning.forms import FORMS
 from library.config.schema import ConfigError, Option, build, options
 from library.curation import album as albums
 from library.curation.album import Album, Picture
-from library.families import config_class
+from library.families import RUNS, config_class
 
 HERE = Path(__file__).parent
-SCRIPT = "sdxl_train_network"  # what a folder is counted for until a training tab was asked
+SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab was asked
 CONFIG = config_class(SCRIPT)
 # What of a training decides how images are counted and cut, with what a first look begins with.
 SETTINGS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.idle import idle
 from library.config.schema import ConfigError, draft, options, values
-from library.families import recognised
+from library.families.recognition import recognised
 from library.runs import keys
 
 MODEL = "pretrained_model_name_or_path"

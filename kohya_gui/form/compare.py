@@ -9,7 +9,7 @@ from kohya_gui.form import presets
 from kohya_gui.server import paths
 from library import importers
 from library.config.schema import ConfigError, build, draft, flat, options, read_toml
-from library.families import RUNS, config_class
+from library.families import RUNS, config_class, facts
 from library.runs import layout, reader
 
 FORM = "form"
@@ -39,7 +39,7 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
         found = next((p for tab in (True, False) for p in presets.presets(tab) if p.id == name), None)
         if found is None:
             raise ConfigError(f"there is no preset called {name}")
-        script = next(s for s in RUNS if s.startswith(found.family) and s.endswith("network") == found.adapters)
+        script = next(s for s in facts(found.family).scripts if config_class(s).adapters == found.adapters)
         return found.title, build(config_class(script), read_toml(found.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
     return path.name, importers.load(path, {script: config_class(script) for script in RUNS}).config

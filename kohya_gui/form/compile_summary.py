@@ -6,12 +6,10 @@ from typing import Any
 
 from kohya_gui.form import presets
 from kohya_gui.panel import history
+from library import families
 from library.config.schema import read_toml
 from library.runs import layout, reader
 
-# Forward graphs that a family's blocks need: one for each shape of a block. PyTorch makes the backward ones beside.
-GRAPHS = {"flux": 2, "sdxl": 14}
-SECONDS = {"flux": 20, "sdxl": 75}  # of compiling, as measured on an H200, where no run of this machine is known
 SIZES = {"false": "for each image size", "auto": "once", "true": "once"}
 LOOKED_AT = 30  # earlier runs
 TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks")  # what the seconds depend on
@@ -57,7 +55,8 @@ def outlook(config: Any) -> str:
         return "Compiling is off. Balanced suits most trainings of more than a few minutes."
     if options.compile_backend in ("eager", "aot_eager"):
         return f"{options.compile_backend} generates no code: it finds mistakes, and makes nothing faster."
-    graphs, seconds, run = remembered(config) or (GRAPHS[config.family], SECONDS[config.family], "")
+    family = families.facts(config.family)  # its figures serve where no run of this machine is known
+    graphs, seconds, run = remembered(config) or (family.graphs, family.compile_seconds, "")
     if options.compile_mode.startswith("max-autotune") and not run:
         seconds *= 8
     lasts = "kept for next time"

@@ -5,7 +5,7 @@ would be one component each, and three tabs of two hundred options then take sec
 
 One form serves several families. An option that looks the same in all of them has one field, so that switching the
 family keeps what was typed; one that differs, or that a family does not have, has a field per family. Which fields
-show is decided by the style sheet alone (classes `only-sdxl`, `only-flux`), so the switch costs nothing.
+show is decided by style rules alone (classes `only-<family>`), so the switch costs nothing.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from typing import Any
 from kohya_gui.form.sections import GROUPS
 from kohya_gui.server import picker
 from library.config.command import Launch
-from library.config.pending import PENDING
 from library.config.schema import (
     ConfigError,
     Layer,
@@ -201,7 +200,8 @@ class SettingsForm:
         """The style classes that say when these fields, or the section around them, can be seen."""
         seen = [name for name in self.configs if any(name in m.families and name not in m.idle for m in members)]
         rare = all(field.is_advanced for field in members)
-        return [f"only-{seen[0] if seen else 'none'}"] * (len(seen) < len(self.configs)) + ["advanced"] * rare
+        only = [f"only-{name}" for name in seen or ("none",)] if len(seen) < len(self.configs) else []
+        return only + ["advanced"] * rare
 
     def _id(self, field: FormField) -> str:
         own = len(field.families) < len(self.configs)
@@ -255,7 +255,7 @@ def fields(configs: Mapping[str, type]) -> list[FormField]:
         for family, config in configs.items():
             if not (option := options(config).get(name)):
                 continue
-            reason = PENDING.get(name) or PENDING.get(f"{config.script}.{name}", "")
+            reason = config.pending.get(name, "")
             face = (name, option.section, option.label, option.help, option.default, option.choices, reason)
             known = faces.get(face, FormField(option, ()))
             idle = (family,) if name in getattr(config, "idle", {}) else ()
@@ -314,3 +314,9 @@ def sentence(text: str, names: Iterable[Any] = ()) -> str:
     first = text.split(" ", 1)[0].rstrip(",:")
     start = text[:1].upper() + text[1:] if first.isalpha() and first.islower() and first not in names else text
     return start if start.endswith((".", ")")) else start + "."
+
+
+def visibility(families: Iterable[str]) -> str:
+    """The style rules by which a family's form hides what it has not, or what has no effect there."""
+    rules = (f'.settings:has(input[value="{name}"]:checked) [class*="only-"]:not(.only-{name})' for name in families)
+    return f"<style>{', '.join(rules)} {{ display: none; }}</style>"

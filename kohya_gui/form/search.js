@@ -89,7 +89,8 @@
 
   /** Whether a family has this setting and it means something there; else it is on the page, but hidden. */
   const isShown = (field, name) => kohya.isFor(field, name) && [field.closest(".field"), field.closest(".section")]
-    .flatMap((box) => [...(box?.classList ?? [])]).every((one) => !one.startsWith("only-") || one === `only-${name}`);
+    .map((box) => [...(box?.classList ?? [])].filter((one) => one.startsWith("only-")))
+    .every((only) => !only.length || only.includes(`only-${name}`));
 
   /** For which families a setting is, by their titles. */
   const titles = (form, field) => field.dataset.families.split(" ").filter((name) => isShown(field, name))

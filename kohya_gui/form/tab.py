@@ -13,14 +13,14 @@ import gradio as gr
 from kohya_gui.form import api, compile_summary, messages, presets, print_command, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths, picker
-from library import importers
+from library import families, importers
 from library.check import isolated
 from library.config.remedies import remedy
 from library.config.schema import ConfigError, changed, flat, read_text, to_toml
 from library.families import RUNS, config_class
 from library.runs import keys, queue, start
 
-FAMILIES = {"sdxl": "SDXL", "flux": "FLUX.1"}
+FAMILIES = {family.name: family.title for family in families.every()}
 MODEL_FILES = {"pretrained_model_name_or_path": 6, "clip_l": 2, "t5xxl": 2, "ae": 2}
 # Nothing of an event is queued or overlaid: each answers within some milliseconds.
 QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}

@@ -16,6 +16,7 @@ from kohya_gui.form.form import SettingsForm, shown_value
 from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
+from library import families
 from library.bench import candidates, picture, report
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
@@ -23,10 +24,9 @@ from library.runs import gpu_slots, reader
 from library.runs import job as jobs
 
 MODELS = {
-    "flux-full": ("FLUX.1, full size, random weights", ["--family", "flux", "--size", "full"]),
-    "sdxl-full": ("SDXL, full size, random weights", ["--family", "sdxl", "--size", "full"]),
-    "flux-tiny": ("FLUX.1, tiny, to try it out", ["--family", "flux", "--size", "tiny"]),
-    "sdxl-tiny": ("SDXL, tiny, to try it out", ["--family", "sdxl", "--size", "tiny"]),
+    f"{family.name}-{size}": (f"{family.title}, {about}", ["--family", family.name, "--size", size])
+    for size, about in (("full", "full size, random weights"), ("tiny", "tiny, to try it out"))
+    for family in reversed(families.every())
 }
 EXTENTS = {
     "step": ("The training step", ["--part", "step"]),
@@ -117,7 +117,8 @@ class LabTab:
     def _markup(self) -> str:
         ours = {tab: f"The form of {name}" for tab, name in self.titles.items()}
         models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
-        usual = "flux-full" if gpu_slots.lanes() != (gpu_slots.CPU,) else "flux-tiny"
+        size = "full" if gpu_slots.lanes() != (gpu_slots.CPU,) else "tiny"
+        usual = next(name for name in MODELS if name.endswith(size))
         return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
                 .replace("[models]", _choices(models, usual))
                 .replace("[extents]", _choices({name: text for name, (text, _) in EXTENTS.items()}))

@@ -3,6 +3,7 @@
 import gradio as gr
 
 from kohya_gui.tools import commands
+from library import families
 from library.tools.forms import FORMS
 
 
@@ -16,7 +17,7 @@ class ToolsTab:
 def markup() -> str:
     """The tab as HTML."""
     return (
-        '<div class="tools settings"><p class="lead">For finished LoRA files of SDXL and FLUX.1. Results are new '
+        f'<div class="tools settings"><p class="lead">For finished LoRA files of {families.titles()}. Results are new '
         f'files: nothing is ever overwritten.</p><div class="card">{commands.markup(FORMS)}<div class="bar-of"><button '
         'type="button" class="go" data-go>Run</button></div></div><div class="said-of" aria-live="polite"></div>'
         '<div class="jobs"></div></div>'

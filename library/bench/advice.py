@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from library import families
 from library.runs import machine
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
-TITLES = {"flux": "FLUX.1", "sdxl": "SDXL"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def sentence(found: Found) -> str:
         how = "with compile" if found.compiles else "without compile"
         return f"without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
     set_to = ", ".join(f"{name} = {str(value).lower()}" for name, value in options(found).items())
-    ready = [f"{TITLES[family]} LoRA: preset {name}" for family, name in presets(found).items()]
+    ready = [f"{families.facts(family).title} LoRA: preset {name}" for family, name in presets(found).items()]
     if not presets(found):
         ready.append("no preset fits into so little memory; 8 GB are the least")
     if found.fp8:

@@ -40,7 +40,7 @@ def problems(config: Any) -> Iterator[str]:
 
 def _in_question(config: Any) -> bool:
     network = config.network if config.adapters else None
-    if network and network.module not in network_args.KINDS:
+    if network and network_args.args_class(config) is None:
         return False  # what another module does is only known when it does it
     given = network and (network.network_weights or network.base_weights or network.network_args)
     return bool(given or _resumes(config))

@@ -178,7 +178,7 @@ def _other_adapters(config: Any) -> Iterator[str]:
             continue
         with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
             if (family := names.family_of(map(_layer, stored), {})) != config.family:
-                other = "SDXL" if family == "sdxl" else "FLUX.1"
+                other = families.facts(family).title
                 yield f"{option}: {path} was made for {other}, and this is {config.title}; choose a file made for it"
             elif option == "network_weights":
                 yield from _other_ranks(path, stored, config)

@@ -234,7 +234,7 @@ def _rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[str]:
     if not dataset.subsets:
         yield f"{source} it has no [[datasets.subsets]] table with images"
     if not dataset.resolution:
-        yield f"{source} resolution is not set; 1024 suits SDXL and FLUX.1"
+        yield f"{source} resolution is not set; 1024 is usual"
     if dataset.enable_bucket:
         yield from _bucket_rules(dataset, source, config)
     if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:

@@ -35,7 +35,7 @@ def idle(config: Any) -> dict[str, str]:
 
 def _rules(config: Any) -> Iterator[Rule]:
     yield from SHARED
-    yield from FLOW if config.family == "flux" else ()
+    yield from FLOW if "timestep_sampling" in options(type(config)) else ()
     yield from ADAPTERS if config.adapters else WHOLE
 
 
@@ -162,7 +162,7 @@ ADAPTERS: tuple[Rule, ...] = (
 
 WHOLE: tuple[Rule, ...] = (
     ("fp8_base int8_base fp8_compute", lambda c: False, "the whole model is trained, which needs more than 8 bits"),
-    ("use_safetensors", lambda c: c.save.save_model_as is None and c.script != "flux_train",
+    ("use_safetensors", lambda c: c.save.save_model_as is None and not c.save.only_safetensors,
      "save_model_as, or the base model, decides"),
     ("learning_rate_te1 learning_rate_te2", lambda c: getattr(c.steps, "train_text_encoder", False),
      "train_text_encoder is off"),

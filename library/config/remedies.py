@@ -111,7 +111,7 @@ REMEDIES: tuple[tuple[str, Remedy], ...] = (
     (r"^(?P<one>\w+) and (?P<other>\w+) (?:exclude each other|want opposite things|leave nothing to train)",
      lambda m, c: _default(c, m["other"])),
     (r"^huber_schedule = snr is not possible", lambda m, c: {"huber_schedule": "constant"}),
-    (r"^model_type", lambda m, c: {"model_type": "flux"}),
+    (r"^model_type", lambda m, c: _default(c, "model_type")),
     (r"^network_module .*(?:write \S+ or leave it empty|is not offered)", lambda m, c: {"network_module": None}),
     (r"^sample_prompts: sample images are asked for, but",
      lambda m, c: {"sample_every_n_steps": None, "sample_every_n_epochs": None, "sample_at_first": False}),

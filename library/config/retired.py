@@ -10,7 +10,7 @@ _DEEPSPEED = (
     "DeepSpeed is not used; several GPUs share the work with `accelerate launch --num_processes N`, and memory "
     "is saved by blocks_to_swap, fused_backward_pass or fp8_base"
 )
-_BLOCKS = "it is for FLUX.1; set blocks_to_swap"  # FLUX.1 has them in converted.py
+_BLOCKS = "set blocks_to_swap"  # a family that still reads them has them in its `old`
 
 # Flags of sd-scripts that are gone. Asking for one is an error with this advice; leaving it off (false, 0) is not.
 RETIRED: dict[str, str] = {
@@ -34,7 +34,7 @@ RETIRED: dict[str, str] = {
 
 _SDPA = "attention is PyTorch's SDPA, which is faster and needs less memory"
 _GUI = "it is a setting of the kohya_ss page that no script reads"
-_SCRIPT = "no SDXL or FLUX.1 script reads it"
+_SCRIPT = "no script reads it"
 
 # Keys that are harmless to leave out: ignored, with a note.
 FOREIGN: dict[str, str] = {
@@ -54,7 +54,7 @@ FOREIGN: dict[str, str] = {
     "fp8_fast": _SCRIPT,
     "disable_numpy_memmap": _SCRIPT,
     "cache_text_encoder_outputs_on_cpu": _SCRIPT,
-    "learning_rate_te": "the text encoders of FLUX.1 are not trained; SDXL has learning_rate_te1 and learning_rate_te2",
+    "learning_rate_te": "text encoders that can be trained have learning_rate_te1 and learning_rate_te2",
     "num_cpu_threads_per_process": "it belongs to `accelerate launch`",
     "num_processes": "it belongs to `accelerate launch`",
     "num_machines": "it belongs to `accelerate launch`",

@@ -79,7 +79,7 @@ def survey(config: Any, report: Report | None = None, keep: bool = True) -> Surv
     train, validation = ImageSet([], every), ImageSet([], every)
     for position, dataset in enumerate(every):
         if dataset.resolution is None and not any("resolution" in problem for problem in result.problems):
-            result.problems.append("resolution is not set: 1024 suits SDXL and FLUX.1")
+            result.problems.append("resolution is not set: 1024 is usual")
         learned, held_back = _images_of(result, position, _sized(dataset), config.steps.seed or 0)
         train.items += learned
         validation.items += held_back

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from library import families
+
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
-TITLES = {"flux": "FLUX.1", "sdxl": "SDXL"}
 
 
 def gain(family: str, folder: Path = FOLDER) -> str:
@@ -14,6 +15,7 @@ def gain(family: str, folder: Path = FOLDER) -> str:
 
     Where there are none it says where figures are explained.
     """
+    title = families.facts(family).title
     for path in sorted(folder.glob("*.json"), reverse=True):
         known = json.loads(path.read_text(encoding="utf-8"))
         eager = min(_steps(known, family, compiled=False), default=None)
@@ -21,9 +23,9 @@ def gain(family: str, folder: Path = FOLDER) -> str:
         if eager and fast:
             note = known["machine"].get("note", "")
             return (
-                f"On an {known['machine']['gpu']} a step of full-size {TITLES[family]} took {eager[1]:.3g} s eagerly "
+                f"On an {known['machine']['gpu']} a step of full-size {title} took {eager[1]:.3g} s eagerly "
                 f"({eager[2]}) and {fast[1]:.3g} s compiled ({fast[2]}): docs/measured/{path.name}."
-                + (f" {note}" if TITLES[family] in note else "")
+                + (f" {note}" if title in note else "")
             )
     return "docs/performance.md says what compiling gives with full-size models on a GPU."
 

@@ -1,32 +1,42 @@
-"""Model families, one folder each.
+"""Model families, one folder each; `FAMILIES` is their registry.
 
-`RUNS` has a line for every kind of training: the page makes a tab of it, the docs a chapter, the tests a case. Nothing
-here loads torch before `of` is called.
+What other parts of the project ask about a family is a fact that it states (`facts.py` of its folder). Nothing here
+loads torch before `of` is called.
 """
 
+import functools
 import importlib
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError, options
 from library.config.sections import Run
 from library.config.values import meant
+from library.families.facts import FamilyFacts
 
 if TYPE_CHECKING:
     from library.families.base import Family
 
-RUNS = {
-    "sdxl_train_network": "library.families.sdxl.options:SdxlLora",
-    "sdxl_train": "library.families.sdxl.options:SdxlTrain",
-    "flux_train_network": "library.families.flux.options:FluxLora",
-    "flux_train": "library.families.flux.options:FluxTrain",
-}
+FAMILIES = ("sdxl", "flux")  # folders, in the order of the page
 
-FAMILIES = {
-    "sdxl": "library.families.sdxl.family:Sdxl",
-    "flux": "library.families.flux.family:Flux",
-}
+
+@functools.cache
+def facts(name: str) -> FamilyFacts:
+    """The facts of a family."""
+    return importlib.import_module(f"library.families.{name}.facts").FACTS
+
+
+def every() -> tuple[FamilyFacts, ...]:
+    """The facts of all families."""
+    return tuple(map(facts, FAMILIES))
+
+
+# A line for every kind of training: the page makes a tab of it, the docs a chapter, the tests a case.
+RUNS = {script: where for known in every() for script, where in known.scripts.items()}
+
+
+def titles() -> str:
+    """What people call them, in one line."""
+    return ", ".join(known.title for known in every())
 
 
 def config_class(script: str) -> type[Any]:
@@ -34,23 +44,24 @@ def config_class(script: str) -> type[Any]:
     name = script.removesuffix(".py")
     if name not in RUNS:
         raise ConfigError(f"{script} is not a kind of training{meant(name, RUNS)}; there are {', '.join(RUNS)}")
-    return _load(RUNS[name])
+    return load(RUNS[name])
 
 
 def _script_with(option: str) -> str:
     """The first script that has an option, or ""."""
-    return next((script for script, where in RUNS.items() if option in options(_load(where))), "")
+    return next((script for script, where in RUNS.items() if option in options(load(where))), "")
 
 
 def of(config: Any) -> "Family":
     """The family of a run's config, holding that config. Loads torch."""
-    return _load(FAMILIES[config.family])(config)
+    return load(facts(config.family).family)(config)
 
 
 Run.elsewhere = staticmethod(_script_with)  # a config knows of no other
 
 
-def _load(where: str) -> Any:
+def load(where: str) -> Any:
+    """What `module:name` names."""
     module, name = where.split(":")
     return getattr(importlib.import_module(module), name)
 
@@ -58,19 +69,3 @@ def _load(where: str) -> Any:
 def random_module(family: str) -> Any:
     """The module that makes a family's networks with random weights: TINY, FULL, random, input_shapes, adopt, write."""
     return importlib.import_module(f"library.families.{family}.random")
-
-
-def recognised(path: Path) -> tuple[str, str]:
-    """What a .safetensors file or a diffusers folder is: the family that it is a base model of ("" for none), and words
-    that fit into a sentence. Only a header is read. Raises ConfigError when that is not possible."""
-    from library.families.shared import weights
-
-    if path.is_dir():
-        try:
-            pipeline = json.loads((path / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is not a diffusers model") from None
-        family = {"StableDiffusionXLPipeline": "sdxl", "FluxPipeline": "flux"}.get(str(pipeline), "")
-        return family, f"a diffusers model ({pipeline})"
-    words = weights.describe(weights.header(path))
-    return {"an SDXL checkpoint": "sdxl", "a FLUX.1 transformer": "flux"}.get(words, ""), words

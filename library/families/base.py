@@ -189,6 +189,10 @@ class Family(Protocol):
         """What draws sample images with these networks."""
         ...
 
+    def learning_rate_block(self, path: str) -> int:
+        """Which of the `block_lrs` a parameter of the denoiser has; asked only of families with that option."""
+        ...
+
     def adapter_name(self, part: str, path: str) -> str:
         """The name of a module's adapter in files: ("denoiser", "img_in") -> "lora_unet_img_in"."""
         ...

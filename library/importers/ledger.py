@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from library.config import pending
 from library.config.schema import ConfigError, Option, build, changed, draft, flat, options
 from library.config.sections.run import IDLE_EVERYWHERE
 from library.config.values import number
@@ -215,7 +214,7 @@ def _accepted(config: Any, name: str, value: Any, configs: Configs) -> Any:
         result = option.read(value)
     except ConfigError as error:
         raise ConfigError(f"{error}; the default is used ({option.text(option.default) or 'not set'})") from None
-    if result != option.default and (why := pending.refusal(config.script, name, result)):
+    if result != option.default and (why := config.refusal(name, result)):
         raise ConfigError(why)
     return result
 

@@ -1,4 +1,4 @@
-"""The model itself learns: the denoiser and, for SDXL where it is asked for, the text encoders."""
+"""The model itself learns: the denoiser and, where it is asked for, the text encoders."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from library.config.schema import ConfigError
 from library.methods import snapshot
-from library.methods.targets import block_of
 
-# SDXL reads CLIP-L's last layer but one and never its pooled vector, so these would get no gradient.
+# Where text encoders learn, CLIP-L's last layer but one is read and never its pooled vector: these get no gradient.
 UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
 RATES = {"clip_l": "learning_rate_te1", "clip_g": "learning_rate_te2"}
 LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
@@ -89,7 +88,7 @@ def _denoiser_groups(parts: Any, family: Any, config: Any) -> Iterator[dict[str,
         return
     blocks: dict[int, list[nn.Parameter]] = {i: [] for i in range(len(rates))}
     for path, parameter in parts.denoiser.named_parameters():
-        blocks[block_of(family.adapter_name("denoiser", path.rpartition(".")[0]))].append(parameter)
+        blocks[family.learning_rate_block(path)].append(parameter)
     for i, params in blocks.items():
         yield {"params": params, "lr": rates[i], "name": f"block{i}"}
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
+from library.families.shared.network_args import patterns
 from library.methods import ggpo, network_args, snapshot, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
 from library.methods.factor_cache import FactorCache
@@ -138,9 +139,8 @@ class LoraAdapters:
             adapter.note_gradients()
 
     def mean_gradient(self) -> Tensor | None:
-        """Before a step: how large it is about to be, as sd-scripts shows it for FLUX.1; None for other networks."""
-        flux = isinstance(self.args, network_args.FluxArgs)
-        return ggpo.mean_gradient(self.adapters.values()) if flux else None
+        """Before a step: how large it is about to be, as sd-scripts shows it where there is GGPO."""
+        return ggpo.mean_gradient(self.adapters.values()) if self.args.ggpo else None
 
     def _noted(self) -> dict[str, Tensor]:
         """What GGPO remembers from step to step."""
@@ -362,7 +362,7 @@ def _groups(method: LoraAdapters, config: Any) -> Iterator[dict[str, Any]]:
         return
     blocks: dict[int, list[str]] = {}
     for name in unet:
-        blocks.setdefault(targets.block_of(name), []).append(name)
+        blocks.setdefault(method.args.block_of(name), []).append(name)
     for block, names in blocks.items():
         yield from _rated(method, names, rate * weights[block], f"unet_block{block}", ratio)
 
@@ -372,21 +372,22 @@ def _encoder_rates(method: LoraAdapters, config: Any) -> Iterable[tuple[list[str
     given = tuple(config.optim.text_encoder_lr)
     rates = (*given, *given[-1:], config.optim.learning_rate, config.optim.learning_rate)
     encoders = {n: place.part for n, place in method.places.items() if place.part != "denoiser"}
-    if not isinstance(method.args, network_args.FluxArgs):
+    if not (own := method.args.encoder_rates):
         yield list(encoders), rates[0], "textencoder"
         return
-    for i, t5 in enumerate((False, True)):
-        yield [n for n, part in encoders.items() if (part == "t5xxl") == t5], rates[i], f"textencoder {i + 1}"
+    yield [n for n, part in encoders.items() if part not in own], rates[0], "textencoder 1"
+    for i, name in enumerate(own, 1):
+        yield [n for n, part in encoders.items() if part == name], rates[i], f"textencoder {i + 1}"
 
 
 def _rated(
     method: LoraAdapters, names: list[str], rate: float, label: str, ratio: float | None
 ) -> Iterator[dict[str, Any]]:
     """One group, or several: patterns of `network_reg_lrs` have their own, and LoRA+ gives lora_up another rate."""
-    patterns = network_args.patterns(getattr(method.args, "network_reg_lrs", ""), float)
+    known = patterns(getattr(method.args, "network_reg_lrs", ""), float)
     members: dict[tuple[str, float], list[Adapter]] = {}
     for name in names:
-        own = ((f"{label} reg_lr_{i}", lr) for i, (pattern, lr) in enumerate(patterns) if re.search(pattern, name))
+        own = ((f"{label} reg_lr_{i}", lr) for i, (pattern, lr) in enumerate(known) if re.search(pattern, name))
         members.setdefault(next(own, (label, rate)), []).append(method.adapters[name])
     for (title, lr), adapters in members.items():
         if ratio:

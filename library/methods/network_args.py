@@ -4,130 +4,17 @@ The tables below are sections of the config engine, so a wrong name, a wrong val
 and worded like those of any other option, all at once and without loading torch.
 """
 
-import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from library import families
 from library.config.schema import ConfigError, Layer, opt, read_section, section_options
 
-# Blocks of the SDXL U-Net as the file format counts them: 0 time and label embedding, 1-9 input, 10-12 middle,
-# 13-21 output, 22 out.
-DOWN, MID, UP = 9, 3, 9
-NUM_BLOCKS = 1 + DOWN + MID + UP + 1
 PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
            "ia3")  # fmt: skip
 STRONG = 100  # alpha / rank that nobody means
-LARGEST = 2**16  # rank; no layer of these models has so many rows and columns
-SHAPES = ("cosine", "sine", "linear", "reverse_linear", "zeros")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shared:
-    """What every kind of LoRA can be told."""
-
-    rank_dropout: float | None = opt(None, "share of ranks left out, drawn for each image", min=0.0, max=0.99)
-    module_dropout: float | None = opt(None, "chance that a whole adapter is left out", min=0.0, max=0.99)
-    loraplus_lr_ratio: float | None = opt(None, "LoRA+: learning rate of lora_up relative to lora_down", min=0.0)
-    loraplus_unet_lr_ratio: float | None = opt(None, "LoRA+ for the denoiser only", min=0.0)
-    loraplus_text_encoder_lr_ratio: float | None = opt(None, "LoRA+ for the text encoders only", min=0.0)
-    conv_dim: int | None = opt(
-        None, "rank of adapters on 3x3 convolutions; not set: none there", min=0, ceiling=LARGEST
-    )
-    conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", min=0.0)
-
-    def notes(self, _run: Any = None) -> Iterator[str]:
-        """What has no effect, and why."""
-        if self.conv_alpha is not None and not self.conv_dim:
-            yield "network_args conv_alpha has no effect without conv_dim"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoraArgs(Shared):
-    """`networks.lora`: SDXL."""
-
-    block_dims: tuple[int, ...] = opt(
-        (), f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out", min=0, ceiling=LARGEST
-    )
-    block_alphas: tuple[float, ...] = opt((), f"alpha of each of the {NUM_BLOCKS} blocks", min=0.0)
-    conv_block_dims: tuple[int, ...] = opt((), "rank of each block's 3x3 convolutions", min=0, ceiling=LARGEST)
-    conv_block_alphas: tuple[float, ...] = opt((), "alpha of each block's 3x3 convolutions", min=0.0)
-    down_lr_weight: str = opt("", f"factors of the learning rate of the {DOWN} input blocks, or {', '.join(SHAPES)}")
-    mid_lr_weight: str = opt("", f"factors of the learning rate of the {MID} middle blocks")
-    up_lr_weight: str = opt("", f"factors of the learning rate of the {UP} output blocks, or a shape's name")
-    block_lr_zero_threshold: float = opt(0.0, "factors up to this count as 0", min=0.0)
-
-    def check(self, _run: Any = None) -> Iterator[str]:
-        """The lists that must have one value per block."""
-        for name in ("block_dims", "block_alphas", "conv_block_dims", "conv_block_alphas"):
-            if (given := len(getattr(self, name))) not in (0, NUM_BLOCKS):
-                yield f"in network_args: {name} needs {NUM_BLOCKS} values separated by commas, got {given}"
-        for name, length in (("down_lr_weight", DOWN), ("mid_lr_weight", MID), ("up_lr_weight", UP)):
-            try:
-                _weights(getattr(self, name), length)
-            except ConfigError as e:
-                yield f"in network_args: {name} {e}"
-        if self.conv_block_alphas and not (self.conv_block_dims or self.conv_dim):
-            yield "in network_args: conv_block_alphas needs conv_block_dims or conv_dim"
-
-    @property
-    def block_weights(self) -> tuple[float, ...]:
-        """The factor of each block's learning rate, or () when none was given."""
-        if not (self.down_lr_weight or self.mid_lr_weight or self.up_lr_weight):
-            return ()
-        lists = zip((self.down_lr_weight, self.mid_lr_weight, self.up_lr_weight), (DOWN, MID, UP), strict=True)
-        factors = [f for text, length in lists for f in _weights(text, length)]
-        return (1.0, *(f if f > self.block_lr_zero_threshold else 0.0 for f in factors), 1.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FluxArgs(Shared):
-    """`networks.lora_flux`: FLUX.1."""
-
-    train_blocks: Literal["all", "single", "double"] = opt("all", "which blocks carry adapters")
-    train_double_block_indices: str = opt("all", 'double blocks that carry adapters: "all", "none" or "0-3,5"')
-    train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
-    img_attn_dim: int | None = opt(None, "rank on the image stream's attention", min=0, ceiling=LARGEST)
-    txt_attn_dim: int | None = opt(None, "rank on the text stream's attention", min=0, ceiling=LARGEST)
-    img_mlp_dim: int | None = opt(None, "rank on the image stream's MLP", min=0, ceiling=LARGEST)
-    txt_mlp_dim: int | None = opt(None, "rank on the text stream's MLP", min=0, ceiling=LARGEST)
-    img_mod_dim: int | None = opt(None, "rank on the image stream's modulation", min=0, ceiling=LARGEST)
-    txt_mod_dim: int | None = opt(None, "rank on the text stream's modulation", min=0, ceiling=LARGEST)
-    single_dim: int | None = opt(None, "rank on linear1 and linear2 of the single blocks", min=0, ceiling=LARGEST)
-    single_mod_dim: int | None = opt(None, "rank on the modulation of the single blocks", min=0, ceiling=LARGEST)
-    in_dims: str = opt("", "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]")
-    network_reg_dims: str = opt("", "regex=rank,...: the first pattern found in an adapter's name sets its rank")
-    network_reg_lrs: str = opt("", "regex=learning rate,...: the same for learning rates")
-    split_qkv: bool = opt(False, "separate adapters for query, key, value (and MLP) inside the fused matrices")
-    train_t5xxl: bool = opt(False, "adapters on T5 as well")
-    verbose: bool = opt(False, "log every adapter")
-    ggpo_sigma: float | None = opt(None, "strength of GGPO's weight-scaled noise", min=0.0)
-    ggpo_beta: float | None = opt(None, "strength of GGPO's gradient-scaled noise", min=0.0)
-
-    def check(self, _run: Any = None) -> Iterator[str]:
-        """The texts that are small languages of their own."""
-        for name in ("train_double_block_indices", "train_single_block_indices", "in_dims"):
-            try:
-                (ranks if name == "in_dims" else indices)(getattr(self, name))
-            except ConfigError as e:
-                yield f"in network_args: {name} {e}"
-        for name, kind in (("network_reg_dims", int), ("network_reg_lrs", float)):
-            try:
-                patterns(getattr(self, name), kind)
-            except ConfigError as e:
-                yield f"in network_args: {name} {e}"
-
-    def notes(self, _run: Any = None) -> Iterator[str]:
-        """What has no effect, and why."""
-        for name in ("conv_dim", "conv_alpha"):
-            if getattr(self, name) is not None:
-                yield f"network_args {name} has no effect: FLUX has no convolutions in its blocks"
-        given = {"ggpo_sigma": self.ggpo_sigma, "ggpo_beta": self.ggpo_beta}
-        alone = [name for name, value in given.items() if value is not None]
-        if len(alone) == 1:
-            yield f"network_args {alone[0]} has no effect: GGPO needs both ggpo_sigma and ggpo_beta"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,43 +61,28 @@ class LycorisArgs:
             yield f"in network_args: preset {self.preset!r} is no file, and none of {', '.join(PRESETS)}"
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One line of the table of network modules."""
-
-    args: type
-    family: str  # "" fits any
-
-
-KINDS = {
-    "networks.lora": Kind(LoraArgs, "sdxl"),
-    "networks.lora_fa": Kind(LoraArgs, "sdxl"),
-    "networks.lora_flux": Kind(FluxArgs, "flux"),
-    "lycoris.kohya": Kind(LycorisArgs, ""),
-}
-INSTEAD = {
-    "networks.dylora": "lycoris.kohya with network_args algo=dylora",
-    "networks.oft": "lycoris.kohya with network_args algo=diag-oft",
-    "networks.oft_flux": "lycoris.kohya with network_args algo=diag-oft",
-    "networks.loha": "lycoris.kohya with network_args algo=loha",
-    "networks.lokr": "lycoris.kohya with network_args algo=lokr",
-}
+LYCORIS = "lycoris.kohya"
+# networks.<this>, with or without a family's name behind it, are algorithms of LyCORIS here.
+ALGORITHMS = {"dylora": "dylora", "oft": "diag-oft", "loha": "loha", "lokr": "lokr"}
 HINTS = {"dropout": "; write --network_dropout instead"}
 
 
 def problems(config: Any) -> Iterator[str]:
     """What is wrong with network_module and network_args, a sentence each; no torch."""
     module = config.network.module
-    if module not in KINDS:
-        if module.startswith("networks."):
-            yield f"network_module {module} is not offered; write {INSTEAD.get(module, ', '.join(KINDS))}"
+    cls = args_class(config)
+    if cls is None:
+        if others := [known for known in families.every() if module in known.adapter_modules]:
+            own = next(iter(families.facts(config.family).adapter_modules))
+            others = " and ".join(known.title for known in others)
+            yield f"network_module {module} is for {others}; for {config.title} write {own} or leave it empty"
+        elif module.startswith("networks."):
+            algorithm = ALGORITHMS.get(module.removeprefix("networks.").split("_")[0])
+            offered = ", ".join((*families.facts(config.family).adapter_modules, LYCORIS))
+            instead = f"{LYCORIS} with network_args algo={algorithm}" if algorithm else offered
+            yield f"network_module {module} is not offered; write {instead}"
         return
-    kind = KINDS[module]
-    if kind.family and kind.family != config.family:
-        own = next(name for name, other in KINDS.items() if other.family == config.family)
-        yield f"network_module {module} is for {kind.family.upper()}; for {config.title} write {own} or leave it empty"
-        return
-    args, wrong = _read(kind.args, config.network.network_args)
+    args, wrong = _read(cls, config.network.network_args)
     yield from wrong
     both = getattr(args, "ggpo_sigma", None) is not None and getattr(args, "ggpo_beta", None) is not None
     if both and config.precision.mixed_precision == "fp16":
@@ -240,7 +112,7 @@ def notes(config: Any) -> Iterator[str]:
             f"network_alpha {network.network_alpha:g} is far above network_dim ({network.network_dim or 4}): the "
             "adapter's strength is alpha / rank, and so much may end in NaN"
         )
-    if len(set(config.optim.text_encoder_lr)) > 1 and not isinstance(args, FluxArgs):
+    if len(set(config.optim.text_encoder_lr)) > 1 and not getattr(args, "encoder_rates", ()):
         yield f"text_encoder_lr: {config.network.module} has one rate for all text encoders, the first one given"
 
 
@@ -248,8 +120,16 @@ def read(config: Any) -> Any:
     """The arguments as the module's own dataclass. Raises ConfigError with all that is wrong."""
     if wrong := list(problems(config)):
         raise ConfigError("\n".join(wrong))
-    kind = KINDS.get(config.network.module)
-    return _read(kind.args, config.network.network_args)[0] if kind else texts(config)
+    cls = args_class(config)
+    return _read(cls, config.network.network_args)[0] if cls else texts(config)
+
+
+def args_class(config: Any) -> type[Any] | None:
+    """What a run's network_args may say; None for a module that is not the run's family's, or no module of ours."""
+    own = families.facts(config.family).adapter_modules.get(config.network.module)
+    if own:
+        return families.load(own.args)
+    return LycorisArgs if config.network.module == LYCORIS else None
 
 
 def texts(config: Any) -> dict[str, str]:
@@ -266,76 +146,3 @@ def _read(cls: type, pairs: Any) -> tuple[Any, list[str]]:
         given.pop(name)
     made = cls(**read_section(cls, Layer(given, "network_args"), wrong))
     return made, [*wrong, *(made.check() if hasattr(made, "check") else ())]
-
-
-# ---- the small languages
-
-
-def _weights(text: str, length: int) -> list[float]:
-    """Factors from "1,0.5,..." or "cosine+.25"; all 1 from nothing; an empty place between commas is 0."""
-    if not text:
-        return [1.0] * length
-    name, _, base = text.partition("+")
-    try:
-        if name in SHAPES:
-            return [_shape(name, i / (length - 1)) + float(base or 0) for i in range(length)]
-        factors = [float(part) if part.strip() else 0.0 for part in text.split(",")]
-    except ValueError:
-        factors = []
-    if len(factors) != length or any(not math.isfinite(f) or f < 0 for f in factors):
-        raise ConfigError(f"needs {length} numbers separated by commas, or one of {', '.join(SHAPES)}, got {text!r}")
-    return factors
-
-
-def _shape(name: str, x: float) -> float:
-    shapes = {
-        "cosine": math.sin(math.pi * (1 - x) / 2),
-        "sine": math.sin(math.pi * x / 2),
-        "linear": x,
-        "reverse_linear": 1 - x,
-        "zeros": 0.0,
-    }
-    return shapes[name]
-
-
-def indices(text: str) -> frozenset[int] | None:
-    """The set {0, 1, 2, 3, 5} from "0-3,5"; None, which means no limit, from "all"; the empty set from "none"."""
-    text = text.strip()
-    if text in ("all", ""):
-        return None
-    if text == "none":
-        return frozenset()
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise ConfigError(f'must be "all", "none" or like "0-3,5", got {text!r}')
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
-
-
-def ranks(text: str) -> tuple[int, ...]:
-    """Five ranks from "[4,0,0,0,4]"; () from nothing."""
-    if not text.strip():
-        return ()
-    parts = text.strip().strip("[]").split(",")
-    if len(parts) != 5 or not all(part.strip().isdigit() for part in parts):
-        raise ConfigError(f"needs five whole numbers like [4,0,0,0,4], got {text!r}")
-    return tuple(int(part) for part in parts)
-
-
-def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
-    """Pairs from "regex=value,regex=value"; a comma inside a pattern is part of it."""
-    found: list[tuple[str, Any]] = []
-    # A pair ends at "=number" before a comma or the end, so that patterns may hold commas and equal signs.
-    rest, pair = text.strip(), re.compile(r"(.+?)=\s*([0-9.eE+-]+)\s*(?:,|$)")
-    while rest:
-        match = pair.match(rest)
-        try:
-            if not match:
-                raise ValueError(rest)
-            found.append((re.compile(match[1].strip()).pattern, kind(match[2])))
-        except (ValueError, re.error):
-            raise ConfigError(f"must be written regex={'rank' if kind is int else 'rate'},..., got {text!r}") from None
-        rest = rest[match.end() :].lstrip()
-    return tuple(found)

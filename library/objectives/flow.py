@@ -16,9 +16,7 @@ from library.config.schema import ConfigError
 from library.objectives.base import NoisedBatch
 
 TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
-NO_SNR = (
-    "huber_schedule: snr needs a noise schedule that FLUX does not have; set huber_schedule to constant or exponential"
-)
+NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have; set it to constant or exponential"
 
 
 def noised(

@@ -12,11 +12,11 @@ import random
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from library import families
 from library.config.schema import values
 
 # ss_ keys that are options of the same name; one that this kind of run does not have is left out.
@@ -31,7 +31,7 @@ OPTIONS = (
     *("ip_noise_gamma_random_strength", "loss_type", "huber_schedule", "huber_scale", "huber_c", "fp8_base"),
     *("fp8_base_unet", "validation_seed", "validation_split", "max_validation_steps", "validate_every_n_epochs"),
     *("validate_every_n_steps", "resize_interpolation", "output_name"),
-    # FLUX.1
+    # of single families
     *("model_type", "apply_t5_attn_mask", "weighting_scheme", "logit_mean", "logit_std", "mode_scale"),
     *("guidance_scale", "timestep_sampling", "sigmoid_scale", "model_prediction_type", "discrete_flow_shift"),
 )
@@ -39,19 +39,6 @@ LEAST = ("v2", "base_model_version", "network_module", "network_dim", "network_a
 JSON = ("network_args", "datasets", "tag_frequency", "dataset_dirs", "reg_dataset_dirs", "bucket_info")
 
 
-@dataclass(frozen=True)
-class Home:
-    """What the standards call a family."""
-
-    version: str
-    implementation: str
-    has_prediction_type: bool
-
-
-HOMES = {
-    "sdxl": Home("sdxl_base_v1-0", "https://github.com/Stability-AI/generative-models", True),
-    "flux": Home("flux1", "https://github.com/black-forest-labs/flux", False),
-}
 EXTRAS = ("usage_hint", "merged_from", "trigger_phrase", "preprocessor", "is_negative_embedding")
 PLAIN = ("author", "description", "license", "tags")
 
@@ -74,7 +61,7 @@ class Metadata:
             return spec
         facts = {**self._facts, "session_id": self._session, "training_started_at": self._started}
         facts |= {
-            "base_model_version": HOMES[self._config.family].version,
+            "base_model_version": families.facts(self._config.family).base_model_version,
             "network_module": self._config.network.module,
         }
         facts |= _network_args(self._config)
@@ -139,7 +126,7 @@ def modelspec(config: Any, architecture: str) -> dict[str, str]:
     out = {
         "sai_model_spec": "1.0.1",
         "architecture": architecture + ("/lora" if config.adapters else ""),
-        "implementation": HOMES[config.family].implementation,
+        "implementation": families.facts(config.family).implementation,
         "title": meta.metadata_title or config.save.output_name or f"{kind}@{now.timestamp():.0f}",
         "resolution": _resolution(config),
         "date": now.isoformat(),
@@ -147,7 +134,7 @@ def modelspec(config: Any, architecture: str) -> dict[str, str]:
         **{key: getattr(meta, f"metadata_{key}") for key in (*PLAIN, *EXTRAS)},
         "thumbnail": _thumbnail(meta.metadata_thumbnail),
     }
-    if HOMES[config.family].has_prediction_type:
+    if families.facts(config.family).has_prediction_type:
         out["prediction_type"] = "v" if config.model.v_parameterization else "epsilon"
     low, high = config.noise.min_timestep, config.noise.max_timestep
     if low is not None or high is not None:

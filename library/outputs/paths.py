@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 
 PICKLED = (".ckpt", ".pt", ".pth")
 FOLDERS = ("diffusers", "diffusers_safetensors")
-SAFETENSORS_ONLY = ("flux_train",)  # scripts whose models have no readers for anything else
 DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # what Windows has in every folder
 LONGEST = 200  # bytes of a name: file systems allow 255, and a step, an ending and a mark of being written come behind
 DTYPES = {"float": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -97,7 +96,7 @@ def extension(config: Any) -> str:
 
     A diffusers folder has none.
     """
-    if config.script in SAFETENSORS_ONLY:
+    if getattr(config.save, "only_safetensors", False):
         return ".safetensors"
     asked = config.save.save_model_as
     if asked is None:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from library import families
 from library.config.schema import ConfigError
 
 log = logging.getLogger(__name__)
 
-OURS = ("networks.lora", "networks.lora_fa", "networks.lora_flux")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -54,7 +54,7 @@ def _verified(path: Path, config: Any) -> str:
     """The first problem that `kohya tools verify` finds, with the base model's header where it can be read."""
     from library.tools.verify import verify
 
-    if config.network.module not in OURS:
+    if config.network.module not in families.facts(config.family).adapter_modules:
         return ""
     base = Path(config.model.pretrained_model_name_or_path or "")
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library import families
 from library.config.schema import ConfigError
 from library.tools import adapters, storage, writing
 from library.tools.adapters import AdapterFactors, Lora
@@ -167,4 +168,4 @@ def _listed(loras: Weighted) -> str:
 
 
 def _name(lora: Lora) -> str:
-    return {"sdxl": "SDXL", "flux": "FLUX.1"}[lora.family]
+    return families.facts(lora.family).title

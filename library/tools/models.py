@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from library.config.schema import ConfigError
+from library.families import recognition
 from library.families.flux import checkpoint as flux_source
 from library.families.flux import keys as flux
 from library.families.sdxl import keys as sdxl
@@ -61,7 +62,7 @@ class ModelFile:
         }
 
     def _family(self, shapes: dict[str, tuple[int, ...]]) -> str:
-        found = weights.describe(shapes)
+        found = recognition.describe(shapes)
         if found.startswith("a FLUX.1 transformer"):
             return "flux"
         if found in ("an SDXL checkpoint", "an SDXL U-Net without text encoders"):

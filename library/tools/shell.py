@@ -154,9 +154,7 @@ def metadata(asked: argparse.Namespace) -> int:
 
 def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
     """The options of all tools; the page makes its forms of these (forms.py)."""
-    made = kind(
-        "kohya tools", description="Tools for LoRA files of SDXL and FLUX.1. Nothing that exists is ever overwritten."
-    )
+    made = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
     tools = made.add_subparsers(metavar="NAME", required=True)
 
     def tool(run: Callable[[argparse.Namespace], int], about: str) -> Any:
@@ -188,7 +186,7 @@ def _output(one: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, defa
 
 def _merge(one: argparse.ArgumentParser) -> None:
     one.add_argument("loras", nargs="+", metavar="LORA[=WEIGHT]", help="files with their weights (1 when not given)")
-    one.add_argument("--base", type=Path, help="an SDXL single file or a FLUX.1 transformer to merge into")
+    one.add_argument("--base", type=Path, help="the model to merge into")
     one.add_argument("--rank", type=int, help="cut the sum to this rank; without it the sum is exact and ranks add up")
     one.add_argument("--conv_rank", type=int, help="the same for convolutions")
     _output(one, (*DTYPES, "fp8"))
@@ -198,7 +196,7 @@ def _extract(one: argparse.ArgumentParser) -> None:
     one.add_argument("tuned", type=Path, help="the checkpoint that was fine-tuned")
     one.add_argument("base", type=Path, help="the checkpoint that it was made from")
     one.add_argument("--rank", type=int, default=16, help="rank of every module (%(default)s)")
-    one.add_argument("--conv_rank", type=int, help="take SDXL's residual blocks as well, 3x3 with this rank")
+    one.add_argument("--conv_rank", type=int, help="take residual blocks of convolutions as well, 3x3 with this rank")
     one.add_argument(
         "--clamp", type=float, default=0.99, help="quantile to which values are cut; 1: none (%(default)s)"
     )

@@ -7,26 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from library import families
 from library.config.schema import ConfigError
 from library.tools import adapters, storage
 from library.tools.adapters import Lora
 from library.tools.storage import Metadata, Report, silent
 
-# What a LoRA must say so that others know what it is for: kohya's names, and Stability AI's.
-HOMES = {
-    "sdxl": {
-        "ss_base_model_version": "sdxl_base_v1-0",
-        "ss_network_module": "networks.lora",
-        "modelspec.architecture": "stable-diffusion-xl-v1-base/lora",
-        "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
-    },
-    "flux": {
-        "ss_base_model_version": "flux1",
-        "ss_network_module": "networks.lora_flux",
-        "modelspec.architecture": "flux-1-dev/lora",
-        "modelspec.implementation": "https://github.com/black-forest-labs/flux",
-    },
-}
 INHERITED = ("ss_base_model_version", "modelspec.architecture", "modelspec.implementation", "modelspec.prediction_type")
 
 
@@ -49,7 +35,14 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
 
 def described(family: str, comment: str, sources: Sequence[Lora] = ()) -> Metadata:
     """The metadata of a LoRA that is made of others, or from models."""
-    out = {"ss_v2": "False", **HOMES[family]}
+    facts = families.facts(family)
+    out = {
+        "ss_v2": "False",
+        "ss_base_model_version": facts.base_model_version,
+        "ss_network_module": next(iter(facts.adapter_modules)),
+        "modelspec.architecture": f"{facts.architecture}/lora",
+        "modelspec.implementation": facts.implementation,
+    }
     for lora in reversed(sources):
         out |= {key: lora.metadata[key] for key in INHERITED if key in lora.metadata}
     date = datetime.now().replace(microsecond=0).isoformat()

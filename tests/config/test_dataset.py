@@ -146,7 +146,7 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         ("", {}, "there is no [[datasets]] table"),
         ("[[datasets]]\nresolution = 64\n", {}, "it has no [[datasets.subsets]] table with images"),
         ("datasets = 3\n", {}, "datasets must be written as tables, [[datasets]]"),
-        (SUBSET.replace("resolution = 64\n", ""), {}, "resolution is not set; 1024 suits SDXL and FLUX.1"),
+        (SUBSET.replace("resolution = 64\n", ""), {}, "resolution is not set; 1024 is usual"),
         (SUBSET + "[[datasets.subsets]]\nmetadata_file = 'm.json'\n", {},
          "either all subsets have a metadata_file or none: make two [[datasets]] of them"),
         (SUBSET + "conditioning_data_dir = 'm'\n", {},

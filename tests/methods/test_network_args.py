@@ -2,8 +2,9 @@ import pytest
 
 from library import methods
 from library.config.schema import ConfigError
+from library.families.sdxl.network_args import block_of
+from library.families.shared import network_args as languages
 from library.methods import network_args
-from library.methods.targets import block_of
 
 
 def wrong(config):
@@ -89,10 +90,10 @@ def test_block_weights_of_sdxl(sdxl_config):
 
 
 def test_patterns_may_hold_commas_and_equal_signs():
-    found = network_args.patterns(r"a{1,2}=4, (?=x)single=8", int)
+    found = languages.patterns(r"a{1,2}=4, (?=x)single=8", int)
     assert found == (("a{1,2}", 4), ("(?=x)single", 8))
-    assert network_args.patterns("double=1e-4", float) == (("double", 1e-4),)
-    assert network_args.indices("0-2,7") == {0, 1, 2, 7} and network_args.indices("all") is None
+    assert languages.patterns("double=1e-4", float) == (("double", 1e-4),)
+    assert languages.indices("0-2,7") == {0, 1, 2, 7} and languages.indices("all") is None
 
 
 def test_what_has_no_effect_is_noted(flux_config, sdxl_config):

@@ -126,8 +126,8 @@ def counted(part):
 
 
 @pytest.mark.parametrize(("text", "covers"), [
-    ("resolution is not set: 1024 suits SDXL and FLUX.1", True),
-    ("Is not set: 1024 suits SDXL and FLUX.1", True),  # below its field
+    ("resolution is not set: 1024 is usual", True),
+    ("Is not set: 1024 is usual", True),  # below its field
     (": must be at least 1, got -5", True),  # behind its name
     ("in cat.toml: --seed must be a whole number, got -5", True),
     ("full_fp16 and full_bf16 exclude each other: choose one", True),

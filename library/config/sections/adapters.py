@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from library.config.schema import opt
 from library.config.sections.inputs import Data
@@ -14,9 +14,10 @@ from library.config.sections.machine import Precision
 class Network:
     """The adapters that learn."""
 
-    network_module: Literal["networks.lora", "networks.lora_fa", "networks.lora_flux", "lycoris.kohya"] | str | None = (
-        opt(None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter")
+    network_module: Literal["networks.lora", "lycoris.kohya"] | str | None = opt(
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
     )
+    usual: ClassVar[str] = "networks.lora"  # what an empty network_module means
     network_dim: int | None = opt(
         None,
         "The rank of the adapter; higher learns more detail and makes a larger file. Empty: 4.",
@@ -60,7 +61,7 @@ class Network:
     @property
     def module(self) -> str:
         """The kind of adapter that is meant."""
-        return self.network_module or "networks.lora"
+        return self.network_module or self.usual
 
     def check(self, run: Any) -> Iterator[str]:
         """Rules about which adapters learn and where they start."""

@@ -64,7 +64,7 @@ class Compile:
     )
     compile_blocks: str | None = opt(
         None,
-        'Only these blocks: "double:0-9,single:all" (FLUX.1), "transformer:all" (SDXL). "all=eager" sets a backend.',
+        'Only these blocks, by kind: "transformer:all", or "double:0-9,single:all". "all=eager" sets a backend.',
         label="Blocks",
         advanced=True,
     )
@@ -105,7 +105,7 @@ class Compile:
     )
     cuda_cudnn_benchmark: bool = opt(
         False,
-        "Let cuDNN benchmark its kernels for each convolution size (SDXL, VAE). Faster with few image sizes.",
+        "Let cuDNN benchmark its kernels for each convolution size. Faster with few image sizes.",
         label="cuDNN benchmark",
         advanced=True,
     )

@@ -68,7 +68,7 @@ class Model:
     def check(self, run: Any) -> Iterator[str]:
         """SD 2.x has no trainer here."""
         if self.v2:
-            yield "v2 must be off: Stable Diffusion 2.x is not trained here, only SDXL and FLUX.1"
+            yield "v2 must be off: Stable Diffusion 2.x is not trained here"
 
     def missing(self, run: Any) -> Iterator[str]:
         """A training needs a model."""
@@ -104,7 +104,7 @@ class Data:
     )
     max_bucket_reso: int = opt(
         1024,
-        "The longest side of a bucket in pixels. 2048 suits SDXL and FLUX.1.",
+        "The longest side of a bucket in pixels. 2048 is usual.",
         label="Longest bucket side",
         min=16,
         ceiling=LARGEST,
@@ -211,7 +211,7 @@ class Data:
         if not self.train_data_dir and not self.dataset_config:
             yield "train_data_dir is not set: choose the folder of your images"
         if not self.resolution and not self.dataset_config:
-            yield "resolution is not set: 1024 suits SDXL and FLUX.1"
+            yield "resolution is not set: 1024 is usual"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from library.config.reading import count, count_or_off, minutes
 from library.config.schema import opt
@@ -78,6 +78,8 @@ class AdapterSave(Save):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullSave(Save):
     """The same, for whole models."""
+
+    only_safetensors: ClassVar[bool] = False  # whether no other kind of file has readers
 
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = opt(
         None, "The format of the file or folder. Empty: the format of the base model.", label="File format"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
-from library.config import converted, pending, schema
+from library.config import converted, schema
 from library.config.retired import ALIASES, FOREIGN, RETIRED
 
 IDLE_EVERYWHERE: Mapping[str, str] = {
@@ -18,12 +18,16 @@ class Run:
 
     __slots__ = ()
 
-    family: ClassVar[str]  # "sdxl", "flux": the folder in library/families
+    family: ClassVar[str]  # the folder in library/families
     script: ClassVar[str]  # the file in sd-scripts/ without .py
     title: ClassVar[str]  # what a person calls it
     adapters: ClassVar[bool]  # adapters learn and the model does not
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
     idle: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
+
+    # "option" or "option=value" that is declared but not honoured yet -> why, and what to do instead: a flag is never
+    # accepted and ignored.
+    pending: ClassVar[Mapping[str, str]] = {}
 
     elsewhere: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")  # option -> a script that has it, or ""
 
@@ -43,8 +47,14 @@ class Run:
     def check(self) -> Iterator[str]:
         """Refuse what this version cannot do yet, so that no flag is accepted and ignored."""
         for name, value in self._touched():
-            if refusal := pending.refusal(self.script, name, value):
+            if refusal := self.refusal(name, value):
                 yield refusal
+
+    @classmethod
+    def refusal(cls, name: str, value: Any) -> str:
+        """Why an option that differs from its default cannot be used in this script, or "" when it can."""
+        reason = cls.pending.get(name) or cls.pending.get(f"{name}={value}", "")
+        return f"{name} does not work yet: {reason}" if reason else ""
 
     def notes(self) -> Iterator[str]:
         """Say which options are set but do nothing in this kind of run."""

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError
+from library.families import recognition
 from library.families.flux import keys
+from library.families.flux.facts import FACTS
 from library.families.flux.options import OTHERS
 from library.families.shared import hub, weights
 
@@ -166,12 +168,13 @@ def plain_shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
 def unfit(path: Path, entries: Entries, part: str) -> str | None:
     """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
     about, shapes = PARTS[part], plain_shapes(entries)
-    found = weights.describe({name: tuple(entry["shape"]) for name, entry in entries.items()})
+    of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
         use = ": give it as --network_weights" if part == "denoiser" else ""
         return f"{path} is a LoRA file, not a model{use}; expected {about.what}"
     if not any(name.endswith(about.marker) for name in shapes):
-        trainer = "; train it with sdxl_train_network or sdxl_train" if part == "denoiser" and "SDXL" in found else ""
+        other = of if part == "denoiser" and of is not FACTS else None
+        trainer = f"; train it with {' or '.join(other.scripts)}" if other else ""
         return f"{path} is {found}{trainer}; expected {about.what}"
     if problem := stored_oddly(path, entries):
         return problem
@@ -280,7 +283,7 @@ def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = Tru
 
     file = weights.read(path, mmap)
     if "decoder.conv_in.weight" not in file:
-        raise weights.wrong(path, "a FLUX.1 autoencoder")
+        raise recognition.wrong(path, "a FLUX.1 autoencoder")
     with complete(path, "an autoencoder"):
         tensors = autoencoder.to_diffusers({name: weights.cast(file[name], dtype) for name in file})
         return autoencoder.build(tensors, scale, shift)
@@ -293,7 +296,7 @@ def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     file, marker = weights.read(path, mmap), "embeddings.token_embedding.weight"
     found = next((name for name in file if name.endswith(marker)), None)
     if found is None:
-        raise weights.wrong(path, "a CLIP-L text encoder")
+        raise recognition.wrong(path, "a CLIP-L text encoder")
     prefix = found.removesuffix(marker).removesuffix("text_model.")
     names = {clip.canonical(name.removeprefix(prefix)): name for name in file if name.startswith(prefix)}
     names.pop("text_model.embeddings.position_ids", None)

@@ -36,6 +36,8 @@ IDLE = {
     "sample_sampler": "sample images of FLUX.1 always use the Euler sampler",
 }
 
+PENDING = {"model_type=chroma": "Chroma is not supported; train FLUX.1 dev or schnell (model_type = flux)"}
+
 OTHERS = {
     "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
     "t5xxl": "the T5-XXL text encoder (t5xxl_fp16.safetensors)",
@@ -144,10 +146,10 @@ class FluxLoss(sections.Loss):
 class FluxNetwork(sections.Network):
     """The adapters that learn."""
 
-    @property
-    def module(self) -> str:
-        """The kind of adapter that is meant."""
-        return self.network_module or "networks.lora_flux"
+    network_module: Literal["networks.lora_flux", "lycoris.kohya"] | str | None = opt(
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
+    )
+    usual: ClassVar[str] = "networks.lora_flux"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +193,8 @@ class FluxFullSave(sections.FullSave):
         advanced=True,
     )
 
+    only_safetensors: ClassVar[bool] = True
+
     def notes(self, run: Any) -> Iterator[str]:
         """One kind of file."""
         if self.save_model_as not in (None, "safetensors"):
@@ -207,6 +211,7 @@ class FluxLora(sections.Run):
     adapters: ClassVar[bool] = True
     grid: ClassVar[int] = 64
     idle: ClassVar[Mapping[str, str]] = IDLE
+    pending: ClassVar[Mapping[str, str]] = PENDING
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     # Written by the kohya_ss page into the configs of this script, too.
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {"mem_eff_save": "adapter files are small"}
@@ -242,6 +247,7 @@ class FluxTrain(sections.Run):
     adapters: ClassVar[bool] = False
     grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
+    pending: ClassVar[Mapping[str, str]] = PENDING
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
         "prior_loss_weight": "a fine-tune counts regularisation images like all others",

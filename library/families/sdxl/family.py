@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
+from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.sdxl import conditions, folder, keys, model
+from library.families.sdxl.network_args import block_of
 from library.families.shared import clip, hub, tokenizers, weights
 from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
@@ -235,6 +237,10 @@ class Sdxl:
 
         return SdxlSampler(self, parts)
 
+    def learning_rate_block(self, path: str) -> int:
+        """Which rate of block_lr a parameter of the U-Net has."""
+        return block_of(self.adapter_name("denoiser", path.rpartition(".")[0]))
+
     def adapter_name(self, part: str, path: str) -> str:
         """("denoiser", "down_blocks.1.attentions.0.proj_in") -> "lora_unet_input_blocks_4_1_proj_in"."""
         return keys.adapter_name(part, path, self.layout)
@@ -268,7 +274,7 @@ def _problems_of(path: Path, vae: str | None) -> Iterator[str]:
         for file in weights.files(path / "unet"):
             shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
         if shapes and "add_embedding.linear_1.weight" not in shapes:
-            yield f"--{OPTION}: {path} is {weights.describe(shapes)}, not an SDXL model: choose an SDXL one"
+            yield f"--{OPTION}: {path} is {recognition.describe(shapes)}, not an SDXL model: choose an SDXL one"
         elif shapes and (problem := model.odd(path, shapes)):
             yield f"--{OPTION}: {problem}"
     except ConfigError as e:
@@ -303,7 +309,7 @@ def _problems_of_vae(vae: str, token: str | None) -> Iterator[str]:
             shapes = weights.header(path)
             ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
             if not any(name.endswith(ends) for name in shapes):
-                yield f"--vae: {path} is {weights.describe(shapes)}, not a VAE: give an SDXL VAE, or leave it out"
+                yield f"--vae: {path} is {recognition.describe(shapes)}, not a VAE: give an SDXL VAE, or leave it out"
             elif (channels := _channels(shapes)) != CHANNELS:
                 yield (
                     f"--vae: {path} is the VAE of another model: its latents have {channels} channels, and SDXL's have "

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
+from library.families import recognition
 from library.families.sdxl import keys
+from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
 from library.families.shared import autoencoder, clip, weights
 
 SCALE = 0.13025  # latents are VAE samples times this
@@ -81,21 +83,21 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
     tensors = {n.removeprefix(prefix): file[n] for n in file if n.startswith(prefix) or not whole}
     tensors = {n: t for n, t in tensors.items() if n.startswith(("encoder.", "decoder.", "quant_", "post_quant_"))}
     if "decoder.conv_in.weight" not in tensors:
-        raise weights.wrong(path, "a VAE")
+        raise recognition.wrong(path, "a VAE")
     return autoencoder.to_diffusers(tensors)
 
 
 def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = None) -> str | None:
     """Why a single file is not the SDXL checkpoint that it should be, in a sentence with the fix; None when it is."""
     parts, _ = keys.split(shapes)
-    found = weights.describe(shapes)
+    of, found = recognition.described(shapes)
     if found == "a LoRA file":
         return f"{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here"
-    if found.startswith("a FLUX"):
-        return f"{path} is {found}: train it with flux_train_network or flux_train, or choose an SDXL checkpoint"
-    if found == "an SDXL U-Net without text encoders":
+    if of and of is not FACTS:
+        return f"{path} is {found}: train it with {' or '.join(of.scripts)}, or choose an SDXL checkpoint"
+    if found == UNET_ALONE:
         return f"{path} has no text encoders: give a complete SDXL checkpoint, or the diffusers folder it came from"
-    if found != "an SDXL checkpoint":
+    if found != CHECKPOINT:
         return f"{path} is {found}, not an SDXL checkpoint: choose an SDXL one (about 6.9 GB in half precision)"
     for part, names in parts.items():
         if not names and not (part == "vae" and vae):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from library.config import sections
 from library.config.reading import numbers
@@ -47,6 +47,27 @@ class SdxlFullCache(sections.Cache):
             yield "cache_text_encoder_outputs cannot be used with train_text_encoder: switch one of them off"
         if self.text and run.model.weighted_captions:
             yield "cache_text_encoder_outputs cannot be used with weighted_captions: switch one of them off"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlNetwork(sections.Network):
+    """The adapters that learn."""
+
+    network_module: Literal["networks.lora", "networks.lora_fa", "lycoris.kohya"] | str | None = opt(
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlAdapterPrecision(sections.AdapterPrecision):
+    """The kind of numbers that are used, when adapters learn."""
+
+    def notes(self, run: Any) -> Iterator[str]:
+        """8-bit products that do not pay."""
+        if self.fp8_compute:
+            yield "fp8_compute makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
+        else:
+            yield from sections.AdapterPrecision.notes(self, run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,14 +137,14 @@ class SdxlLora(sections.Run):
     data: sections.AdapterData = section(sections.AdapterData)
     captions: sections.Captions = section(sections.Captions)
     cache: SdxlAdapterCache = section(SdxlAdapterCache)
-    network: sections.Network = section(sections.Network)
+    network: SdxlNetwork = section(SdxlNetwork)
     optim: sections.AdapterOptim = section(sections.AdapterOptim)
     steps: sections.AdapterSteps = section(sections.AdapterSteps)
     save: sections.AdapterSave = section(sections.AdapterSave)
     sample: sections.Sample = section(sections.Sample)
     noise: sections.Noise = section(sections.Noise)
     loss: sections.Loss = section(sections.Loss)
-    precision: sections.AdapterPrecision = section(sections.AdapterPrecision)
+    precision: SdxlAdapterPrecision = section(SdxlAdapterPrecision)
     memory: sections.Memory = section(sections.Memory)
     compile: SdxlCompile = section(SdxlCompile)
     validation: sections.Validation = section(sections.Validation)

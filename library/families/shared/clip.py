@@ -70,13 +70,14 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def load_clip_l(path: Any, dtype: torch.dtype | None = None, mmap: bool = True) -> nn.Module:
     """Read clip_l.safetensors (`text_model.*`, any of the usual prefixes before it) as a CLIPTextModel."""
+    from library.families import recognition
     from library.families.shared import weights
 
     file = weights.read(path, mmap)
     marker = "text_model.embeddings.token_embedding.weight"
     prefix = next((name.removesuffix(marker) for name in file if name.endswith(marker)), None)
     if prefix is None:
-        raise weights.wrong(path, "a CLIP-L text encoder")
+        raise recognition.wrong(path, "a CLIP-L text encoder")
     names = {name.removeprefix(prefix): name for name in file if name.startswith(f"{prefix}text_model.")}
     names.pop("text_model.embeddings.position_ids", None)
     return encoder({short: weights.cast(file[name], dtype) for short, name in names.items()})

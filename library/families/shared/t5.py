@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
+from library.families import recognition
 from library.families.shared import weights
 
 MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
@@ -56,7 +57,7 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
 
     file = weights.read(path, mmap)
     if MARKER not in file:
-        raise weights.wrong(path, "a T5 text encoder")
+        raise recognition.wrong(path, "a T5 text encoder")
     try:
         with init_empty_weights(include_buffers=False):
             model = T5EncoderModel(config(file.shapes()))

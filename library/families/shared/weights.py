@@ -203,60 +203,6 @@ def cast(tensor: Any, dtype: Any) -> Any:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
-def describe(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """What a checkpoint is, from its names and shapes, in words that fit into a sentence ("an SDXL checkpoint")."""
-    names = shapes.keys()
-
-    def some(*parts: str) -> bool:
-        return any(part in name for name in names for part in parts)
-
-    if some("lora_down", "lora_up", "lora_A", "lora_B", ".hada_w1", ".lokr_w"):
-        return "a LoRA file"
-    if some("double_blocks.0.img_attn.qkv.weight"):
-        return "a FLUX.1 transformer"
-    if some("single_transformer_blocks.0."):
-        return "a FLUX.1 transformer in the diffusers layout"
-    if some("joint_blocks.0."):
-        return "an SD3 checkpoint"
-    if any(name.startswith(("model.diffusion_model.input_blocks.", "down_blocks.")) for name in names):
-        return _unet(shapes)
-    if some("encoder.block.0.layer.0.SelfAttention.q.weight"):
-        return "a T5 text encoder"
-    if some("text_model.encoder.layers.0."):
-        return "a CLIP text encoder"
-    if some("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"):
-        return "a VAE"
-    return "a checkpoint of an unknown kind"
-
-
-def _unet(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Which Stable Diffusion a U-Net belongs to: they differ in their text encoders."""
-    names = shapes.keys()
-    whole = any(name.startswith("model.diffusion_model.") for name in names)
-    if not whole:
-        sdxl = "add_embedding.linear_1.weight" in names
-        return f"{'an SDXL' if sdxl else 'an SD 1.5 / SD 2'} U-Net in the diffusers layout"
-    if any(name.startswith("conditioner.embedders.1.") for name in names):
-        return "an SDXL checkpoint"
-    if any(name.startswith("conditioner.embedders.0.model.") for name in names):
-        return "an SDXL refiner checkpoint"
-    if any(name.startswith("cond_stage_model.model.") for name in names):
-        return "an SD 2 checkpoint"
-    if any(name.startswith("cond_stage_model.") for name in names):
-        return "an SD 1.5 checkpoint"
-    sdxl = "model.diffusion_model.label_emb.0.0.weight" in names
-    return "an SDXL U-Net without text encoders" if sdxl else "a U-Net of Stable Diffusion without text encoders"
-
-
-def wrong(path: str | Path, wanted: str) -> ConfigError:
-    """The error for a file that is something else than what was wanted, saying what it is."""
-    try:
-        found = describe(header(path) if Path(path).suffix.lower() == ".safetensors" else {})
-    except ConfigError as e:
-        return e
-    return ConfigError(f"{path} is {found}, not {wanted}")
-
-
 def renamed(name: str, table: Mapping[str, str]) -> str:
     """A dotted name with its longest beginning that the table knows replaced; unchanged when it knows none."""
     parts = name.split(".")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from library import families
 from library.compiler.subclass import under_its_name, wanted_type
 from library.memory.quantization import fp8_matmul, int8
 
@@ -23,11 +24,11 @@ def storage_type(config: Any) -> torch.dtype:
     """The type the denoiser is loaded in.
 
     Adapters learn on a frozen base in the compute type. A whole model learns on float32 masters, unless `full_bf16` or
-    `full_fp16` says otherwise; FLUX is loaded in the compute type in any case, as its float32 masters alone are 48 GB.
+    `full_fp16` says otherwise, or the family is too large for them.
     """
     precision = config.precision
     whole_in_half = precision.full_bf16 or precision.full_fp16
-    if config.adapters or whole_in_half or config.family == "flux":
+    if config.adapters or whole_in_half or families.facts(config.family).trained_in_compute_dtype:
         return compute_type(config)
     return torch.float32
 

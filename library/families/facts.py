@@ -1,0 +1,45 @@
+"""What a family states about itself, so that no other part of the project has to know its name. No torch in here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class AdapterModule:
+    """A kind of adapter that a family has of its own: one value of network_module."""
+
+    args: str  # module:class of what its network_args may say, a shared.network_args.NetworkArgs
+    frozen_down: bool = False  # LoRA-FA: lora_down keeps its first values
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyFacts:
+    """The facts of one family. `module:name` names what is loaded only when it is needed."""
+
+    name: str  # its folder: in file names, in presets/, in the record of a run
+    title: str  # what people call it
+    base_model: str  # one of its files, in words that fit into a sentence: "an SDXL single file"
+    scripts: Mapping[str, str]  # training script -> module:class of its config
+    family: str  # module:class of its Family
+    pipelines: tuple[str, ...]  # classes of its pipelines in diffusers
+    recognise: Callable[[Shapes], str]  # shapes of a checkpoint -> what it is of this family, in words; "" for others
+    base_models: tuple[str, ...]  # those words of `recognise` that name a file which can be trained as it is
+
+    # In the metadata of saved files.
+    base_model_version: str  # ss_base_model_version
+    architecture: str  # modelspec.architecture, where no loaded model can tell
+    implementation: str  # modelspec.implementation
+    has_prediction_type: bool  # whether its models differ in what they predict
+
+    adapter_modules: Mapping[str, AdapterModule]  # by network_module; the first is the usual one
+    lora_names: str  # module:object, a shared.lora_names.LoraNames
+    demo: str  # module with the tables of its demo and the check of its LoRA in diffusers
+
+    trained_in_compute_dtype: bool  # a full fine-tune, too: float32 masters would be too large
+    saves_all_parts: bool  # a fine-tune's file holds text encoders and VAE as well
+    most_blocks_swapped: int
+    text_tokens: int  # tokens of text that go through the denoiser's blocks beside those of the image
+    graphs: int  # forward graphs that its blocks need: one for each shape of a block
+    compile_seconds: float  # of compiling them, as measured on an H200

@@ -1,0 +1,42 @@
+"""What FLUX.1 states about itself."""
+
+from library.families.facts import AdapterModule, FamilyFacts, Shapes
+
+TRANSFORMER = "a FLUX.1 transformer"
+
+
+def recognise(shapes: Shapes) -> str:
+    """What a checkpoint is of FLUX.1. SD3 shares names with it, but has no single blocks."""
+    if any("double_blocks.0.img_attn.qkv.weight" in name for name in shapes):
+        return TRANSFORMER
+    if any("single_transformer_blocks.0." in name for name in shapes):
+        return f"{TRANSFORMER} in the diffusers layout"
+    return ""
+
+
+FACTS = FamilyFacts(
+    name="flux",
+    title="FLUX.1",
+    base_model=TRANSFORMER,
+    scripts={
+        "flux_train_network": "library.families.flux.options:FluxLora",
+        "flux_train": "library.families.flux.options:FluxTrain",
+    },
+    family="library.families.flux.family:Flux",
+    pipelines=("FluxPipeline",),
+    recognise=recognise,
+    base_models=(TRANSFORMER,),
+    base_model_version="flux1",
+    architecture="flux-1-dev",
+    implementation="https://github.com/black-forest-labs/flux",
+    has_prediction_type=False,
+    adapter_modules={"networks.lora_flux": AdapterModule("library.families.flux.network_args:FluxArgs")},
+    lora_names="library.families.flux.lora_names:NAMES",
+    demo="library.families.flux.demo",
+    trained_in_compute_dtype=True,
+    saves_all_parts=False,
+    most_blocks_swapped=34,
+    text_tokens=512,
+    graphs=2,
+    compile_seconds=20,
+)

@@ -1,0 +1,112 @@
+"""What `--network_args` may say to FLUX.1's LoRA (`networks.lora_flux`)."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from library.config.schema import ConfigError, opt
+from library.families.shared.network_args import LARGEST, NO_ADAPTER, Layer, NetworkArgs, indices, patterns, ranks
+
+EMBEDDERS = ("img_in", "time_in", "vector_in", "guidance_in", "txt_in")  # in the order of in_dims
+TYPES = (
+    (r"img_attn", "img_attn_dim"),
+    (r"txt_attn", "txt_attn_dim"),
+    (r"img_mlp", "img_mlp_dim"),
+    (r"txt_mlp", "txt_mlp_dim"),
+    (r"img_mod", "img_mod_dim"),
+    (r"txt_mod", "txt_mod_dim"),
+    (r"single_blocks_\d+_linear", "single_dim"),
+    (r"modulation", "single_mod_dim"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxArgs(NetworkArgs):
+    """`networks.lora_flux`."""
+
+    ggpo: ClassVar[bool] = True
+    encoder_rates: ClassVar[tuple[str, ...]] = ("t5xxl",)
+
+    train_blocks: Literal["all", "single", "double"] = opt("all", "which blocks carry adapters")
+    train_double_block_indices: str = opt("all", 'double blocks that carry adapters: "all", "none" or "0-3,5"')
+    train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
+    img_attn_dim: int | None = opt(None, "rank on the image stream's attention", min=0, ceiling=LARGEST)
+    txt_attn_dim: int | None = opt(None, "rank on the text stream's attention", min=0, ceiling=LARGEST)
+    img_mlp_dim: int | None = opt(None, "rank on the image stream's MLP", min=0, ceiling=LARGEST)
+    txt_mlp_dim: int | None = opt(None, "rank on the text stream's MLP", min=0, ceiling=LARGEST)
+    img_mod_dim: int | None = opt(None, "rank on the image stream's modulation", min=0, ceiling=LARGEST)
+    txt_mod_dim: int | None = opt(None, "rank on the text stream's modulation", min=0, ceiling=LARGEST)
+    single_dim: int | None = opt(None, "rank on linear1 and linear2 of the single blocks", min=0, ceiling=LARGEST)
+    single_mod_dim: int | None = opt(None, "rank on the modulation of the single blocks", min=0, ceiling=LARGEST)
+    in_dims: str = opt("", "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]")
+    network_reg_dims: str = opt("", "regex=rank,...: the first pattern found in an adapter's name sets its rank")
+    network_reg_lrs: str = opt("", "regex=learning rate,...: the same for learning rates")
+    split_qkv: bool = opt(False, "separate adapters for query, key, value (and MLP) inside the fused matrices")
+    train_t5xxl: bool = opt(False, "adapters on T5 as well")
+    verbose: bool = opt(False, "log every adapter")
+    ggpo_sigma: float | None = opt(None, "strength of GGPO's weight-scaled noise", min=0.0)
+    ggpo_beta: float | None = opt(None, "strength of GGPO's gradient-scaled noise", min=0.0)
+
+    def check(self, _run: Any = None) -> Iterator[str]:
+        """The texts that are small languages of their own."""
+        for name in ("train_double_block_indices", "train_single_block_indices", "in_dims"):
+            try:
+                (ranks if name == "in_dims" else indices)(getattr(self, name))
+            except ConfigError as e:
+                yield f"in network_args: {name} {e}"
+        for name, kind in (("network_reg_dims", int), ("network_reg_lrs", float)):
+            try:
+                patterns(getattr(self, name), kind)
+            except ConfigError as e:
+                yield f"in network_args: {name} {e}"
+
+    def notes(self, _run: Any = None) -> Iterator[str]:
+        """What has no effect, and why."""
+        for name in ("conv_dim", "conv_alpha"):
+            if getattr(self, name) is not None:
+                yield f"network_args {name} has no effect: its blocks have no convolutions"
+        given = {"ggpo_sigma": self.ggpo_sigma, "ggpo_beta": self.ggpo_beta}
+        alone = [name for name, value in given.items() if value is not None]
+        if len(alone) == 1:
+            yield f"network_args {alone[0]} has no effect: GGPO needs both ggpo_sigma and ggpo_beta"
+
+    def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Only the kind of blocks that train_blocks names."""
+        only = {"single": "Single", "double": "Double"}.get(self.train_blocks, "")
+        return tuple(name for name in NetworkArgs.classes(self, targets) if name.startswith(only))
+
+    def rank_of(self, layer: Layer, rank: int, alpha: float) -> tuple[int, float]:
+        """Patterns of names come first, then the kinds of layers; embedders outside of blocks have in_dims."""
+        embedder = self._embedder_rank(layer)
+        if not layer.inside and embedder is None:
+            return NO_ADAPTER
+        for pattern, own in patterns(self.network_reg_dims, int):
+            if re.search(pattern, layer.name):
+                return own, alpha
+        if embedder is not None:
+            return embedder, alpha
+        if layer.part != "denoiser":
+            return rank, alpha
+        block = re.search(r"(double|single)_blocks_(\d+)_", layer.name)
+        chosen = indices(getattr(self, f"train_{block[1]}_block_indices")) if block else None
+        if block and chosen is not None and int(block[2]) not in chosen:
+            return NO_ADAPTER
+        for pattern, option in TYPES:
+            if (own := getattr(self, option)) is not None and re.search(pattern, layer.name):
+                return own, alpha
+        return rank, alpha
+
+    def _embedder_rank(self, layer: Layer) -> int | None:
+        given = ranks(self.in_dims)
+        if not given or layer.part != "denoiser":
+            return None
+        return next((r for name, r in zip(EMBEDDERS, given, strict=True) if layer.path.split(".")[0] == name), None)
+
+    def split_sizes(self, layer: Layer) -> tuple[int, ...]:
+        """Output sizes of query, key, value (and MLP) inside the fused matrices; () for other layers."""
+        if not self.split_qkv or not re.search(r"_blocks_\d+_(?:\w+_attn_qkv|linear1)$", layer.name):
+            return ()
+        width, outputs = layer.features
+        rest = outputs - 3 * width
+        return (width, width, width, rest) if rest else (width, width, width)

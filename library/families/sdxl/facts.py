@@ -1,0 +1,54 @@
+"""What SDXL states about itself."""
+
+from library.families.facts import AdapterModule, FamilyFacts, Shapes
+
+CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
+
+
+def recognise(shapes: Shapes) -> str:
+    """What a checkpoint is of SDXL: the Stable Diffusions differ in their text encoders."""
+
+    def some(*starts: str) -> bool:
+        return any(name.startswith(starts) for name in shapes)
+
+    if some("down_blocks.") and not some("model.diffusion_model."):
+        return "an SDXL U-Net in the diffusers layout" if "add_embedding.linear_1.weight" in shapes else ""
+    if not some("model.diffusion_model.input_blocks."):
+        return ""
+    if some("conditioner.embedders.1."):
+        return CHECKPOINT
+    if some("conditioner.embedders.0.model."):
+        return "an SDXL refiner checkpoint"
+    alone = not some("cond_stage_model.") and "model.diffusion_model.label_emb.0.0.weight" in shapes
+    return UNET_ALONE if alone else ""
+
+
+FACTS = FamilyFacts(
+    name="sdxl",
+    title="SDXL",
+    base_model="an SDXL single file",
+    scripts={
+        "sdxl_train_network": "library.families.sdxl.options:SdxlLora",
+        "sdxl_train": "library.families.sdxl.options:SdxlTrain",
+    },
+    family="library.families.sdxl.family:Sdxl",
+    pipelines=("StableDiffusionXLPipeline",),
+    recognise=recognise,
+    base_models=(CHECKPOINT,),
+    base_model_version="sdxl_base_v1-0",
+    architecture="stable-diffusion-xl-v1-base",
+    implementation="https://github.com/Stability-AI/generative-models",
+    has_prediction_type=True,
+    adapter_modules={
+        "networks.lora": AdapterModule("library.families.sdxl.network_args:SdxlArgs"),
+        "networks.lora_fa": AdapterModule("library.families.sdxl.network_args:SdxlArgs", frozen_down=True),
+    },
+    lora_names="library.families.sdxl.lora_names:NAMES",
+    demo="library.families.sdxl.demo",
+    trained_in_compute_dtype=False,
+    saves_all_parts=True,
+    most_blocks_swapped=60,
+    text_tokens=0,
+    graphs=14,
+    compile_seconds=75,
+)

@@ -1,0 +1,85 @@
+"""What `--network_args` may say to SDXL's LoRA (`networks.lora`, `networks.lora_fa`)."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from library.config.schema import ConfigError, opt
+from library.families.shared.network_args import LARGEST, NO_ADAPTER, SHAPES, Layer, NetworkArgs, block_factors
+
+# Blocks of the SDXL U-Net as the file format counts them: 0 time and label embedding, 1-9 input, 10-12 middle,
+# 13-21 output, 22 out.
+DOWN, MID, UP = 9, 3, 9
+NUM_BLOCKS = 1 + DOWN + MID + UP + 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdxlArgs(NetworkArgs):
+    """`networks.lora`: SDXL."""
+
+    block_dims: tuple[int, ...] = opt(
+        (), f"rank of each of the {NUM_BLOCKS} blocks; 0 leaves a block out", min=0, ceiling=LARGEST
+    )
+    block_alphas: tuple[float, ...] = opt((), f"alpha of each of the {NUM_BLOCKS} blocks", min=0.0)
+    conv_block_dims: tuple[int, ...] = opt((), "rank of each block's 3x3 convolutions", min=0, ceiling=LARGEST)
+    conv_block_alphas: tuple[float, ...] = opt((), "alpha of each block's 3x3 convolutions", min=0.0)
+    down_lr_weight: str = opt("", f"factors of the learning rate of the {DOWN} input blocks, or {', '.join(SHAPES)}")
+    mid_lr_weight: str = opt("", f"factors of the learning rate of the {MID} middle blocks")
+    up_lr_weight: str = opt("", f"factors of the learning rate of the {UP} output blocks, or a shape's name")
+    block_lr_zero_threshold: float = opt(0.0, "factors up to this count as 0", min=0.0)
+
+    def check(self, _run: Any = None) -> Iterator[str]:
+        """The lists that must have one value per block."""
+        for name in ("block_dims", "block_alphas", "conv_block_dims", "conv_block_alphas"):
+            if (given := len(getattr(self, name))) not in (0, NUM_BLOCKS):
+                yield f"in network_args: {name} needs {NUM_BLOCKS} values separated by commas, got {given}"
+        for name, length in (("down_lr_weight", DOWN), ("mid_lr_weight", MID), ("up_lr_weight", UP)):
+            try:
+                block_factors(getattr(self, name), length)
+            except ConfigError as e:
+                yield f"in network_args: {name} {e}"
+        if self.conv_block_alphas and not (self.conv_block_dims or self.conv_dim):
+            yield "in network_args: conv_block_alphas needs conv_block_dims or conv_dim"
+
+    @property
+    def block_weights(self) -> tuple[float, ...]:
+        """The factor of each block's learning rate, or () when none was given."""
+        if not (self.down_lr_weight or self.mid_lr_weight or self.up_lr_weight):
+            return ()
+        lists = zip((self.down_lr_weight, self.mid_lr_weight, self.up_lr_weight), (DOWN, MID, UP), strict=True)
+        factors = [f for text, length in lists for f in block_factors(text, length)]
+        return (1.0, *(f if f > self.block_lr_zero_threshold else 0.0 for f in factors), 1.0)
+
+    def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Convolutions carry adapters only where that is asked for."""
+        asked = self.conv_dim is not None or self.conv_block_dims
+        return NetworkArgs.classes(self, targets) if asked else targets
+
+    def rank_of(self, layer: Layer, rank: int, alpha: float) -> tuple[int, float]:
+        """Blocks of the U-Net may have ranks of their own, and convolutions others."""
+        if not layer.inside:
+            return NO_ADAPTER
+        ranks, alphas = self.block_dims, self.block_alphas
+        if layer.is_large_conv:
+            ranks, alphas, rank = self.conv_block_dims, self.conv_block_alphas, self.conv_dim or 0
+            alpha = 1 if self.conv_alpha is None else self.conv_alpha
+        if layer.part != "denoiser":
+            return rank, alpha
+        block = self.block_of(layer.name)
+        if self.block_weights and not self.block_weights[block]:
+            return NO_ADAPTER  # a block that does not learn is left out of the file
+        return ranks[block] if ranks else rank, alphas[block] if alphas else alpha
+
+    def block_of(self, name: str) -> int:
+        """The number of the block an adapter's name is in."""
+        return block_of(name)
+
+
+def block_of(name: str) -> int:
+    """The number of the block an adapter's name is in; 0 for the embeddings, 22 for out."""
+    match = re.match(r"lora_unet_(input_blocks|middle_block|output_blocks|out)_(\d+)_?", name)
+    if not match:
+        return 0
+    first = {"input_blocks": 1, "middle_block": 1 + DOWN, "output_blocks": 1 + DOWN + MID}
+    return first[match[1]] + int(match[2]) if match[1] in first else NUM_BLOCKS - 1

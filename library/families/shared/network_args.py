@@ -1,0 +1,169 @@
+"""What `--network_args key=value ...` may say to any LoRA, and the small languages that its values are written in.
+
+The classes are sections of the config engine, so a wrong name, a wrong value and a number out of range are found and
+worded like those of any other option, all at once and without loading torch.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from library.config.schema import ConfigError, opt
+
+LARGEST = 2**16  # rank; no layer of these models has so many rows and columns
+SHAPES = ("cosine", "sine", "linear", "reverse_linear", "zeros")
+CONVOLUTIONS = ("ResnetBlock2D", "Downsample2D", "Upsample2D")  # classes of convolutions, of models that have some
+NO_ADAPTER = (0, 0.0)
+
+
+class Layer(Protocol):
+    """A layer that could carry an adapter."""
+
+    @property
+    def part(self) -> str:
+        """Either "denoiser" or a text encoder's short name."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Its path in the module tree."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The adapter's name in files."""
+        ...
+
+    @property
+    def inside(self) -> str:
+        """Class name of the block it is in; "" for none."""
+        ...
+
+    @property
+    def is_large_conv(self) -> bool:
+        """Whether it is a convolution with a real kernel."""
+        ...
+
+    @property
+    def features(self) -> tuple[int, int]:
+        """How many inputs and outputs it has."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkArgs:
+    """What every kind of LoRA can be told, and how it decides about layers."""
+
+    ggpo: ClassVar[bool] = False  # whether it has GGPO, and shows how large the mean gradient is
+    encoder_rates: ClassVar[tuple[str, ...]] = ()  # text encoders that have an own text_encoder_lr, after all others
+
+    rank_dropout: float | None = opt(None, "share of ranks left out, drawn for each image", min=0.0, max=0.99)
+    module_dropout: float | None = opt(None, "chance that a whole adapter is left out", min=0.0, max=0.99)
+    loraplus_lr_ratio: float | None = opt(None, "LoRA+: learning rate of lora_up relative to lora_down", min=0.0)
+    loraplus_unet_lr_ratio: float | None = opt(None, "LoRA+ for the denoiser only", min=0.0)
+    loraplus_text_encoder_lr_ratio: float | None = opt(None, "LoRA+ for the text encoders only", min=0.0)
+    conv_dim: int | None = opt(
+        None, "rank of adapters on 3x3 convolutions; not set: none there", min=0, ceiling=LARGEST
+    )
+    conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", min=0.0)
+
+    def notes(self, _run: Any = None) -> Iterator[str]:
+        """What has no effect, and why."""
+        if self.conv_alpha is not None and not self.conv_dim:
+            yield "network_args conv_alpha has no effect without conv_dim"
+
+    def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Classes in the denoiser whose layers can carry adapters, of those that the family offers."""
+        return (*targets, *CONVOLUTIONS)
+
+    def rank_of(self, layer: Layer, rank: int, alpha: float) -> tuple[int, float]:
+        """Rank and alpha of the adapter on a layer, from those of the run; NO_ADAPTER for none."""
+        return (rank, alpha) if layer.inside else NO_ADAPTER
+
+    def split_sizes(self, layer: Layer) -> tuple[int, ...]:
+        """Output sizes of the parts of a fused matrix that get adapters of their own; () for one adapter."""
+        return ()
+
+    def block_of(self, name: str) -> int:
+        """The number of the block an adapter's name is in, where blocks have learning rates of their own."""
+        return 0
+
+    @property
+    def block_weights(self) -> tuple[float, ...]:
+        """The factor of each block's learning rate, or () when none was given."""
+        return ()
+
+
+# ---- the small languages
+
+
+def block_factors(text: str, length: int) -> list[float]:
+    """Factors from "1,0.5,..." or "cosine+.25"; all 1 from nothing; an empty place between commas is 0."""
+    if not text:
+        return [1.0] * length
+    name, _, base = text.partition("+")
+    try:
+        if name in SHAPES:
+            return [_shape(name, i / (length - 1)) + float(base or 0) for i in range(length)]
+        factors = [float(part) if part.strip() else 0.0 for part in text.split(",")]
+    except ValueError:
+        factors = []
+    if len(factors) != length or any(not math.isfinite(f) or f < 0 for f in factors):
+        raise ConfigError(f"needs {length} numbers separated by commas, or one of {', '.join(SHAPES)}, got {text!r}")
+    return factors
+
+
+def _shape(name: str, x: float) -> float:
+    shapes = {
+        "cosine": math.sin(math.pi * (1 - x) / 2),
+        "sine": math.sin(math.pi * x / 2),
+        "linear": x,
+        "reverse_linear": 1 - x,
+        "zeros": 0.0,
+    }
+    return shapes[name]
+
+
+def indices(text: str) -> frozenset[int] | None:
+    """The set {0, 1, 2, 3, 5} from "0-3,5"; None, which means no limit, from "all"; the empty set from "none"."""
+    text = text.strip()
+    if text in ("all", ""):
+        return None
+    if text == "none":
+        return frozenset()
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise ConfigError(f'must be "all", "none" or like "0-3,5", got {text!r}')
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found)
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Five ranks from "[4,0,0,0,4]"; () from nothing."""
+    if not text.strip():
+        return ()
+    parts = text.strip().strip("[]").split(",")
+    if len(parts) != 5 or not all(part.strip().isdigit() for part in parts):
+        raise ConfigError(f"needs five whole numbers like [4,0,0,0,4], got {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
+    """Pairs from "regex=value,regex=value"; a comma inside a pattern is part of it."""
+    found: list[tuple[str, Any]] = []
+    # A pair ends at "=number" before a comma or the end, so that patterns may hold commas and equal signs.
+    rest, pair = text.strip(), re.compile(r"(.+?)=\s*([0-9.eE+-]+)\s*(?:,|$)")
+    while rest:
+        match = pair.match(rest)
+        try:
+            if not match:
+                raise ValueError(rest)
+            found.append((re.compile(match[1].strip()).pattern, kind(match[2])))
+        except (ValueError, re.error):
+            raise ConfigError(f"must be written regex={'rank' if kind is int else 'rate'},..., got {text!r}") from None
+        rest = rest[match.end() :].lstrip()
+    return tuple(found)
