@@ -11,6 +11,7 @@ passes without gradients, steps that are compared with, and a second forward pas
 """
 
 import contextlib
+import gc
 import logging
 import time
 import weakref
@@ -111,6 +112,7 @@ class Recorder:
         self.learn: list[nn.Parameter] = []
         self.gradients: list[Tensor] = []  # of what learns, where recordings put them
         self.pool: Any = None
+        self.most = MOST
         self._busy: Callable[[], Any] = lambda: None  # tells whether a forward pass waits for its backward pass
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -118,11 +120,9 @@ class Recorder:
         asked = Call.of(args, kwargs)
         if self._busy() is not None or any(t.device.type != "cuda" for t in asked.tensors):
             return call(*args, **kwargs)
-        recording = self.made.get(asked.key)
+        recording = self.made.get(asked.key) or self.record(call, asked)
         if recording is None:
-            if len(self.made) >= MOST:
-                return call(*args, **kwargs)
-            recording = self._record(call, asked)
+            return call(*args, **kwargs)
         ticket = _Ticket(recording, self)
         self._busy = weakref.ref(ticket)
         learned = [t for t in (*asked.tensors, *self.learn) if t.requires_grad]
@@ -139,22 +139,40 @@ class Recorder:
             if p.grad is not None and p.grad.data_ptr() == here.data_ptr():
                 p.grad = p.grad.clone()
 
-    def _record(self, call: Callable[..., Any], asked: Call) -> "Recording":
+    def record(self, call: Callable[..., Any], asked: Call) -> "Recording | None":
+        """Record a size; None where it has to run without, as enough are recorded or the GPU's memory was too small.
+
+        Steps that are not recorded need memory besides the recordings, so half as many are then made, as they come.
+        """
+        if len(self.made) >= self.most:
+            return None
         began = time.perf_counter()
         if not self.made:
             self.learn = [p for p in self.denoiser().parameters() if p.requires_grad]
             self.gradients = [torch.empty_like(p) for p in self.learn]
             self.pool = torch.cuda.graph_pool_handle()
-        recording = Recording(call, asked, self)
+        recording = None
+        shape = " x ".join(map(str, asked.tensors[0].shape))
         try:
+            recording = Recording(call, asked, self)
             recording.capture(self)
         except torch.OutOfMemoryError:
-            raise
+            if not self.made:
+                raise
+            recording = None  # released below, where the error no longer holds what it met
         except RuntimeError as error:
             why = str(error).splitlines()[0]
             raise ConfigError(f"compile_mode: a CUDA graph could not be recorded ({why}); use default") from error
+        if recording is None:
+            self.most = len(self.made) // 2
+            self.made.clear()
+            self.learn, self.gradients, self.pool = [], [], None
+            gc.collect()
+            torch.cuda.empty_cache()
+            why = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
+            logger.warning(f"{why}: %d sizes are recorded from now on, the others train slower", shape, self.most)
+            return None
         self.made[asked.key] = recording
-        shape = " x ".join(map(str, asked.tensors[0].shape))
         logger.info("Recorded CUDA graphs for inputs of %s in %.1f s", shape, time.perf_counter() - began)
         return recording
 

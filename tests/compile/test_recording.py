@@ -68,6 +68,38 @@ def test_what_cannot_be_recorded_runs_as_ever():
     assert not model._recorder.made
 
 
+def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(monkeypatch, caplog):
+    """Five sizes where four fit, then two of them: the other three run without."""
+
+    class Fits:
+        def __init__(self, call, asked, recorder):
+            pass
+
+        def capture(self, recorder):
+            if len(recorder.made) >= 4:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(cudagraph, "Recording", Fits)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    model = Small()
+    recorder = cudagraph.Recorder(model, CompileLog())
+    asked = [Call.of(given(rows), {}) for rows in range(1, 6)]
+    assert [recorder.record(model, call) is None for call in asked] == [False] * 4 + [True]
+    assert not recorder.made and "inputs of 5 x 8 do not fit" in caplog.text and "2 sizes are recorded" in caplog.text
+    assert [recorder.record(model, call) is None for call in asked] == [False] * 2 + [True] * 3
+
+
+def test_a_gpu_too_small_for_one_size_is_an_error(monkeypatch):
+    def fails(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(cudagraph, "Recording", fails)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    model = Small()
+    with pytest.raises(torch.OutOfMemoryError):
+        cudagraph.Recorder(model, CompileLog()).record(model, Call.of(given(3), {}))
+
+
 def gradients(model, device, steps):
     """Answers and gradients of a few batches that are added up, of two sizes that take turns."""
     found = []
@@ -140,3 +172,24 @@ def test_weights_that_moved_are_noticed():
     model.learns.weight.data = model.learns.weight.data.clone()
     with pytest.raises(ConfigError, match="weights have moved"):
         gradients(model, "cuda", (3,))
+
+
+@cuda
+def test_a_size_that_does_not_fit_runs_without_recording():
+    class Large(Small):
+        def forward(self, x, more):
+            if len(x) == 7 and torch.cuda.is_current_stream_capturing():
+                torch.empty(2**50, device="cuda")
+            return super().forward(x, more)
+
+    model = Large().cuda()
+    recorded = copy.deepcopy(model)
+    cudagraph.attach(recorded, CompileLog())
+    for made in (0, 1, 1):  # of three sizes two fitted, so one is recorded again
+        steps = (3, 5, 7, 3, 5, 7) if made else (3, 5, 7)
+        expected, found = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(one, other)
+        assert len(recorded._recorder.made) == made
+        for network in (model, recorded):
+            network.zero_grad(set_to_none=True)
