@@ -68,16 +68,16 @@ def case(family, number, name, size, count):
 
     device, side = machine.device("auto"), 1024 if size == "full" else 128
     values = {"mixed_precision": "bf16", "train_batch_size": int(number)}
-    subject = subjects.Own(f"{family}_train_network", values, size)
+    subject = subjects.FamilySubject(f"{family}_train_network", values, size)
     config = subject.config(CASES[name])
     torch.manual_seed(0)
     made = subject.make(config, device)
-    flops = stage.counted(subject, made, config, side).step if count == "count" else None
+    flops = stage.count_step(subject, made, config, side).step if count == "count" else None
     torch.manual_seed(0)  # the same images for every case
     losses = []
-    with stage.staged(subject, config, device, side, made) as ready:
+    with stage.open_stage(subject, config, device, side, made) as ready:
         first = timing.timed(lambda: losses.append(ready.step()), device)
-        found = timing.measure(lambda: losses.append(ready.step()), device, timing.Plan(steps=8))
+        found = timing.measure(lambda: losses.append(ready.step()), device, timing.TimingPlan(steps=8))
         return {
             **{"first": round(first, 2), **found.facts(), "flops": flops, **ready.compiling()},
             "graphs": [(e.block, e.forward, round(e.seconds, 1)) for e in ready.compile_log.events],

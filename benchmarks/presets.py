@@ -182,13 +182,13 @@ def measured(case: Case, device: Any) -> dict[str, Any]:
     values = {**case.values, "resolution": str(sizes[0][0]), "enable_bucket": False}
     if case.size == "tiny" and values.get("blocks_to_swap"):
         values["blocks_to_swap"] = 2  # of the few that there are
-    subject = subjects.Own(case.script, values, case.size)
+    subject = subjects.FamilySubject(case.script, values, case.size)
     config = subject.config({})
     torch.manual_seed(0)
     began = time.perf_counter()
     made = subject.make(config, device)
     loaded = time.perf_counter()
-    with stage.staged(subject, config, device, sizes, made) as ready:
+    with stage.open_stage(subject, config, device, sizes, made) as ready:
         del made
         timing.clean(device)  # weights were drawn on the GPU, where a training reads them from a file
         watch = Watch(device)

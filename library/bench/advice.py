@@ -11,7 +11,7 @@ PRESETS = Path(__file__).resolve().parents[2] / "presets"
 
 
 @dataclass(frozen=True)
-class Found:
+class MachineFacts:
     """What matters of a machine."""
 
     memory_gb: float = 0.0  # of the first GPU, 0 without one
@@ -21,7 +21,7 @@ class Found:
     compiles: bool = False  # torch.compile works on the device that trains
 
 
-def options(found: Found) -> dict[str, Any]:
+def options(found: MachineFacts) -> dict[str, Any]:
     """The options that suit any training here."""
     made: dict[str, Any] = {"compile": found.compiles}
     if not found.memory_gb:
@@ -34,7 +34,7 @@ def options(found: Found) -> dict[str, Any]:
     return made
 
 
-def presets(found: Found) -> dict[str, str]:
+def presets(found: MachineFacts) -> dict[str, str]:
     """By family, the preset for a LoRA that fits, as kohya_gui names it: flux/lora-24gb."""
     fitting: dict[str, str] = {}
     sized = [
@@ -46,7 +46,7 @@ def presets(found: Found) -> dict[str, str]:
     return fitting
 
 
-def sentence(found: Found) -> str:
+def sentence(found: MachineFacts) -> str:
     """The same in words."""
     if not found.memory_gb:
         how = "with compile" if found.compiles else "without compile"

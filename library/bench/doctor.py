@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from library.bench import advice, installation, kernels
-from library.bench.finding import Finding, bad, hint, ok
+from library.bench.finding import MachineFinding, bad, hint, ok
 from library.bench.optional import optimizers
 from library.bench.places import disk, folders
 from library.config import environment as surroundings
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quick", action="store_true", help="leave out the compile check, which takes a few seconds")
     asked = parser.parse_args(argv)
-    found: list[Finding] = []
+    found: list[MachineFinding] = []
     with joined("doctor") as work:
         for finding in examine(quick=asked.quick):
             found.append(finding)
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if healthy else 1
 
 
-def closing(found: list[Finding]) -> str:
+def closing(found: list[MachineFinding]) -> str:
     """The last line: whether a training can run here, and what is left out of it."""
     if not report(found)["healthy"]:
         return "Fix what is marked with ✗, then run this again."
@@ -67,13 +67,13 @@ def closing(found: list[Finding]) -> str:
     return f"This machine can train, but without {', '.join(without)}." if without else "This machine can train."
 
 
-def report(found: list[Finding]) -> dict[str, Any]:
+def report(found: list[MachineFinding]) -> dict[str, Any]:
     """The findings for a program."""
     healthy = all(finding.verdict != "bad" for finding in found)
     return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
 
 
-def line(finding: Finding) -> str:
+def line(finding: MachineFinding) -> str:
     """A finding as a line of text: a mark, the topic, and what was found."""
     mark = {"ok": "✓", "hint": "·", "bad": "✗"}[finding.verdict]
     if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
@@ -81,11 +81,11 @@ def line(finding: Finding) -> str:
     return f"{mark} {finding.topic:<12} {finding.text}"
 
 
-def examine(quick: bool = False) -> Iterator[Finding]:
+def examine(quick: bool = False) -> Iterator[MachineFinding]:
     """Everything that is looked at, in the order it is worth reading. Yields as it goes, since torch takes seconds."""
-    found: list[Finding] = []
-    checks: list[Callable[[], Finding]] = [system, packages, foreign_library, environment, torch_build, gpu, driver]
-    checks += [optimizers, compiler]
+    found: list[MachineFinding] = []
+    checks: list[Callable[[], MachineFinding]] = [system, packages, foreign_library, environment, torch_build]
+    checks += [gpu, driver, optimizers, compiler]
     checks += [] if quick else [compile_cpu, compile_gpu]
     checks += [attention, tf32, fp8, disk, folders, compiled_code, home_page, lambda: settings(found)]
     for check in checks:
@@ -100,7 +100,7 @@ def examine(quick: bool = False) -> Iterator[Finding]:
             yield finding
 
 
-def system() -> Finding:
+def system() -> MachineFinding:
     """Operating system, Python, processors, memory."""
     import psutil
 
@@ -113,7 +113,7 @@ def system() -> Finding:
     return ok("system", text, **data)
 
 
-def packages() -> Finding:
+def packages() -> MachineFinding:
     """What is installed, and whether it is what was tested."""
     found = {name: installed(name) for name in (*PACKAGES, *EXTRAS)}
     text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
@@ -139,13 +139,13 @@ def installed(name: str) -> str | None:
         return None
 
 
-def foreign_library() -> Finding:
+def foreign_library() -> MachineFinding:
     """Another project's `library` package would be imported in place of ours, or ours in place of its."""
     found = list(installation.foreign())
     return bad("packages", "; ".join(found)) if found else ok("packages", "")
 
 
-def environment() -> Finding:
+def environment() -> MachineFinding:
     """A cache folder in the environment that cannot be made, at which PyTorch ends while it is imported."""
     wanted = os.environ.get(surroundings.CACHE)
     try:
@@ -156,7 +156,7 @@ def environment() -> Finding:
     return ok("environment", "", folder=wanted)
 
 
-def torch_build() -> Finding:
+def torch_build() -> MachineFinding:
     """The build of PyTorch."""
     import torch
 
@@ -169,7 +169,7 @@ def torch_build() -> Finding:
     return ok("torch", text, **data)
 
 
-def gpu() -> Finding:
+def gpu() -> MachineFinding:
     """The GPUs that PyTorch can use."""
     import torch
 
@@ -197,7 +197,7 @@ def gpu() -> Finding:
     return ok("gpu", text, devices=devices)
 
 
-def driver() -> Finding:
+def driver() -> MachineFinding:
     """The GPU's driver, and what PyTorch brings for it."""
     import torch
 
@@ -217,7 +217,7 @@ def _nccl() -> str:
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
-def compiler() -> Finding:
+def compiler() -> MachineFinding:
     """A C++ compiler, which torch.compile needs on the CPU."""
     from library.compiler import torch_private
 
@@ -238,19 +238,19 @@ def how_to_get_compiler() -> str:
     return "sudo apt-get install g++" if shutil.which("apt-get") else "install g++ with your package manager"
 
 
-def compile_cpu() -> Finding:
+def compile_cpu() -> MachineFinding:
     """Compile a tiny function for the CPU, and compare."""
     return compile_on("cpu")
 
 
-def compile_gpu() -> Finding:
+def compile_gpu() -> MachineFinding:
     """Compile a tiny function for the GPU, and compare."""
     import torch
 
     return compile_on("cuda") if torch.cuda.is_available() else ok("compile", "")
 
 
-def compile_on(device: str) -> Finding:
+def compile_on(device: str) -> MachineFinding:
     """Really compile, forward and backward, with inductor: what a training with --compile will do on this device."""
     import torch
 
@@ -300,7 +300,7 @@ def _hindered(device: str) -> str:
     return found[0] if found else ""
 
 
-def attention() -> Finding:
+def attention() -> MachineFinding:
     """Which attention kernels work, and how quick each is in training."""
     import torch
 
@@ -319,7 +319,7 @@ def attention() -> Finding:
     return ok("attention", f"{shown} (1 image of 4096 tokens, forward and backward)", **data)
 
 
-def tf32() -> Finding:
+def tf32() -> MachineFinding:
     """Whether float32 products can be rounded to TF32."""
     import torch
 
@@ -330,7 +330,7 @@ def tf32() -> Finding:
     return ok("tf32", how if works else "this GPU has none, so float32 is slow: use fp16", works=works)
 
 
-def fp8() -> Finding:
+def fp8() -> MachineFinding:
     """Whether the GPU multiplies 8-bit floats."""
     import torch
 
@@ -341,7 +341,7 @@ def fp8() -> Finding:
     return ok("fp8", yes if works else "no fp8 matrix products on this GPU; fp8_base still saves memory", works=works)
 
 
-def compiled_code() -> Finding:
+def compiled_code() -> MachineFinding:
     """How much compiled code is kept."""
     from library.compiler import cache
 
@@ -351,12 +351,12 @@ def compiled_code() -> Finding:
     return ok("cache", text, folder=str(root), bytes=size)
 
 
-def settings(found: list[Finding]) -> Finding:
+def settings(found: list[MachineFinding]) -> MachineFinding:
     """Which settings suit this machine, judged by the other findings."""
     said = {finding.topic: finding.data for finding in found}
     first = next(iter(said.get("gpu", {}).get("devices") or ()), {})
     compiles = {f.data.get("device"): bool(f.data.get("works")) for f in found if f.topic == "compile"}
-    known = advice.Found(
+    known = advice.MachineFacts(
         memory_gb=first.get("memory_gb", 0.0),
         capability=tuple(map(int, first.get("capability", "0.0").split("."))),
         bf16=bool(first.get("bf16")),
@@ -368,7 +368,7 @@ def settings(found: list[Finding]) -> Finding:
     return ok("settings", advice.sentence(known), **data)
 
 
-def home_page() -> Finding:
+def home_page() -> MachineFinding:
     """The page's own needs."""
     version = installed("gradio")
     return ok("page", f"gradio {version}: kohya gui" if version else "", gradio=version)

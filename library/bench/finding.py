@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFinding:
     """One line of the report. `verdict` is "ok", "hint" (works, but could be better) or "bad" (must be fixed)."""
 
     topic: str
@@ -14,16 +14,16 @@ class Finding:
     data: dict[str, Any]
 
 
-def ok(topic: str, text: str, **data: Any) -> Finding:
+def ok(topic: str, text: str, **data: Any) -> MachineFinding:
     """All is well."""
-    return Finding(topic, "ok", text, data)
+    return MachineFinding(topic, "ok", text, data)
 
 
-def hint(topic: str, text: str, **data: Any) -> Finding:
+def hint(topic: str, text: str, **data: Any) -> MachineFinding:
     """Works, but could be better."""
-    return Finding(topic, "hint", text, data)
+    return MachineFinding(topic, "hint", text, data)
 
 
-def bad(topic: str, text: str, **data: Any) -> Finding:
+def bad(topic: str, text: str, **data: Any) -> MachineFinding:
     """Keeps a training from running."""
-    return Finding(topic, "bad", text, data)
+    return MachineFinding(topic, "bad", text, data)

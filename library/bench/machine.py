@@ -73,7 +73,7 @@ def matmul_rate(on: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     best: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
     for size in SIZES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
-        plan = timing.Plan(steps=MOST, seconds=SECONDS)
+        plan = timing.TimingPlan(steps=MOST, seconds=SECONDS)
         rate = 2 * size**3 / timing.measure(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
         if rate > best["tflops"]:
             best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}

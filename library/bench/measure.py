@@ -21,7 +21,7 @@ SCHEMA = 1
 
 
 @dataclass
-class Bench:
+class BenchRun:
     """What to measure and how, and what has been measured."""
 
     subject: Subject
@@ -29,7 +29,7 @@ class Bench:
     candidates: Sequence[Candidate]
     parts: Sequence[str]
     resolutions: Sequence[int]
-    plan: timing.Plan
+    plan: timing.TimingPlan
     compile_all: bool = False  # text encoders and VAE too, which a training runs eagerly
     say: Callable[[str], None] = print
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Bench:
                 yield row, lambda part=part, at=at: self._vae(part, at)
         if BLOCKS in self.parts or STEP in self.parts:
             for resolution in self.resolutions:
-                counted: list[stage.Counted] = []  # by the first candidate, for all of this size
+                counted: list[stage.StepCost] = []  # by the first candidate, for all of this size
                 for candidate in self.candidates:
                     row = {"part": STEP, "resolution": resolution, "candidate": candidate.name}
                     yield row, lambda c=candidate, at=resolution, known=counted: self._training(c, at, known)
@@ -125,14 +125,14 @@ class Bench:
             compiled = torch.compile(call, dynamic=False, backend=backend)
             yield self._row({**row, "candidate": "compiled"}, _no_grad(compiled), eager.get("flops"))
 
-    def _training(self, candidate: Candidate, at: int, known: list[stage.Counted]) -> Iterator[dict[str, Any]]:
+    def _training(self, candidate: Candidate, at: int, known: list[stage.StepCost]) -> Iterator[dict[str, Any]]:
         """Blocks, and then the whole step, in one way of training."""
         where = {"resolution": at, "candidate": candidate.name}
         config = self.subject.config(candidate.chosen())
         made = self.subject.make(config, self.device)
         if not known:
-            known.append(stage.counted(self.subject, made, config, at))
-        with stage.staged(self.subject, config, self.device, at, made) as ready:
+            known.append(stage.count_step(self.subject, made, config, at))
+        with stage.open_stage(self.subject, config, self.device, at, made) as ready:
             del made
             # A block of a model that is compiled as one has no graph of its own.
             apart = BLOCKS in self.parts and not (config.compile.compile and config.compile.compile_scope == "model")

@@ -3,12 +3,12 @@
 from typing import get_args
 
 from library import packages
-from library.bench.finding import Finding, hint, ok
+from library.bench.finding import MachineFinding, hint, ok
 from library.config.sections.learning import OptimizerName
 from library.optimizers import SPECS, nearest
 
 
-def optimizers() -> Finding:
+def optimizers() -> MachineFinding:
     """The packages of optimizers, and LyCORIS: each is loaded, and steps a small weight where a training would."""
     from library.train import optimizer_trial
 

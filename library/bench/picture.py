@@ -34,7 +34,7 @@ def groups(result: Mapping[str, Any]) -> list[tuple[str, list[Bar]]]:
     Parts that were measured in one way only share a group at the end.
     """
     found: dict[tuple[bool, str, int], list[Row]] = {}
-    for row in report.of(result):
+    for row in report.measured_rows(result):
         found.setdefault((row["part"] != report.STEP, row["part"], row.get("resolution") or 0), []).append(row)
     made: list[tuple[str, list[Bar]]] = []
     single: list[tuple[str, Row]] = []

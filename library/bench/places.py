@@ -4,12 +4,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from library.bench.finding import Finding, bad, hint, ok
+from library.bench.finding import MachineFinding, bad, hint, ok
 
 FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints of a small run; one LoRA file
 
 
-def disk() -> Finding:
+def disk() -> MachineFinding:
     """Free space where one works."""
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     text = f"{free:.0f} GB free in {Path.cwd()}"
@@ -22,7 +22,7 @@ def disk() -> Finding:
     return ok("disk", text, free_gb=round(free, 1))
 
 
-def folders() -> Finding:
+def folders() -> MachineFinding:
     """Where downloads, compiled code and the list of runs are kept."""
     from huggingface_hub.constants import HF_HUB_CACHE
 

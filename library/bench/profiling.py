@@ -16,7 +16,7 @@ from library.config.schema import ConfigError
 from library.runs.job_work import JobRecord
 
 TRACE = "trace.json"
-WARM_UP = timing.Plan(steps=5, warmup=4, seconds=20.0)
+WARM_UP = timing.TimingPlan(steps=5, warmup=4, seconds=20.0)
 MOST_STEPS = 5  # more only make the trace longer than a browser can show
 
 
@@ -28,7 +28,7 @@ def run(
     began = time.time()
     work.phase(f"warming up: {way.name} at {resolution}", 0, 3)
     try:
-        with stage.staged(subject, config, device, resolution) as ready:
+        with stage.open_stage(subject, config, device, resolution) as ready:
             plain = timing.measure(ready.step, device, WARM_UP)
             work.phase(f"profiling {steps} steps", 1, 3)
             found = _profiled(ready, device, steps)
@@ -65,7 +65,7 @@ def _profiled(ready: stage.Stage, device: torch.device, steps: int) -> profile:
     return found
 
 
-def rows(found: profile) -> list[verdict.Row]:
+def rows(found: profile) -> list[verdict.ProfileRow]:
     """What the profiler saw, by name: how often, and microseconds on the host or on the device itself."""
     made = []
     for event in found.key_averages():
@@ -75,5 +75,5 @@ def rows(found: profile) -> list[verdict.Row]:
         ):  # a span around kernels, which have rows of their own
             continue
         spent = event.self_device_time_total if on_device else event.self_cpu_time_total
-        made.append(verdict.Row(event.key, event.count, float(spent), on_device))
+        made.append(verdict.ProfileRow(event.key, event.count, float(spent), on_device))
     return made

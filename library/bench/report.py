@@ -19,7 +19,7 @@ def rates(flops: int | None, milliseconds: float, matmul: Mapping[str, Any]) -> 
     return {"flops": flops, "tflops": round(tflops, 4 if tflops < 1 else 1), **share}
 
 
-def of(result: Mapping[str, Any], part: str = "", resolution: int | None = None) -> list[Row]:
+def measured_rows(result: Mapping[str, Any], part: str = "", resolution: int | None = None) -> list[Row]:
     """The rows of a part that were measured."""
     rows = [row for row in result.get("results", ()) if row.get("status") == "ok"]
     return [r for r in rows if (not part or r["part"] == part) and resolution in (None, r.get("resolution"))]
@@ -31,7 +31,7 @@ def best(result: Mapping[str, Any]) -> dict[str, Any] | None:
     Only ways that worked at the most sizes are compared. Of equally fast ones the one with the least memory wins.
     """
     times: dict[str, dict[int, Row]] = {}
-    for row in of(result, STEP):
+    for row in measured_rows(result, STEP):
         times.setdefault(row["candidate"], {})[row["resolution"]] = row
     if not times:
         return None
@@ -49,11 +49,11 @@ def sentence(result: Mapping[str, Any], name: str) -> str:
     """How the best way compares with the first, size by size."""
     base = next(iter(result.get("candidates", {})), name)
     parts = []
-    for row in of(result, STEP):
+    for row in measured_rows(result, STEP):
         if row["candidate"] != name:
             continue
         at = f"{milliseconds(row['ms']['p50'])} a step at {row['resolution']}"
-        first = next((r for r in of(result, STEP, row["resolution"]) if r["candidate"] == base), None)
+        first = next((r for r in measured_rows(result, STEP, row["resolution"]) if r["candidate"] == base), None)
         if first is None or name == base:
             parts.append(f"{at} with {row['peak_gb']:.1f} GB")
             continue
@@ -111,7 +111,7 @@ def cells(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def speed(result: Mapping[str, Any], row: Row) -> str:
     """How many times as fast as the first way that was measured of this part and size."""
-    same = of(result, row["part"], row.get("resolution"))
+    same = measured_rows(result, row["part"], row.get("resolution"))
     return f"{same[0]['ms']['p50'] / row['ms']['p50']:.2f}x" if len(same) > 1 else ""
 
 
@@ -139,7 +139,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 def restless(result: Mapping[str, Any]) -> list[str]:
     """A warning, when something else was at work on this machine."""
-    rows = of(result)
+    rows = measured_rows(result)
     uneven = sum(row["ms"]["p90"] > UNEVEN * row["ms"]["p50"] for row in rows)
     if uneven * 3 < len(rows) or not rows:
         return []

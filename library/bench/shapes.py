@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a block
 
 
-class Imagined:
+class FakeWorld:
     """A world in which tensors have shapes, types and devices but no numbers, and take neither memory nor time."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def flops(call: Callable[[], Any], quietly: bool = False) -> int | None:
     return counter.get_total_flops() or None
 
 
-def of_blocks(model: nn.Module, kinds: Iterable[str], call: Callable[[], Any]) -> dict[str, tuple[str, Call]]:
+def called_blocks(model: nn.Module, kinds: Iterable[str], call: Callable[[], Any]) -> dict[str, tuple[str, Call]]:
     """What the middle block of each kind is called with: kind -> its path in the model, and its arguments."""
     wanted, caught, hooks = dict(_middle(model, kinds)), {}, []
     for kind, (path, block) in wanted.items():

@@ -154,7 +154,8 @@ def _not_together(asked: argparse.Namespace) -> Iterator[str]:
 
 
 def _subject(asked: argparse.Namespace) -> "Subject":
-    from library.bench import foreign, machine, subjects
+    from library.bench import machine, subjects
+    from library.bench.diffusers import model as diffusers_model
 
     device, shapes = machine.device(asked.device), _shapes(asked.input)
     given: dict[str, Any] = dict(text.split("=", 1) for text in asked.set)
@@ -163,15 +164,15 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     if asked.batch:
         given["train_batch_size"] = asked.batch
     if asked.run:
-        return subjects.of_run(asked.run, asked.script, given)
+        return subjects.subject_of_run(asked.run, asked.script, given)
     if asked.family:
         size = asked.size or ("full" if device.type == "cuda" else "tiny")
-        return subjects.Own(asked.script or f"{asked.family}_train_network", given, size)
-    config = foreign.read_config(asked.config)
+        return subjects.FamilySubject(asked.script or f"{asked.family}_train_network", given, size)
+    config = diffusers_model.read_config(asked.config)
     name = asked.diffusers or config.get("_class_name")
     if not name:
         raise ConfigError(f"{asked.config} does not name its class: give it with --diffusers CLASS")
-    return foreign.Foreign(str(name), config, given, shapes)
+    return diffusers_model.DiffusersSubject(str(name), config, given, shapes)
 
 
 def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> Mapping[str, Any]:
@@ -180,9 +181,9 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     device = machine.device(asked.device)
     ways = candidates.choose(asked.candidate, bool(asked.run), device.type, _options(subject))
     sizes = tuple(int(side) for side in _split(asked.resolution)) or subject.resolutions
-    plan = timing.Plan(asked.steps, asked.warmup, asked.seconds)
+    plan = timing.TimingPlan(asked.steps, asked.warmup, asked.seconds)
     say = _silent if asked.json else _say
-    bench = measure.Bench(
+    bench = measure.BenchRun(
         subject, device, ways, tuple(_split(asked.part)) or report.PARTS, sizes, plan, asked.compile_all, say
     )
     try:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from library import memory
 from library.bench import shapes
-from library.bench.subjects import FACTOR, Made, Own, Subject
+from library.bench.subjects import FACTOR, FamilySubject, Subject, TrainableModel
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
 from library.memory import swapping
@@ -25,7 +25,7 @@ Size = int | tuple[tuple[int, int], ...]  # the side of square images in pixels,
 
 
 @dataclass(frozen=True)
-class Counted:
+class StepCost:
     """What one step costs by its shapes alone, the same for every candidate: FLOPs, and what blocks are called with."""
 
     step: int | None
@@ -33,12 +33,12 @@ class Counted:
     block_flops: Mapping[str, int | None]
 
 
-def counted(subject: Subject, made: Made, config: Any, resolution: int) -> Counted:
+def count_step(subject: Subject, made: TrainableModel, config: Any, resolution: int) -> StepCost:
     """Count on a copy without memory, which is of the processor: shapes and types are the same on every device.
 
     A model that asks for numbers, such as the lengths of captions, has to be run for it.
     """
-    world, device = shapes.Imagined(), torch.device("cpu")
+    world, device = shapes.FakeWorld(), torch.device("cpu")
     empty = world.copy(made.parts.denoiser, device, fp8_storage.compute_type(config))
     apart = replace(made, family=copy.deepcopy(made.family))  # which keeps tensors between calls
     with world.inside(), warnings.catch_warnings(action="ignore"):
@@ -55,23 +55,25 @@ def counted(subject: Subject, made: Made, config: Any, resolution: int) -> Count
             p.grad = None
 
 
-def _run(model: nn.Module, predict: Callable[..., Tensor], made: Made, config: Any, device: torch.device) -> Counted:
+def _run(
+    model: nn.Module, predict: Callable[..., Tensor], made: TrainableModel, config: Any, device: torch.device
+) -> StepCost:
     """Count a step of a model, and of each kind of block in it."""
     total, each = [], {}
     quietly = isinstance(next(model.parameters()), FakeTensor)
 
     def step() -> None:
         with autocast(config, device):
-            wrong = predict(model).square().mean()
-        wrong.backward()
+            loss = predict(model).square().mean()
+        loss.backward()
 
     def run(block: nn.Module, given: shapes.Call) -> None:
         shapes.forward_backward(block, given, lambda: autocast(config, device))
 
-    caught = shapes.of_blocks(model, made.family.block_classes, lambda: total.append(shapes.flops(step, quietly)))
+    caught = shapes.called_blocks(model, made.family.block_classes, lambda: total.append(shapes.flops(step, quietly)))
     for kind, (path, call) in caught.items() if total[0] is not None else ():
         each[kind] = shapes.flops(functools.partial(run, model.get_submodule(path), shapes.made_real(call, device)))
-    return Counted(total[0], caught, each)
+    return StepCost(total[0], caught, each)
 
 
 def autocast(config: Any, device: torch.device) -> contextlib.AbstractContextManager:
@@ -83,7 +85,7 @@ def autocast(config: Any, device: torch.device) -> contextlib.AbstractContextMan
 class Stage:
     """One candidate at one image size or several, ready to be timed. Close it, or its memory stays taken."""
 
-    def __init__(self, subject: Subject, config: Any, device: torch.device, size: Size, made: Made) -> None:
+    def __init__(self, subject: Subject, config: Any, device: torch.device, size: Size, made: TrainableModel) -> None:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
         self.made, self.generator, self.encoding, self.ranks, self.rank = made, torch.Generator(device), None, 1, 0
@@ -104,17 +106,17 @@ class Stage:
         return autocast(self.config, self.device)
 
     def _loss(self, width: int, height: int) -> Callable[[], Tensor]:
-        if isinstance(self.subject, Own):
+        if isinstance(self.subject, FamilySubject):
             return self._own_loss(self.subject, width, height)
         predict, denoiser = self.subject.predict(self.made, width, self.device), self.made.parts.denoiser
 
-        def wrong() -> Tensor:
+        def loss() -> Tensor:
             with self.autocast():
                 return predict(denoiser).square().mean()
 
-        return wrong
+        return loss
 
-    def _own_loss(self, subject: Own, width: int, height: int) -> Callable[[], Tensor]:
+    def _own_loss(self, subject: FamilySubject, width: int, height: int) -> Callable[[], Tensor]:
         """The trainer's own loss: noise, target, conditions, prediction, weighting."""
         from library.data.loading import Batch
         from library.train import loss
@@ -132,7 +134,8 @@ class Stage:
 
     def step(self) -> Tensor:
         """Forward, backward, clipping, optimizer: what a training repeats, one size after another. Returns the loss."""
-        (wrong := next(self._losses)()).backward()
+        loss = next(self._losses)()
+        loss.backward()
         if self._swap:
             self._swap.bring_home()
         if not self.config.optim.stepped_early:
@@ -142,7 +145,7 @@ class Stage:
         self.optimizer.zero_grad(set_to_none=True)
         if self._swap:
             self._swap.forget_gradients()
-        return wrong.detach()
+        return loss.detach()
 
     def block(self, path: str, call: shapes.Call) -> Callable[[], None]:
         """One block, forward and backward, as it is called within the model."""
@@ -175,7 +178,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(subject: Subject, config: Any, device: torch.device, size: Size, made: Made | None = None):
+def open_stage(subject: Subject, config: Any, device: torch.device, size: Size, made: TrainableModel | None = None):
     """A stage that is closed at the end; `size` is the side of square images, or several (width, height)."""
     found = Stage(subject, config, device, size, made or subject.make(config, device))
     try:

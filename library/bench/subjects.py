@@ -20,7 +20,7 @@ PATH = "random"  # stands for files that are never opened
 
 
 @dataclass
-class Made:
+class TrainableModel:
     """A denoiser with what learns inside it, not yet prepared: what `memory.prepare` is given."""
 
     parts: ModelComponents
@@ -40,11 +40,11 @@ class Subject(Protocol):
         """The settings with these options on top. Raises ConfigError for a pair that cannot be."""
         ...
 
-    def make(self, config: Any, device: torch.device) -> Made:
+    def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh denoiser on the device."""
         ...
 
-    def predict(self, made: Made, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
+    def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a denoiser for images of this size: made.parts.denoiser, or a copy of it on another device."""
         ...
 
@@ -57,7 +57,7 @@ class Subject(Protocol):
         ...
 
 
-class Own:
+class FamilySubject:
     """SDXL or FLUX.1."""
 
     def __init__(self, script: str, values: Mapping[str, Any], size: str | None) -> None:
@@ -85,14 +85,14 @@ class Own:
         """The settings with these options on top."""
         return build(self.kind, {**self.values, **given}, notes=[])
 
-    def make(self, config: Any, device: torch.device) -> Made:
+    def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh denoiser on the device, with what learns in it."""
         from library.compiler.prewarm import getting_ready
 
         family = families.of(config)
         with getting_ready(config.compile, device):
             parts = self._fresh(config, family, device)
-        return Made(parts, family, methods.attach(parts, family, config))
+        return TrainableModel(parts, family, methods.attach(parts, family, config))
 
     def _fresh(self, config: Any, family: Any, device: torch.device) -> ModelComponents:
         from library.memory.quantization import fp8_storage
@@ -107,7 +107,7 @@ class Own:
         self._module.adopt(family, denoiser)
         return ModelComponents(random_weights.fill(denoiser, where, dtype), None, {}, {}, {})
 
-    def predict(self, made: Made, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
+    def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a denoiser for images of this size."""
         latents = self.latents(made, resolution, device)
         ones = torch.ones(len(latents), device=device)
@@ -115,13 +115,13 @@ class Own:
         text, sizes = self.text(made, device), torch.ones(len(latents), 6, device=device)
         return lambda denoiser: made.family.predict(denoiser, noised, text, sizes)
 
-    def latents(self, made: Made, size: int | tuple[int, int], device: torch.device) -> Tensor:
+    def latents(self, made: TrainableModel, size: int | tuple[int, int], device: torch.device) -> Tensor:
         """Random latents [B, C, h, w] of images of one size: the side of a square, or (width, height)."""
         width, height = size if isinstance(size, tuple) else (size, size)
         channels = self._module.input_shapes(made.family, made.parts.denoiser).latent_channels
         return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
-    def text(self, made: Made, device: torch.device) -> dict[str, Tensor]:
+    def text(self, made: TrainableModel, device: torch.device) -> dict[str, Tensor]:
         """Random text outputs in the shapes of the caches."""
         shapes = self._module.input_shapes(made.family, made.parts.denoiser).text
         return {name: torch.randn(self.batch, *shape, device=device) for name, shape in shapes.items()}
@@ -183,9 +183,9 @@ def usual(script: str) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in known}
 
 
-def of_run(path: Path, script: str, values: Mapping[str, Any]) -> Own:
+def subject_of_run(path: Path, script: str, values: Mapping[str, Any]) -> FamilySubject:
     """The training that a TOML describes. Raises ConfigError when its model cannot be read."""
-    found = Own(script, {**read_toml(path), **values}, None)
+    found = FamilySubject(script, {**read_toml(path), **values}, None)
     wrong = list(families.of(found.config({})).problems())
     if not found.values.get("pretrained_model_name_or_path"):
         wrong = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]

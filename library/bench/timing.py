@@ -19,7 +19,7 @@ SETTLED = 1.15  # warm-up goes on while a repetition takes less than the one bef
 
 
 @dataclass(frozen=True)
-class Plan:
+class TimingPlan:
     """How thoroughly to measure."""
 
     steps: int = 20  # measured repetitions
@@ -55,7 +55,7 @@ class Timing:
         }
 
 
-def measure(call: Callable[[], Any], device: torch.device, plan: Plan) -> Timing:
+def measure(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> Timing:
     """Call until it runs steadily, then time it. Raises what `call` raises."""
     began = time.perf_counter()
     last = math.inf

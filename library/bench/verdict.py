@@ -57,7 +57,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class ProfileRow:
     """One operation of the profiler's table: calls and microseconds over all steps, on the device or on the host."""
 
     name: str
@@ -67,7 +67,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Advice:
     """One thing to know: which rule, how much of a step it is about, in words, and options that would change it."""
 
     rule: str
@@ -81,7 +81,7 @@ def kind(name: str) -> str:
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.I)), "other")
 
 
-def summary(rows: Iterable[Row], steps: int, step_ms: float, device: str) -> dict[str, Any]:
+def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> dict[str, Any]:
     """A profiler's table, per step: shares by kind, the longest operations, launches, syncs, copies and casts.
 
     `step_ms` is the time of a step without the profiler. On a GPU shares are of the time in which it works, and the
@@ -130,7 +130,7 @@ def settings(config: Any) -> dict[str, Any]:
 # ---- the rules
 
 
-def judge(facts: Mapping[str, Any]) -> list[Finding]:
+def judge(facts: Mapping[str, Any]) -> list[Advice]:
     """What dominates, and what to change, the weightiest first. The first sentence always says what dominates."""
     found = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
     return [_dominant(facts), *sorted(found, key=lambda finding: -finding.share)]
@@ -149,37 +149,35 @@ def _starved(facts: Facts) -> bool:
     return (facts.get("idle") or 0.0) >= IDLE and _waits(facts) >= 10 and _waits(facts) * 50 >= facts["launches"]
 
 
-def _dominant(facts: Facts) -> Finding:
+def _dominant(facts: Facts) -> Advice:
     kinds, idle = facts["kinds"], facts.get("idle")
     if idle is not None and idle > 0.4:
         cause = f", as the host waits for it {_waits(facts):,} times" if _starved(facts) else ""
-        return Finding(
-            "dominant", idle, f"Waiting dominates: the GPU has nothing to do in {idle:.0%} of a step{cause}."
-        )
+        return Advice("dominant", idle, f"Waiting dominates: the GPU has nothing to do in {idle:.0%} of a step{cause}.")
     first, share = next(iter(kinds.items()), ("nothing", 0.0))
     others = ", ".join(f"{name} {part:.0%}" for name, part in list(kinds.items())[1:4])
     what = "Of the GPU's work" if idle is not None else "Of the time"
     if facts.get("blind"):
         what = "PyTorch's profiler may not look at this GPU, so this is the host's time: of it"
-    return Finding("dominant", share, f"{what} {share:.0%} goes into {first}; then {others or 'nothing'}.")
+    return Advice("dominant", share, f"{what} {share:.0%} goes into {first}; then {others or 'nothing'}.")
 
 
-def _waiting(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _waiting(facts: Facts, now: Facts) -> Iterator[Advice]:
     idle = facts.get("idle") or 0.0
     if idle < IDLE:
         return
     cause = f"The GPU is idle for {idle:.0%} of a step, while the host starts {facts['launches']:,} kernels: "
     if not now.get("compile"):
         cure = "compile the blocks, which makes a few large kernels of many small ones."
-        yield Finding("launches", idle, cause + cure, {"compile": True})
+        yield Advice("launches", idle, cause + cure, {"compile": True})
     elif now.get("compile_mode") == "default" and not now.get("blocks_to_swap"):
         cure = "if the images have few sizes, replay them as CUDA graphs; or use larger batches."
-        yield Finding("launches", idle, cause + cure, {"compile_mode": "reduce-overhead"})
+        yield Advice("launches", idle, cause + cure, {"compile_mode": "reduce-overhead"})
     else:
-        yield Finding("launches", idle, f"{cause}larger batches give the GPU more to do for each of them.")
+        yield Advice("launches", idle, f"{cause}larger batches give the GPU more to do for each of them.")
 
 
-def _reading(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _reading(facts: Facts, now: Facts) -> Iterator[Advice]:
     if (waits := _waits(facts)) < 2:
         return
     share = facts["idle"] if _starved(facts) else min(0.5, 0.02 * waits)
@@ -187,97 +185,95 @@ def _reading(facts: Facts, now: Facts) -> Iterator[Finding]:
     name = str(now.get("optimizer_type") or "AdamW").rpartition(".")[2]
     other = "" if name.lower().startswith("adamw") else f"{name} may be what reads them: try AdamW. Else "
     look = "look for item and nonzero in the trace."
-    yield Finding("syncs", share, cause + other + (look if other else look.capitalize()))
+    yield Advice("syncs", share, cause + other + (look if other else look.capitalize()))
 
 
-def _swapping(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _swapping(facts: Facts, now: Facts) -> Iterator[Advice]:
     moved = sum(facts["copies"][way]["share"] for way in ("to device", "to host"))
     if moved < 0.1:
         return
     cause = f"Copies between host and GPU take as long as {moved:.0%} of its work: "
     if swapped := now.get("blocks_to_swap"):
-        yield Finding("swapping", moved, f"{cause}swap fewer than {swapped} blocks, as far as memory allows.")
+        yield Advice("swapping", moved, f"{cause}swap fewer than {swapped} blocks, as far as memory allows.")
     elif now.get("cpu_offload_checkpointing"):
         cure = {"cpu_offload_checkpointing": False, "gradient_checkpointing": True}
-        yield Finding("swapping", moved, f"{cause}keep checkpoints on the GPU, if they fit.", cure)
+        yield Advice("swapping", moved, f"{cause}keep checkpoints on the GPU, if they fit.", cure)
     else:
-        yield Finding("swapping", moved, f"{cause}nothing is swapped, so look in the trace for what is copied.")
+        yield Advice("swapping", moved, f"{cause}nothing is swapped, so look in the trace for what is copied.")
 
 
-def _fusing(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _fusing(facts: Facts, now: Facts) -> Iterator[Advice]:
     small = sum(facts["kinds"].get(name, 0.0) for name in SMALL)
     if small < 0.25:
         return
     cause = f"Small operations (elementwise, norms, copies) take {small:.0%}"
     if not now.get("compile"):
-        yield Finding("fusing", small, f"{cause}: compiling fuses most of them.", {"compile": True})
+        yield Advice("fusing", small, f"{cause}: compiling fuses most of them.", {"compile": True})
     elif now.get("compile_scope") == "inner":
         cure = f"{cause} beside what is compiled: compile whole blocks."
-        yield Finding("fusing", small, cure, {"compile_scope": "blocks"})
+        yield Advice("fusing", small, cure, {"compile_scope": "blocks"})
     elif now.get("compile_blocks"):
-        yield Finding(
-            "fusing", small, f"{cause} beside what is compiled: let compile_blocks name more blocks, or none."
-        )
+        yield Advice("fusing", small, f"{cause} beside what is compiled: let compile_blocks name more blocks, or none.")
     elif (
         now.get("compile_scope") == "blocks" and not now.get("blocks_to_swap") and not now.get("gradient_checkpointing")
     ):
         cure = f"{cause} outside of the compiled blocks: compile the model as a whole."
-        yield Finding("fusing", small, cure, {"compile_scope": "model"})
+        yield Advice("fusing", small, cure, {"compile_scope": "model"})
 
 
-def _streaming(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _streaming(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("compiled kernels", 0.0)
     if share < 0.5 or (facts.get("idle") or 0.0) >= IDLE:
         return
     cause = f"Compiled kernels take {share:.0%}, mostly for reading and writing memory"
     if now.get("gradient_checkpointing"):
         cure = f"{cause}, and part of them to compute again: keep activations, as far as memory allows."
-        yield Finding("streaming", share, cure, {"gradient_checkpointing": False})
+        yield Advice("streaming", share, cure, {"gradient_checkpointing": False})
     elif facts.get("idle") is not None and now.get("compile_mode") == "default":
         cure = f"{cause}: let the compiler try several versions of each, which takes minutes once."
-        yield Finding("streaming", share, cure, {"compile_mode": "max-autotune-no-cudagraphs"})
+        yield Advice("streaming", share, cure, {"compile_mode": "max-autotune-no-cudagraphs"})
 
 
-def _attention(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _attention(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("attention", 0.0)
     if share < 0.3 and next(iter(facts["kinds"]), "") != "attention":
         return
     if now.get("gradient_checkpointing") and not now.get("checkpoint_keep_attention"):
         cure = "and part of that to do it again: keep its outputs, which cost little memory."
-        yield Finding("attention", share, f"Attention takes {share:.0%}, {cure}", {"checkpoint_keep_attention": True})
+        yield Advice("attention", share, f"Attention takes {share:.0%}, {cure}", {"checkpoint_keep_attention": True})
     else:
         cure = "it grows with the square of an image's area, so smaller images gain most."
         other = "kohya doctor times the kernels that attention_kernel can choose."
-        yield Finding("attention", share, f"Attention takes {share:.0%}: {cure} {other}")
+        yield Advice("attention", share, f"Attention takes {share:.0%}: {cure} {other}")
 
 
-def _optimizing(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _optimizing(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("optimizer", 0.0)
     if share >= 0.1:
         cure = "add up gradients over several batches, or choose a lighter one (Adafactor, AdamW8bit)."
-        yield Finding("optimizer", share, f"The optimizer takes {share:.0%}: {cure}")
+        yield Advice("optimizer", share, f"The optimizer takes {share:.0%}: {cure}")
 
 
-def _convolving(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _convolving(facts: Facts, now: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("convolution", 0.0)
     if share >= 0.25 and facts.get("idle") is not None and not now.get("cuda_cudnn_benchmark"):
         cure = "let cuDNN try its kernels, if the data set has few image sizes."
-        yield Finding("convolution", share, f"Convolutions take {share:.0%}: {cure}", {"cuda_cudnn_benchmark": True})
+        yield Advice("convolution", share, f"Convolutions take {share:.0%}: {cure}", {"cuda_cudnn_benchmark": True})
 
 
-def _multiplying(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _multiplying(facts: Facts, now: Facts) -> Iterator[Advice]:
     share, idle = facts["kinds"].get("matrix products", 0.0), facts.get("idle")
     if share < 0.5 or (idle or 0.0) >= IDLE:
         return
     if idle is not None and now.get("mixed_precision") == "no":
         cure = f"Matrix products in float32 take {share:.0%}: bf16 is many times as fast."
-        yield Finding("precision", share, cure, {"mixed_precision": "bf16"})
+        yield Advice("precision", share, cure, {"mixed_precision": "bf16"})
     elif _could_use_8_bits(facts, now):
         cure = f"Matrix products take {share:.0%}: of a frozen base they are faster in 8 bits, if a little less exact."
-        yield Finding("products", share, cure, {"fp8_base": True, "fp8_compute": True})
+        yield Advice("products", share, cure, {"fp8_base": True, "fp8_compute": True})
     else:
         cure = "which is what the machine is good at. Only fewer of them would be faster: smaller images, fewer words."
-        yield Finding("products", share, f"Matrix products take {share:.0%}, {cure}")
+        yield Advice("products", share, f"Matrix products take {share:.0%}, {cure}")
 
 
 def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
@@ -287,22 +283,22 @@ def _could_use_8_bits(facts: Facts, now: Facts) -> bool:
     return facts.get("idle") is not None and frozen and fast
 
 
-def _recomputing(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _recomputing(facts: Facts, now: Facts) -> Iterator[Advice]:
     used, there = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
     if now.get("gradient_checkpointing") and not now.get("blocks_to_swap") and used < 0.5 * there:
         cause = f"{used:.1f} of {there:.0f} GB are used, while activations are recomputed: "
         cure = "switch gradient_checkpointing off, or keep the outputs of attention."
-        yield Finding("recompute", 0.25, cause + cure, {"gradient_checkpointing": False})
+        yield Advice("recompute", 0.25, cause + cure, {"gradient_checkpointing": False})
 
 
-def _casting(facts: Facts, now: Facts) -> Iterator[Finding]:
+def _casting(facts: Facts, now: Facts) -> Iterator[Advice]:
     share, casts = facts["copies"]["within"]["share"], facts["casts"]
     if share >= 0.1 and casts >= 50 and now.get("compile"):
         cure = "keep what is frozen in the type that is computed in."
-        yield Finding("casts", share, f"{casts:,} casts and copies outside of compiled blocks take {share:.0%}: {cure}")
+        yield Advice("casts", share, f"{casts:,} casts and copies outside of compiled blocks take {share:.0%}: {cure}")
 
 
-RULES: tuple[Callable[[Facts, Facts], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
     _reading,
     _waiting,
     _swapping,
@@ -348,11 +344,11 @@ def change(options: Mapping[str, Any]) -> str:
     return " (" + ", ".join(f"{name} = {str(value).lower()}" for name, value in options.items()) + ")"
 
 
-def _count(rows: Iterable[Row], pattern: str) -> int:
+def _count(rows: Iterable[ProfileRow], pattern: str) -> int:
     return sum(row.count for row in rows if re.search(pattern, row.name))
 
 
-def _copies(rows: Iterable[Row], pattern: str, steps: int, total: float) -> dict[str, float]:
+def _copies(rows: Iterable[ProfileRow], pattern: str, steps: int, total: float) -> dict[str, float]:
     of = [row for row in rows if re.search(pattern, row.name)]
     spent = sum(row.us for row in of)
     return {"calls": sum(row.count for row in of) // steps, "ms": round(spent / 1000 / steps, 4),

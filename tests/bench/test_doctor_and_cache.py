@@ -8,7 +8,7 @@ import pytest
 
 from kohya_gui.form import presets
 from library.bench import advice, cleaning, doctor, kernels
-from library.bench.advice import Found
+from library.bench.advice import MachineFacts
 from library.cli import main
 from library.runs import job as jobs
 
@@ -16,14 +16,15 @@ from library.runs import job as jobs
 @pytest.mark.parametrize(
     ("found", "wanted", "ready"),
     [
-        (Found(), {"mixed_precision": "no", "compile": False}, {}),
-        (Found(6.0, (7, 5), False, compiles=True), {"mixed_precision": "fp16", "gradient_checkpointing": True}, {}),
-        (Found(11.6, (8, 6), True, compiles=True), {"mixed_precision": "bf16", "cuda_allow_tf32": True,
+        (MachineFacts(), {"mixed_precision": "no", "compile": False}, {}),
+        (MachineFacts(6.0, (7, 5), False, compiles=True),
+         {"mixed_precision": "fp16", "gradient_checkpointing": True}, {}),
+        (MachineFacts(11.6, (8, 6), True, compiles=True), {"mixed_precision": "bf16", "cuda_allow_tf32": True,
                                                     "checkpoint_keep_attention": False},
          {"flux": "flux/lora-12gb", "sdxl": "sdxl/lora-12gb"}),
-        (Found(23.6, (8, 9), True, True, True), {"compile": True}, {"flux": "flux/lora-24gb",
+        (MachineFacts(23.6, (8, 9), True, True, True), {"compile": True}, {"flux": "flux/lora-24gb",
                                                                     "sdxl": "sdxl/lora-24gb"}),
-        (Found(139.8, (9, 0), True, True, True), {"compile": True}, {"flux": "flux/lora-80gb",
+        (MachineFacts(139.8, (9, 0), True, True, True), {"compile": True}, {"flux": "flux/lora-80gb",
                                                                      "sdxl": "sdxl/lora-24gb"}),
     ],
 )  # fmt: skip
@@ -35,7 +36,7 @@ def test_advice_for_machines(found, wanted, ready):
 
 def test_presets_that_are_advised_exist():
     there = {preset.id for preset in presets.presets(adapters=True)}
-    advised = {name for memory in range(6, 150) for name in advice.presets(Found(float(memory))).values()}
+    advised = {name for memory in range(6, 150) for name in advice.presets(MachineFacts(float(memory))).values()}
     assert advised == {name for name in there if not name.startswith(presets.PROFILES)}
 
 

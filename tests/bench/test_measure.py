@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from library import families
 from library.bench import (
     candidates,
-    foreign,
     machine,
     measure,
     profiling,
@@ -20,12 +19,13 @@ from library.bench import (
     subjects,
     timing,
 )
+from library.bench.diffusers import model as diffusers_model
 from library.cli import main
 from library.runs import job as jobs
 from library.runs.job_work import begin
 
 CPU = torch.device("cpu")
-QUICK = timing.Plan(steps=1, warmup=1, seconds=5.0)
+QUICK = timing.TimingPlan(steps=1, warmup=1, seconds=5.0)
 QWEN = {"patch_size": 2, "in_channels": 16, "out_channels": 4, "num_layers": 2, "attention_head_dim": 16,
         "num_attention_heads": 2, "joint_attention_dim": 16, "axes_dims_rope": [8, 4, 4]}  # fmt: skip
 VACE = {"num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 16,
@@ -42,12 +42,12 @@ def quick(home, monkeypatch):
 def bench(subject, names, parts, compile_all=False):
     known = vars(subject.config({}).compile.__class__).get("__dataclass_fields__", {})
     chosen = candidates.choose(names, False, "cpu", [*known, *candidates.PLAIN])
-    return measure.Bench(subject, CPU, chosen, parts, (64,), QUICK, compile_all, say=lambda _: None)
+    return measure.BenchRun(subject, CPU, chosen, parts, (64,), QUICK, compile_all, say=lambda _: None)
 
 
 @pytest.fixture(scope="module")
 def flux():
-    return subjects.Own("flux_train_network", DYNAMO, "tiny")
+    return subjects.FamilySubject("flux_train_network", DYNAMO, "tiny")
 
 
 def test_every_part_of_a_model_is_measured(flux, home):
@@ -69,9 +69,9 @@ def test_every_part_of_a_model_is_measured(flux, home):
 def test_flops_are_those_that_are_really_done(flux):
     config = flux.config(candidates.PLAIN)
     made = flux.make(config, CPU)
-    counted = stage.counted(flux, made, config, 64)
+    counted = stage.count_step(flux, made, config, 64)
     assert set(counted.blocks) == {"DoubleStreamBlock", "SingleStreamBlock"}
-    with stage.staged(flux, config, CPU, 64, made) as ready, sdpa_kernel(SDPBackend.MATH):
+    with stage.open_stage(flux, config, CPU, 64, made) as ready, sdpa_kernel(SDPBackend.MATH):
         ready.step()
         with FlopCounterMode(display=False) as counter:
             ready.step()
@@ -79,7 +79,7 @@ def test_flops_are_those_that_are_really_done(flux):
 
 
 def test_a_step_of_the_other_family():
-    found = subjects.Own("sdxl_train_network", {}, "tiny")
+    found = subjects.FamilySubject("sdxl_train_network", {}, "tiny")
     with begin("bench") as work:
         (row,) = bench(found, ["eager"], ["step"]).run(work)["results"]
     assert row["status"] == "ok" and row["mfu"] > 0
@@ -88,14 +88,14 @@ def test_a_step_of_the_other_family():
 @pytest.fixture
 def uncounted(monkeypatch):
     """Nothing is counted, which takes a second or two for each model."""
-    monkeypatch.setattr(stage, "counted", lambda *_: stage.Counted(None, {}, {}))
+    monkeypatch.setattr(stage, "counted", lambda *_: stage.StepCost(None, {}, {}))
 
 
 @pytest.mark.parametrize(
     ("name", "config"), [("QwenImageTransformer2DModel", QWEN), ("WanVACETransformer3DModel", VACE)]
 )
 def test_transformers_of_diffusers(name, config):
-    subject = foreign.Foreign(name, config, DYNAMO, {"frames": 2})
+    subject = diffusers_model.DiffusersSubject(name, config, DYNAMO, {"frames": 2})
     with begin("bench") as work:
         rows = bench(subject, ["compiled" if name.startswith("Qwen") else "eager"], ["blocks", "step"]).run(work)[
             "results"
@@ -109,7 +109,7 @@ def test_what_cannot_be_measured_says_why_and_the_rest_goes_on(flux, monkeypatch
     def fails(self):
         raise torch.OutOfMemoryError("much too large")
 
-    swapping = subjects.Own("flux_train_network", {**DYNAMO, "blocks_to_swap": 2}, "tiny")
+    swapping = subjects.FamilySubject("flux_train_network", {**DYNAMO, "blocks_to_swap": 2}, "tiny")
     with begin("bench") as work:
         rows = bench(swapping, ["compiled+budget,checkpointing"], ["step"]).run(work)["results"]
     assert [row["status"] for row in rows] == ["skipped", "ok"]
@@ -190,12 +190,12 @@ def test_mistakes_are_told_in_sentences(arguments, words, tmp_path, monkeypatch,
 
 
 def test_a_class_that_is_none_and_a_config_of_another():
-    with pytest.raises(foreign.ConfigError, match="did you mean QwenImageTransformer2DModel"):
-        foreign.class_of("QwenImageTransformer2Model")
-    with pytest.raises(foreign.ConfigError, match="takes no num_wheels"):
-        foreign.arguments("QwenImageTransformer2DModel", {**QWEN, "num_wheels": 4})
-    with pytest.raises(foreign.ConfigError, match="no network called eval"):
-        foreign.class_of("eval")
+    with pytest.raises(diffusers_model.ConfigError, match="did you mean QwenImageTransformer2DModel"):
+        diffusers_model.class_of("QwenImageTransformer2Model")
+    with pytest.raises(diffusers_model.ConfigError, match="takes no num_wheels"):
+        diffusers_model.arguments("QwenImageTransformer2DModel", {**QWEN, "num_wheels": 4})
+    with pytest.raises(diffusers_model.ConfigError, match="no network called eval"):
+        diffusers_model.class_of("eval")
 
 
 def test_a_model_without_room_is_told_and_nothing_measured_is_a_failure(monkeypatch, capsys):
@@ -213,7 +213,7 @@ def test_a_model_that_only_fits_in_8_bits_is_made_on_the_host(flux, monkeypatch)
     assert random_weights.placement(model, gpu, half, small) == CPU
     assert random_weights.placement(model, gpu, half, flux.config({})) == gpu
     monkeypatch.setattr(machine, "free_bytes", lambda device: needed - 1)
-    with pytest.raises(foreign.ConfigError, match="fp8_base or blocks_to_swap"):
+    with pytest.raises(diffusers_model.ConfigError, match="fp8_base or blocks_to_swap"):
         random_weights.placement(model, gpu, half, small)
 
 

@@ -33,7 +33,7 @@ def test_the_table_has_every_measurement_and_every_failure(result):
 
 def test_uneven_times_are_told(result):
     assert not report.restless(result)
-    for row in report.of(result):
+    for row in report.measured_rows(result):
         row["ms"]["p90"] = 3 * row["ms"]["p50"]
     assert "something else used this machine" in report.table(result)
 
@@ -42,7 +42,7 @@ def test_the_picture_is_a_drawing_with_a_bar_for_each_measurement(result):
     drawn = ElementTree.fromstring(picture.svg(result))
     space = "{http://www.w3.org/2000/svg}"
     bars = [r for r in drawn.iter(f"{space}rect") if r.get("class") in ("bar", "best")]
-    assert len(bars) == len(report.of(result))
+    assert len(bars) == len(report.measured_rows(result))
     widths = {r.get("class"): float(r.get("width")) for r in bars[:4]}
     assert widths["best"] < widths["bar"]
     words = "".join(drawn.itertext())

@@ -3,7 +3,7 @@
 import pytest
 
 from library.bench import verdict
-from library.bench.verdict import Row
+from library.bench.verdict import ProfileRow as Row
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128"
 PLAIN = "void at::native::vectorized_elementwise_kernel<4, add>"

@@ -27,7 +27,7 @@ UNTRIED = (DataDependentOutputException, DynamicOutputShapeException)  # it asks
 
 
 @dataclass(frozen=True)
-class Place:
+class InputContext:
     """What the inputs of one call depend on."""
 
     config: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Place:
     def control(self) -> Any:
         """Pictures that guide, in the layout of the latents."""
         channels = self.width("vace_in_channels", "in_channels")
-        return Place({**self.config, "in_channels": channels}, self.batch, self.text, self.frames, self.side,
+        return InputContext({**self.config, "in_channels": channels}, self.batch, self.text, self.frames, self.side,
                      self.layout, self.device).latents()  # fmt: skip
 
 
@@ -89,35 +89,35 @@ def _first(value: Any, otherwise: int) -> int:
     return int((value[-1] if isinstance(value, list | tuple) else value) or otherwise)
 
 
-def _axes(at: Place) -> int:
+def _axes(at: InputContext) -> int:
     return len(at.config.get("axes_dims_rope") or (0, 0, 0))
 
 
-def _added(at: Place) -> dict[str, Any]:
+def _added(at: InputContext) -> dict[str, Any]:
     return {"resolution": at.normal(at.batch, 2), "aspect_ratio": at.normal(at.batch, 1)}
 
 
-def _labels(at: Place) -> Tensor | None:
+def _labels(at: InputContext) -> Tensor | None:
     if at.config.get("norm_type") != "ada_norm_zero":
         return None
     return torch.zeros(at.batch, dtype=torch.long, device=at.device)
 
 
-def _llama(at: Place) -> Tensor | None:
+def _llama(at: InputContext) -> Tensor | None:
     layers = max(at.config.get("llama_layers") or (0,)) + 1
     return at.normal(layers, at.batch, at.text, at.width("caption_channels", number=1))
 
 
-def _time(at: Place) -> Tensor:
+def _time(at: InputContext) -> Tensor:
     return torch.rand(at.batch, device=at.device)
 
 
-def _rope_places(at: Place) -> list[Tensor]:
+def _rope_places(at: InputContext) -> list[Tensor]:
     return [torch.arange(n, device=at.device) for n in (at.frames, at.halved, at.halved)]
 
 
-USUAL: Mapping[str, Callable[[Place], Any]] = {
-    **dict.fromkeys(LATENTS, Place.latents),
+USUAL: Mapping[str, Callable[[InputContext], Any]] = {
+    **dict.fromkeys(LATENTS, InputContext.latents),
     "encoder_hidden_states": lambda at: at.normal(at.batch, at.text, at.width(*TEXT_WIDTHS)),
     "encoder_hidden_states_2": lambda at: at.normal(at.batch, at.text, at.width("text_embed_2_dim")),
     "encoder_attention_mask_2": lambda at: at.mask() if at.width("text_embed_2_dim") else None,
@@ -130,7 +130,7 @@ USUAL: Mapping[str, Callable[[Place], Any]] = {
     "pooled_embeds": lambda at: at.normal(at.batch, at.width(*POOLED_WIDTHS)),
     "encoder_hidden_states_image": lambda at: at.normal(at.batch, 257, at.width("image_dim")),
     "image_embeds": lambda at: at.normal(at.batch, 729, at.width("image_embed_dim", "image_proj_dim")),
-    "control_hidden_states": Place.control,
+    "control_hidden_states": InputContext.control,
     **dict.fromkeys(("timestep", "timesteps", "t"), _time),
     "guidance": lambda at: _time(at) if at.config.get("guidance_embeds") else None,
     "img_ids": lambda at: at.normal(at.tokens, _axes(at)),
@@ -139,7 +139,7 @@ USUAL: Mapping[str, Callable[[Place], Any]] = {
     "class_labels": _labels,
     "added_cond_kwargs": _added,
     **dict.fromkeys(("original_size", "target_size", "crop_coords"), lambda at: at.normal(at.batch, 2)),
-    "image_rotary_emb": Place.rotary,
+    "image_rotary_emb": InputContext.rotary,
     "visual_rope_pos": _rope_places,
     "text_rope_pos": lambda at: torch.arange(at.text, device=at.device),
     "num_frames": lambda at: at.frames,
@@ -147,12 +147,12 @@ USUAL: Mapping[str, Callable[[Place], Any]] = {
     "return_dict": lambda at: False,
 }
 # Given where a model cannot do without, as most calls leave them out.
-NEEDED: Mapping[str, Callable[[Place], Any]] = dict.fromkeys(
-    ("encoder_attention_mask", "encoder_hidden_states_mask", "attention_mask"), Place.mask
+NEEDED: Mapping[str, Callable[[InputContext], Any]] = dict.fromkeys(
+    ("encoder_attention_mask", "encoder_hidden_states_mask", "attention_mask"), InputContext.mask
 )
 
 
-class Inputs:
+class DiffusersInputs:
     """The inputs of a class of networks; `given` are shapes by name, and `text_length`."""
 
     def __init__(self, cls: type[Any], given: Mapping[str, Any], batch: int, frames: int) -> None:
@@ -182,11 +182,11 @@ class Inputs:
     def of(self, model: nn.Module, resolution: int, device: torch.device) -> dict[str, Any]:
         """The arguments of a call. Raises ConfigError for one whose shape is not known."""
         config: Any = model.config
-        at = Place(config, self.batch, self.text, self.frames, resolution // FACTOR, self.layout, device)
+        at = InputContext(config, self.batch, self.text, self.frames, resolution // FACTOR, self.layout, device)
         first = next(p for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
         return {name: _cast(value, first.dtype) for name, value in self._each(at)}
 
-    def _each(self, at: Place) -> Iterator[tuple[str, Any]]:
+    def _each(self, at: InputContext) -> Iterator[tuple[str, Any]]:
         for name, parameter in self.parameters.items():
             needed = parameter.default is inspect.Parameter.empty and parameter.kind < 2
             usual = USUAL.get(name) or (NEEDED.get(name) if needed else None)
@@ -211,7 +211,7 @@ class Inputs:
         return list(dict.fromkeys([first, *(["list"] if "x" in self.parameters else []), *others]))
 
     def _tried(self, model: nn.Module) -> Exception | None:
-        world, device = shapes.Imagined(), torch.device("cpu")
+        world, device = shapes.FakeWorld(), torch.device("cpu")
         copied = world.copy(model, device, torch.float32)
         try:
             with world.inside(), torch.no_grad():

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from library import families
 from library.bench import random_weights
-from library.bench.inputs import Inputs
-from library.bench.subjects import Made, usual
+from library.bench.diffusers.inputs import DiffusersInputs
+from library.bench.subjects import TrainableModel, usual
 from library.compiler.torch_private import pytree
 from library.config.schema import ConfigError, build
 from library.config.values import meant
@@ -28,7 +28,7 @@ from library.methods.adapters import AdapterSpec, LoraLinear
 SCRIPT = "flux_train_network"  # whose options say how to train it
 
 
-class Stranger:
+class DiffusersFamily:
     """What the trainer has to know of a model that is no family of ours."""
 
     name = "diffusers"
@@ -50,7 +50,7 @@ class Stranger:
         return {self.block_classes[0]: number}
 
 
-class Adapters:
+class DiffusersLora:
     """LoRA on every Linear layer of the blocks."""
 
     def __init__(self, model: nn.Module, block_classes: tuple[str, ...], rank: int, rate: float) -> None:
@@ -70,12 +70,12 @@ class Adapters:
         """One group for the optimizer."""
         return [{"params": self.parameters(), "lr": self.rate, "name": "adapters"}]
 
-    def train(self, mode: bool = True) -> "Adapters":
+    def train(self, mode: bool = True) -> "DiffusersLora":
         """Adapters have no modes of their own."""
         return self
 
 
-class Foreign:
+class DiffusersSubject:
     """A transformer of diffusers with random weights, trained as a LoRA."""
 
     def __init__(self, name: str, given: Mapping[str, Any], values: Mapping[str, Any], inputs: Mapping[str, Any]):
@@ -84,7 +84,7 @@ class Foreign:
         self.cls, self.given = class_of(name), arguments(name, given)
         self.values = {**usual(SCRIPT), **values}
         self.batch, self.title = int(self.config({}).data.train_batch_size), name
-        self.inputs = Inputs(self.cls, {n: x for n, x in inputs.items() if n != "frames"}, self.batch,
+        self.inputs = DiffusersInputs(self.cls, {n: x for n, x in inputs.items() if n != "frames"}, self.batch,
                              int(inputs.get("frames", 1)))  # fmt: skip
         blank = self._empty()
         self.inputs.settle(blank)
@@ -97,7 +97,7 @@ class Foreign:
         """The settings with these options on top."""
         return build(families.config_class(SCRIPT), {**self.values, **given}, notes=[])
 
-    def make(self, config: Any, device: torch.device) -> Made:
+    def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh model on the device, with adapters in its blocks."""
         from library.memory.quantization import fp8_storage
 
@@ -106,8 +106,8 @@ class Foreign:
         model = random_weights.fill(model, random_weights.placement(model, device, dtype, config), dtype)
         if any(p.ndim == 5 for p in model.parameters()):  # of video, for which there is no such order as images have
             model.to = functools.partial(_to, model)
-        method = Adapters(model, self.block_classes, config.network.network_dim or 4, config.optim.learning_rate)
-        return Made(ModelComponents(model, None, {}, {}, {}), Stranger(self.block_classes), method)
+        method = DiffusersLora(model, self.block_classes, config.network.network_dim or 4, config.optim.learning_rate)
+        return TrainableModel(ModelComponents(model, None, {}, {}, {}), DiffusersFamily(self.block_classes), method)
 
     def _empty(self) -> nn.Module:
         try:
@@ -117,7 +117,7 @@ class Foreign:
             told = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"
             raise ConfigError(told) from error
 
-    def predict(self, made: Made, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
+    def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a model for images of this size."""
         given = self.inputs.of(made.parts.denoiser, resolution, device)
 

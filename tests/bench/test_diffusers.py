@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from library.bench import candidates, foreign, stage
+from library.bench import candidates, stage
+from library.bench.diffusers import model as diffusers_model
 from library.cli import main
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ ZIMAGE = {"in_channels": 4, "dim": 16, "n_layers": 1, "n_refiner_layers": 1, "n_
 
 
 def made(name, config, **inputs):
-    return foreign.Foreign(name, config, {"compile_backend": "eager"}, {"text_length": 8, **inputs})
+    return diffusers_model.DiffusersSubject(name, config, {"compile_backend": "eager"}, {"text_length": 8, **inputs})
 
 
 @pytest.mark.parametrize(
@@ -56,10 +57,10 @@ def test_a_model_that_asks_for_numbers_is_counted_by_running_it():
     subject = made("Lumina2Transformer2DModel", LUMINA)
     config = subject.config(candidates.PLAIN)
     made_one = subject.make(config, CPU)
-    counted = stage.counted(subject, made_one, config, 128)
+    counted = stage.count_step(subject, made_one, config, 128)
     assert counted.step and counted.block_flops["Lumina2TransformerBlock"]
     assert all(p.grad is None for p in made_one.parts.denoiser.parameters())
-    with stage.staged(subject, config, CPU, 128, made_one) as ready:
+    with stage.open_stage(subject, config, CPU, 128, made_one) as ready:
         ready.block(*counted.blocks["Lumina2TransformerBlock"])()
         assert ready.step().isfinite()
 

@@ -1,0 +1,1 @@
+"""Measuring any transformer of diffusers, by the name of its class and its config."""
