@@ -192,7 +192,9 @@ class Batches:
         images, sizes = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
         for image in self.images.items:
             name = image.path.replace("\\", "/").rsplit("/", 1)[-1]
-            images.update(f"{name} {image.repeats} {image.dataset} {image.fit} {image.caption}\n".encode())
+            # Written out, and not the dataclass as text, which would change with its name: states keep this digest.
+            fit = f"Fit(bucket={image.fit.bucket}, resized={image.fit.resized})" if image.fit else "None"
+            images.update(f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode())
         for key, size in self._sizes.items():
             sizes.update(f"{key} {size}\n".encode())
         known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
