@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from library.bench import candidates, picture, report
 from library.config import environment
 from library.config.schema import ConfigError
-from library.families import RUNS, config_class
+from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
 from library.runs import layout
 from library.runs.job import RESULT
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 PICTURE = "picture.svg"
 EXAMPLES = """
-kohya bench --family flux --size full            FLUX.1 of real size with random weights, on this GPU
+kohya bench --family NAME --size full            a model of real size with random weights, on this GPU
 kohya bench run.toml                             the training of a TOML, as it is and in other ways
-kohya bench --family sdxl --resolution 1024 --part step --candidate eager,compiled --batch 4
+kohya bench --family NAME --resolution 1024 --part step --candidate eager,compiled --batch 4
 kohya bench --diffusers QwenImageTransformer2DModel --config config.json --part step
 kohya bench run.toml --profile                   where the time of its steps goes
 
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "run", nargs="?", type=Path, metavar="RUN.toml", help="measure the training that a TOML describes"
     )
-    made.add_argument("--family", choices=("flux", "sdxl"), help="measure a model with random weights")
+    made.add_argument("--family", choices=FAMILIES, help="measure a model with random weights")
     made.add_argument("--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)")
     made.add_argument("--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)")
     made.add_argument("--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights")
@@ -107,9 +107,7 @@ def check(asked: argparse.Namespace) -> None:
     named = [name for name in ("run", "family", "diffusers") if getattr(asked, name)]
     named += ["config"] if asked.config and not asked.diffusers else []
     if len(named) != 1:
-        wrong.append(
-            "name one thing to measure: RUN.toml, --family flux, --family sdxl, or --diffusers CLASS --config FILE"
-        )
+        wrong.append("name one thing to measure: RUN.toml, --family NAME, or --diffusers CLASS --config FILE")
     if asked.diffusers and not asked.config:
         wrong.append("--diffusers needs --config FILE, the model's config.json")
     for path in filter(None, (asked.run, asked.config)):
@@ -145,7 +143,7 @@ def _not_together(asked: argparse.Namespace) -> Iterator[str]:
     if asked.script and asked.diffusers:
         yield "--script is for --family and RUN.toml: a transformer of diffusers is trained with LoRA"
     if asked.input and (asked.run or asked.family):
-        yield "--input is for --diffusers: what SDXL and FLUX.1 are called with is known"
+        yield "--input is for --diffusers: what our own families are called with is known"
     for name in ("part", "candidate", "resolution"):
         if (given := getattr(asked, name)) and not _split(given):
             yield f"--{name} {','.join(given)} names nothing: give one or leave it out"

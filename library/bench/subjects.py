@@ -58,7 +58,7 @@ class Subject(Protocol):
 
 
 class FamilySubject:
-    """SDXL or FLUX.1."""
+    """A model of one of our families."""
 
     def __init__(self, script: str, values: Mapping[str, Any], size: str | None) -> None:
         """`size` is tiny or full for random weights, None for the files that `values` name."""
@@ -66,20 +66,16 @@ class FamilySubject:
         self.name: str = self.kind.family
         self._module = families.random_module(self.name)
         self.random = self._module.random(self._module.FULL if size == "full" else self._module.TINY) if size else None
-        small = {"t5xxl_max_token_length": TEXT} if size == "tiny" and self.name == "flux" else {}
+        small = self._module.TINY_OPTIONS if size == "tiny" else {}
         self.values = {**usual(script), **small, **values} if size else dict(values)
         self.batch = int(self.config({}).data.train_batch_size)
-        self.title = f"{'FLUX.1' if self.name == 'flux' else 'SDXL'}, {size} size" if size else self.kind.title
-        self.about = {"family": self.name, "script": script, "size": size, "model": self._model()}
-        self.resolutions = self.random.resolutions if self.random else (self._side(),)
-        self._loaded: ModelComponents | None = None
-
-    def _model(self) -> str:
-        return "random weights" if self.random else str(self.values.get("pretrained_model_name_or_path"))
-
-    def _side(self) -> int:
+        self.title = f"{families.facts(self.name).title}, {size} size" if size else self.kind.title
+        source = "random weights" if size else str(self.values.get("pretrained_model_name_or_path"))
+        self.about = {"family": self.name, "script": script, "size": size, "model": source}
         width, height = self.config({}).data.size or (1024, 1024)
-        return max(64, round((width * height) ** 0.5 / 64) * 64)
+        side = max(64, round((width * height) ** 0.5 / 64) * 64)
+        self.resolutions = self.random.resolutions if self.random else (side,)
+        self._loaded: ModelComponents | None = None
 
     def config(self, given: Mapping[str, Any]) -> Any:
         """The settings with these options on top."""
@@ -88,24 +84,19 @@ class FamilySubject:
     def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh denoiser on the device, with what learns in it."""
         from library.compiler.prewarm import getting_ready
-
-        family = families.of(config)
-        with getting_ready(config.compile, device):
-            parts = self._fresh(config, family, device)
-        return TrainableModel(parts, family, methods.attach(parts, family, config))
-
-    def _fresh(self, config: Any, family: Any, device: torch.device) -> ModelComponents:
         from library.memory.quantization import fp8_storage
 
-        dtype = fp8_storage.storage_type(config)
-        if not self.random:
-            parts = family.load(dtype, fp8_storage.compute_type(config))
-            parts.encoders, parts.vae = {}, None
-            return parts
-        denoiser = self.random.denoiser()
-        where = random_weights.placement(denoiser, device, dtype, config)
-        self._module.adopt(family, denoiser)
-        return ModelComponents(random_weights.fill(denoiser, where, dtype), None, {}, {}, {})
+        family, dtype = families.of(config), fp8_storage.storage_type(config)
+        with getting_ready(config.compile, device):
+            if self.random:
+                denoiser = self.random.denoiser()
+                where = random_weights.placement(denoiser, device, dtype, config)
+                self._module.adopt(family, denoiser)
+                parts = ModelComponents(random_weights.fill(denoiser, where, dtype), None, {}, {}, {})
+            else:
+                parts = family.load(dtype, fp8_storage.compute_type(config))
+                parts.encoders, parts.vae = {}, None
+        return TrainableModel(parts, family, methods.attach(parts, family, config))
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a denoiser for images of this size."""
@@ -138,7 +129,12 @@ class FamilySubject:
             model = self._small(self.random.encoders[name](), device, dtype)
         else:
             model = self._stored(dtype).encoders[name].to(device)
-        length = self._text_length() if name == "t5xxl" else TEXT
+        length = TEXT
+        if name == "t5xxl":
+            family = families.of(self.config({}))
+            if self.random:
+                self._module.adopt(family, self.random.denoiser())
+            length = max(family.text_lengths.values())
         ids = torch.randint(0, model.config.vocab_size, (self.batch, length), device=device)
         if name == "t5xxl":
             return lambda: t5.encode(model, ids, None)
@@ -147,12 +143,6 @@ class FamilySubject:
     def _small(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
         random_weights.check_room(model, device, dtype)
         return random_weights.fill(model, device, dtype)
-
-    def _text_length(self) -> int:
-        family = families.of(self.config({}))
-        if self.random:
-            family.guided = True
-        return family.text_length
 
     def vae(self, device: torch.device, dtype: torch.dtype) -> nn.Module | None:
         """The image autoencoder."""
@@ -171,15 +161,16 @@ class FamilySubject:
 
 def usual(script: str) -> dict[str, Any]:
     """What most people train with, and words in the place of files."""
+    cls = families.config_class(script)
     given = {
         "pretrained_model_name_or_path": PATH, "train_data_dir": PATH, "output_dir": PATH, "resolution": "1024",
         "max_train_steps": 100, "cache_latents": True, "cache_text_encoder_outputs": True,
         "optimizer_type": "AdamW", "learning_rate": 1e-4, "train_batch_size": 1,
-        "network_module": "networks.lora_flux" if script.startswith("flux") else "networks.lora",
+        "network_module": next(iter(families.facts(cls.family).adapter_modules)),
         "network_dim": 16, "network_alpha": 16, "network_train_unet_only": True,
         "clip_l": PATH, "t5xxl": PATH, "ae": PATH,
     }  # fmt: skip
-    known = options(families.config_class(script))
+    known = options(cls)
     return {name: value for name, value in given.items() if name in known}
 
 

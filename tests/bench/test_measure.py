@@ -88,7 +88,7 @@ def test_a_step_of_the_other_family():
 @pytest.fixture
 def uncounted(monkeypatch):
     """Nothing is counted, which takes a second or two for each model."""
-    monkeypatch.setattr(stage, "counted", lambda *_: stage.StepCost(None, {}, {}))
+    monkeypatch.setattr(stage, "count_step", lambda *_: stage.StepCost(None, {}, {}))
 
 
 @pytest.mark.parametrize(
