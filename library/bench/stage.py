@@ -137,7 +137,7 @@ class Stage:
         loss = next(self._losses)()
         loss.backward()
         if self._swap:
-            self._swap.bring_home()
+            self._swap.sync_to_host()
         if not self.config.optim.stepped_early:
             if self.config.optim.max_grad_norm:
                 torch.nn.utils.clip_grad_norm_(self.made.method.parameters(), self.config.optim.max_grad_norm)

@@ -83,11 +83,11 @@ class FamilySubject:
 
     def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh denoiser on the device, with what learns in it."""
-        from library.compiler.prewarm import getting_ready
+        from library.compiler.prewarm import prewarm_inductor
         from library.memory.quantization import fp8_storage
 
         family, dtype = families.of(config), fp8_storage.storage_type(config)
-        with getting_ready(config.compile, device):
+        with prewarm_inductor(config.compile, device):
             if self.random:
                 denoiser = self.random.denoiser()
                 where = random_weights.placement(denoiser, device, dtype, config)

@@ -224,7 +224,7 @@ def _unable(config: Any) -> Iterator[str]:
     """What only some GPUs can do, where there is none of them."""
     from library.memory.quantization import fp8_matmul
 
-    if config.adapters and config.precision.fp8_compute and not fp8_matmul.able(_device()):
+    if config.adapters and config.precision.fp8_compute and not fp8_matmul.supports_fp8(_device()):
         yield "fp8_compute has no effect here: this machine cannot multiply in 8 bits, only keep them"
 
 

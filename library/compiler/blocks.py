@@ -16,7 +16,7 @@ from torch import nn
 
 from library.compiler import cache, cudagraph, torch_private
 from library.compiler.checks import hooked, problems
-from library.compiler.entry import Inputs, shape_of, with_door
+from library.compiler.entry import EntryInputs, shape_of, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
 from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
 from library.config.schema import ConfigError
@@ -79,7 +79,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     target_blocks: Iterable[Sequence[nn.Module]],
     disable_linear: bool = False,
     log_prefix: str = "Model",
-    inputs: Mapping[Any, Inputs] | None = None,
+    inputs: Mapping[Any, EntryInputs] | None = None,
     backends: Mapping[nn.Module, str] | None = None,
     log: CompileLog | None = None,
 ) -> M:
@@ -107,12 +107,12 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
             disable_linear_from_compile(block)
         kind = type(block).__name__
         given = (inputs or {}).get(block, (inputs or {}).get(kind))
-        place = (given.level, given.in_front) if given else ()
+        place = (given.level, given.before_trainable) if given else ()
         shape = (*shape_of(block), backends.get(block, args.compile_backend), *place)
         streams = given.streams if given else ()
         dynamic = given.dynamic if given and options["dynamic"] is None else ()
-        learns = not given.in_front if given else kind in learning
-        block.__class__ = with_door(type(block), shape, streams, dynamic, learns)
+        learns = not given.before_trainable if given else kind in learning
+        block.__class__ = with_canonical_inputs(type(block), shape, streams, dynamic, learns)
         block.__dict__["_compile_log"] = log
         log.expect(kind, shape, given.sizes if given else 1)
         known &= given is not None

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from library.compiler import torch_private
 from library.compiler.log import CompileLog
-from library.compiler.subclass import under_its_name
+from library.compiler.subclass import keep_class_name
 from library.compiler.torch_private import pytree
 from library.config.schema import ConfigError
 
 logger = logging.getLogger(__name__)
 
-REHEARSALS = 2  # eager passes before a recording: the first compiles and allocates, the second is like all others
+WARMUP_PASSES = 2  # eager passes before a recording: the first compiles and allocates, the second is like all others
 MOST = 64  # sizes that are recorded; others run without
 
 
@@ -48,7 +48,7 @@ def leave_default_stream() -> None:
 def attach(denoiser: nn.Module, log: CompileLog) -> None:
     """From now on every call with gradients is recorded, and played back where it has been."""
     leave_default_stream()
-    denoiser.__dict__["_recorder"] = Recorder(denoiser, log)
+    denoiser.__dict__["_recorder"] = GraphedModel(denoiser, log)
     denoiser.__class__ = _recorded(type(denoiser))
 
 
@@ -70,7 +70,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
                 return super().__call__(*args, **kwargs)
             return recorder(super().__call__, args, kwargs)
 
-    return under_its_name(Recorded, cls)
+    return keep_class_name(Recorded, cls, "recorded as CUDA graphs")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Call:
         return pytree.tree_unflatten([next(given if place else others) for place in self.places], self.tree)
 
 
-class Recorder:
+class GraphedModel:
     """The recordings of one denoiser. They share their memory, as only one of them is at work at a time."""
 
     def __init__(self, denoiser: nn.Module, log: CompileLog) -> None:
@@ -123,10 +123,10 @@ class Recorder:
         recording = self.made.get(asked.key) or self.record(call, asked)
         if recording is None:
             return call(*args, **kwargs)
-        ticket = _Ticket(recording, self)
-        self._busy = weakref.ref(ticket)
+        in_flight = _InFlight(recording, self)
+        self._busy = weakref.ref(in_flight)
         learned = [t for t in (*asked.tensors, *self.learn) if t.requires_grad]
-        answers = _Played.apply(ticket, asked.tensors, *learned)
+        answers = _Replay.apply(in_flight, asked.tensors, *learned)
         return pytree.tree_unflatten(list(answers), recording.tree)
 
     def free(self) -> None:
@@ -180,7 +180,7 @@ class Recorder:
 class Recording:
     """The CUDA graphs of one size, forward and backward, and the memory that they read and write."""
 
-    def __init__(self, call: Callable[..., Any], asked: Call, recorder: Recorder) -> None:
+    def __init__(self, call: Callable[..., Any], asked: Call, recorder: GraphedModel) -> None:
         """Run as usual, until everything is compiled and chosen that a recording must not meet."""
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in asked.tensors]
         self.addresses = [p.data_ptr() for p in recorder.learn]
@@ -189,11 +189,11 @@ class Recording:
         self._call: Callable[[], Any] | None = lambda: call(*args, **kwargs)
         self._targets = [*(t for t in self.inputs if t.requires_grad), *recorder.learn]
         with _casts_included():
-            for _ in range(REHEARSALS):
+            for _ in range(WARMUP_PASSES):
                 ends = [answer for answer in pytree.tree_leaves(self._call()) if answer.requires_grad]
                 self._gradients(ends, [torch.zeros_like(end) for end in ends])
 
-    def capture(self, recorder: Recorder) -> None:
+    def capture(self, recorder: GraphedModel) -> None:
         """Record both passes. Raises RuntimeError where something in them cannot be."""
         # Other threads may load data meanwhile.
         how = {"pool": recorder.pool, "stream": torch.cuda.current_stream(), "capture_error_mode": "thread_local"}
@@ -219,20 +219,20 @@ class Recording:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ticket:
+class _InFlight:
     """Held by the graph of gradients for as long as a forward pass may still get its backward pass."""
 
     recording: Recording
-    recorder: Recorder
+    recorder: GraphedModel
 
 
-class _Played(torch.autograd.Function):
+class _Replay(torch.autograd.Function):
     """Play a recording: inputs and what learns -> answers."""
 
     @staticmethod
-    def forward(ctx: Any, ticket: _Ticket, given: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
-        ctx.ticket, recording = ticket, ticket.recording
-        if [p.data_ptr() for p in ticket.recorder.learn] != recording.addresses:
+    def forward(ctx: Any, in_flight: _InFlight, given: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
+        ctx.in_flight, recording = in_flight, in_flight.recording
+        if [p.data_ptr() for p in in_flight.recorder.learn] != recording.addresses:
             raise ConfigError("compile_mode: weights have moved since the CUDA graph was recorded; use default")
         torch_private.foreach_copy_(recording.inputs, [t.detach() for t in given])
         recording.forward.replay()
@@ -242,8 +242,8 @@ class _Played(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        ticket, ctx.ticket = ctx.ticket, None
-        recording, recorder = ticket.recording, ticket.recorder
+        in_flight, ctx.in_flight = ctx.in_flight, None
+        recording, recorder = in_flight.recording, in_flight.recorder
         recorder.keep_gradients()
         arrived = [g for g, grad in zip(gradients, recording.with_gradient, strict=True) if grad]
         torch_private.foreach_copy_(recording.incoming, arrived)

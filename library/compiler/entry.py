@@ -1,4 +1,7 @@
-"""The door of a compiled block: eager code around it that makes all blocks of a class look alike to the compiler."""
+"""Eager prologue of a compiled block: canonicalises strides, requires_grad and dynamic dims.
+
+With it one graph serves every block of a class; without it FLUX.1 needs six graphs instead of two.
+"""
 
 import functools
 from typing import Any, Protocol
@@ -7,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler import torch_private
-from library.compiler.subclass import copied, under_its_name
+from library.compiler.subclass import clone_code, keep_class_name
 from library.compiler.torch_settings import SETTINGS
 
 Shape = tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...]
 
 
-class Inputs(Protocol):
+class EntryInputs(Protocol):
     """What blocks of one class are called with, by position, so that one graph can serve all of them.
 
     `streams` flow from block to block: all but the first block's carry a gradient. `dynamic` names the dimensions whose
     size depends on the bucket: ((position, dimension), ...). `sizes` says how many graphs each block needs: one, unless
-    sizes are compiled one by one. Then `level` tells blocks apart that never see the same sizes. Blocks that are
-    `in_front` of all that learns have a graph of their own, as no gradient goes through them.
+    sizes are compiled one by one. Then `level` tells blocks apart that never see the same sizes. Blocks that run
+    `before_trainable` ones have a graph of their own, as no gradient goes through them.
     """
 
     @property
@@ -43,7 +46,7 @@ class Inputs(Protocol):
         ...
 
     @property
-    def in_front(self) -> bool:
+    def before_trainable(self) -> bool:
         """Whether nothing learns in them, nor before them."""
         ...
 
@@ -54,7 +57,7 @@ def shape_of(block: nn.Module) -> Shape:
 
 
 @functools.cache
-def with_door(
+def with_canonical_inputs(
     cls: type[nn.Module],
     shape: tuple[Any, ...],
     streams: tuple[int, ...],
@@ -69,46 +72,41 @@ def with_door(
     """
     kind = cls.__name__
 
-    class Door(cls):
+    class CanonicalEntry(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             given = list(args)
-            # Text encoders that learn reach blocks that do not, through what these are told besides their streams.
-            told = (*args, *kwargs.values())
-            in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in told)
+            # Text encoders that learn reach blocks that do not, through what these get besides their streams.
+            side_inputs = (*args, *kwargs.values())
+            in_graph = learns or any(isinstance(x, Tensor) and x.requires_grad for x in side_inputs)
             for position in streams:
-                given[position] = _as_inner(given[position], in_graph)
+                given[position] = _like_inner_block(given[position], in_graph)
             for position, dimension in dynamic:
                 if position < len(given) and isinstance(given[position], Tensor):
                     torch_private.mark_dynamic(given[position], dimension)
             SETTINGS.hold()
             # Where no gradient goes through a block there is nothing to recompute either, which PyTorch would refuse.
-            with (
-                self.__dict__["_compile_log"].inside(kind),
-                torch.set_grad_enabled(in_graph and torch.is_grad_enabled()),
-            ):
+            log = self.__dict__["_compile_log"]
+            with log.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
                 return super().__call__(*given, **kwargs)
 
-    Door.forward = copied(cls.forward)
-    return under_its_name(Door, cls)
+    CanonicalEntry.forward = clone_code(cls.forward)
+    return keep_class_name(CanonicalEntry, cls, "compiled")
 
 
-def _as_inner(stream: Tensor, in_graph: bool) -> Tensor:
-    """The first block's input looks like every other block's: in one order, and part of the graph of gradients.
+def _like_inner_block(stream: Tensor, in_graph: bool) -> Tensor:
+    """Make the first block's input look like every other block's: in one order, and part of the graph of gradients.
 
-    Without this, what stands in front of the first block costs a second graph: strides and requires_grad differ, and
-    what comes out of a Linear layer is a view, whose base the graph would be bound to as well.
-    Where nothing learns that comes in or is in blocks of the class, asking for a gradient would be work for nothing.
+    [B, L, C] or [B, C, h, w] -> the same. Without this, what stands before the first block costs a second graph.
     """
-    stream = _in_order(stream)
-    if in_graph and torch.is_grad_enabled() and not stream.requires_grad:
-        stream = stream.detach().requires_grad_(True)
-    return torch_private.without_base(stream) if stream.dim() == 3 else stream
-
-
-def _in_order(stream: Tensor) -> Tensor:
-    """Channels last, with the usual strides also where a size is 1, for which PyTorch takes any."""
+    # Channels last, with the usual strides also where a size is 1, for which PyTorch takes any.
     order, strides, step = (0, 2, 3, 1) if stream.dim() == 4 else range(stream.dim()), [0] * stream.dim(), 1
     for dimension in reversed(order):
         strides[dimension], step = step, step * stream.shape[dimension]
-    kept = torch.channels_last if stream.dim() == 4 else torch.contiguous_format
-    return stream if list(stream.stride()) == strides else stream.clone(memory_format=kept)
+    if list(stream.stride()) != strides:
+        kept = torch.channels_last if stream.dim() == 4 else torch.contiguous_format
+        stream = stream.clone(memory_format=kept)
+    # Where nothing learns that comes in or is in blocks of the class, asking for a gradient would be work for nothing.
+    if in_graph and torch.is_grad_enabled() and not stream.requires_grad:
+        stream = stream.detach().requires_grad_(True)
+    # What comes out of a Linear layer is a view, whose base the graph would be bound to.
+    return torch_private.without_base(stream) if stream.dim() == 3 else stream

@@ -1,4 +1,4 @@
-"""Getting the compiler up while a model is loaded, so that the first block does not wait for it."""
+"""Import Inductor and start its workers on a thread while the model loads, which takes 3 to 10 s."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def getting_ready(args: Any, device: torch.device) -> Iterator[None]:
+def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
     """While the body runs, another thread lets inductor load itself, see what the machine can do and start helpers.
 
     That takes 3 to 10 s, which loading a large model hides. The body must not run models: PyTorch's tracing is not made
@@ -27,7 +27,7 @@ def getting_ready(args: Any, device: torch.device) -> Iterator[None]:
     """
     thread = None
     if _wanted(args, device):
-        thread = threading.Thread(target=_small_things_first, args=(device.type,), name="compiler")
+        thread = threading.Thread(target=_compile_small_graph, args=(device.type,), name="compiler")
         thread.start()
     try:
         yield
@@ -49,7 +49,7 @@ def _wanted(args: Any, device: torch.device) -> bool:
 
 
 @functools.cache
-def _small_things_first(kind: str) -> None:
+def _compile_small_graph(kind: str) -> None:
     """Compile something small, forward and backward, once in a process. What fails here is told where it matters."""
     try:
         given = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
@@ -69,3 +69,6 @@ def _small_graph() -> torch.fx.GraphModule:
     seen = graph.call_function(F.scaled_dot_product_attention, (heads, heads, heads))
     graph.output((graph.call_function(F.gelu, (seen,)),))
     return torch.fx.GraphModule(nn.Module(), graph)
+
+
+getting_ready = prewarm_inductor

@@ -12,28 +12,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+EIGHT_BIT = "8-bit weights"
+_BEHAVIOURS: dict[type[nn.Module], str] = {}  # of subclasses, which live as long as the process
 
-def under_its_name(made: type[nn.Module], cls: type[nn.Module]) -> type[nn.Module]:
+
+def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
     """Let a subclass go by the name of the block's class, by which families, adapters and compiling know it.
 
     Its `forward`, if it has one, becomes code of its own: subclasses made by one function share their code, and blocks
-    of different classes would look like recompilations of each other.
+    of different classes would look like recompilations of each other. `behaviours_of` tells its `behaviour`.
     """
+    if behaviour:
+        _BEHAVIOURS[made] = behaviour
     if "forward" in vars(made):
-        made.forward = copied(vars(made)["forward"])
+        made.forward = clone_code(vars(made)["forward"])
     made.__name__, made.__qualname__, made.__module__ = cls.__name__, cls.__qualname__, cls.__module__
     return made
 
 
+def behaviours_of(module: nn.Module) -> set[str]:
+    """What replaced classes have added to a block or layer, such as "checkpointed"."""
+    return {_BEHAVIOURS[cls] for cls in type(module).__mro__ if cls in _BEHAVIOURS}
+
+
 @functools.cache
-def answering(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor]) -> type[nn.Module]:
+def with_forward(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor]) -> type[nn.Module]:
     """A subclass of a layer whose own answer is `answer(layer, input)`; an adapter around it stays as it is."""
 
     class Answering(cls):
         pass
 
     setattr(Answering, "base" if hasattr(cls, "base") else "forward", lambda self, input: answer(self, input))
-    return under_its_name(Answering, cls)
+    return keep_class_name(Answering, cls, EIGHT_BIT)
 
 
 def wanted_type(input: Tensor) -> torch.dtype:
@@ -52,8 +62,12 @@ def with_gradient(images: Tensor) -> Tensor:
     return images.detach().requires_grad_(True)
 
 
-def copied(function: types.FunctionType) -> types.FunctionType:
-    """The same function with code of its own, which is what PyTorch keeps compiled graphs with."""
+def clone_code(function: types.FunctionType) -> types.FunctionType:
+    """The same function with code of its own, which is what PyTorch keeps compiled graphs with.
+
+    The one trick that predicted graph counts rest on: Dynamo looks graphs up by code object (2.11 and 2.13), so blocks
+    share graphs if and only if they share this copy. tests/compile/test_counts.py holds it.
+    """
     copy = types.FunctionType(
         function.__code__.replace(),
         function.__globals__,

@@ -50,7 +50,7 @@ class BlockInputs:
     dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
     sizes: int = 1  # how many there are of them, where each is compiled for itself
     level: int = 0  # how often the picture was halved, where sizes are compiled: blocks of other levels see others
-    in_front: bool = False  # of all that learns: no gradient comes to the block, and none is asked of it
+    before_trainable: bool = False  # of all that learns: no gradient comes to the block, and none is asked of it
 
 
 @dataclass(frozen=True)

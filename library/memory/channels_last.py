@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from library.compiler.subclass import under_its_name, with_gradient
+from library.compiler.subclass import keep_class_name, with_gradient
 
 
 class GroupNorm(nn.GroupNorm):
@@ -38,7 +38,7 @@ def _in_order(cls: type[nn.Module]) -> type[nn.Module]:
         def forward(self, input: Tensor) -> Tensor:
             return super().forward(input.contiguous(memory_format=torch.channels_last))
 
-    return under_its_name(InOrder, cls)
+    return keep_class_name(InOrder, cls)
 
 
 def keep_channels_last(block: nn.Module) -> None:
@@ -58,12 +58,12 @@ class LearningGroupNorm(nn.GroupNorm):
         return super().forward(with_gradient(input))
 
 
-def let_learn(denoiser: nn.Module) -> None:
+def let_norms_learn(denoiser: nn.Module) -> None:
     """Give those GroupNorms that learn, and are still PyTorch's own, this behaviour."""
     for module in denoiser.modules():
         if type(module) is nn.GroupNorm and any(p.requires_grad for p in module.parameters()):
             module.__class__ = LearningGroupNorm
 
 
-under_its_name(LearningGroupNorm, nn.GroupNorm)
-under_its_name(GroupNorm, nn.GroupNorm)
+keep_class_name(LearningGroupNorm, nn.GroupNorm)
+keep_class_name(GroupNorm, nn.GroupNorm)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from library.compiler import torch_private
-from library.compiler.subclass import under_its_name
+from library.compiler.subclass import keep_class_name
 from library.compiler.torch_settings import version
 
 
@@ -84,7 +84,7 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradie
                 return super().forward(*args, **kwargs)
             return checkpoint(super().forward, *args, **how, **kwargs)
 
-    return under_its_name(Checkpointed, cls)
+    return keep_class_name(Checkpointed, cls, "checkpointed, attention kept" if keep_attention else "checkpointed")
 
 
 @functools.cache
@@ -95,7 +95,7 @@ def _surrounded(cls: type[nn.Module]) -> type[nn.Module]:
                 return super().__call__(*args, **kwargs)
             return checkpoint(super().__call__, *args, use_reentrant=False, **kwargs)
 
-    return under_its_name(Surrounded, cls)
+    return keep_class_name(Surrounded, cls, "checkpointed from outside")
 
 
 @functools.cache
@@ -113,7 +113,7 @@ def _offloaded(cls: type[nn.Module]) -> type[nn.Module]:
 
             return checkpoint(run, *[_park(x) if _moves(x) else x for x in args], use_reentrant=False)
 
-    return under_its_name(Offloaded, cls)
+    return keep_class_name(Offloaded, cls, "checkpointed, inputs on the host")
 
 
 def _moves(x: Any) -> bool:

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.compiler.subclass import under_its_name
+from library.compiler.subclass import keep_class_name
 
 SLOTS = 2  # one in use, one being filled
 ALIGNMENT = 256  # bytes; kernels expect aligned weights
 
 
-def choose(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
+def choose_blocks(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
     """The blocks to swap: `counts` of each class, evenly spread, so that transfers hide behind resident blocks."""
     chosen: list[nn.Module] = []
     for kind, count in counts.items():
@@ -63,7 +63,7 @@ class Swap:
         kinds = {type(packed.block) for packed in self.blocks}
         if self.learn == "host":
             for packed in self.blocks:
-                packed.send_gradients_home()
+                packed.offload_gradients()
         for index, packed in enumerate(self.blocks):
             packed.block.__dict__["_swap"] = (self, index)
         for module in denoiser.modules():
@@ -83,7 +83,7 @@ class Swap:
         if 0 <= following < len(self._order):
             self._fetch(self._order[following])
 
-    def bring_home(self) -> None:
+    def sync_to_host(self) -> None:
         """After the backward pass: what is true is in host memory, and nothing is under way any more.
 
         Where the optimizer steps on the host, weights and gradients are there now, as `p` and `p.grad`.
@@ -97,6 +97,8 @@ class Swap:
                 ring.clear()  # what is in the slots is about to grow old
             for packed in self.blocks:
                 packed.hand_over_gradients()
+
+    bring_home = sync_to_host
 
     def forget_gradients(self) -> None:
         """Let the gradients go that have not been handed over."""
@@ -112,7 +114,7 @@ class Swap:
         for ring in self._rings.values():
             ring.clear()
         for packed in self.blocks:
-            packed.stay_deaf()
+            packed.remove_grad_hooks()
 
     def _fetch(self, index: int) -> None:
         packed = self.blocks[index]
@@ -142,7 +144,7 @@ class _Packed:
         self.changes = False  # whether the device's copy is newer than the host's
         self.gradients: dict[nn.Parameter, Tensor] = {}  # in host memory, of the present step
         self._spare: dict[nn.Parameter, Tensor] = {}  # the memory of the last step's
-        self._ears: list[Any] = []
+        self._hook_handles: list[Any] = []
         moving = [p for p in block.parameters() if (learns or not p.requires_grad) and p.dim() >= 2]
         self.layout = tuple((tuple(p.shape), p.dtype) for p in moving)
         self.parts: list[tuple[nn.Parameter, int, Tensor]] = []
@@ -161,18 +163,18 @@ class _Packed:
         for p, offset, view in self.parts:
             p.data = view if memory is None else _view(memory, offset, view)
 
-    def send_gradients_home(self) -> None:
+    def offload_gradients(self) -> None:
         """Let each gradient leave for the host as soon as it is complete."""
         for p, _, _ in self.parts:
             if p.requires_grad:
-                self._ears.append(p.register_post_accumulate_grad_hook(self._send_home))
+                self._hook_handles.append(p.register_post_accumulate_grad_hook(self._offload_gradient))
 
-    def stay_deaf(self) -> None:
-        """Let gradients stay where they are made."""
-        for ear in self._ears:
-            ear.remove()
+    def remove_grad_hooks(self) -> None:
+        """Remove the hooks that offload gradients."""
+        for handle in self._hook_handles:
+            handle.remove()
 
-    def _send_home(self, p: nn.Parameter) -> None:
+    def _offload_gradient(self, p: nn.Parameter) -> None:
         gradient, p.grad = p.grad, None
         home = self.gradients.get(p)
         if home is None:
@@ -211,7 +213,7 @@ class _Ring:
     def fill(self, packed: _Packed) -> None:
         """Copy a block's weights into the slot that was used longest ago."""
         number, (owner, memory) = next(iter(self.slots.items()))
-        self._leave(owner, memory)
+        self._flush(owner, memory)
         if owner is not None:
             owner.point_at(None)
         memory.copy_(packed.host, non_blocking=True)
@@ -222,7 +224,7 @@ class _Ring:
     def write_back(self) -> None:
         """Bring the host's copies up to date; the blocks stay."""
         for owner, memory in self.slots.values():
-            self._leave(owner, memory)
+            self._flush(owner, memory)
 
     def clear(self) -> None:
         """Send all blocks home."""
@@ -232,7 +234,7 @@ class _Ring:
             self.slots[number] = (None, memory)
 
     @staticmethod
-    def _leave(owner: _Packed | None, memory: Tensor) -> None:
+    def _flush(owner: _Packed | None, memory: Tensor) -> None:
         if owner is not None and owner.changes:
             owner.host.copy_(memory, non_blocking=True)
             owner.changes = False
@@ -256,7 +258,7 @@ def _swapped(cls: type[nn.Module]) -> type[nn.Module]:
                     output.grad_fn.register_prehook(lambda _: swap.use(index, forward=False))
             return result
 
-    return under_its_name(Swapped, cls)
+    return keep_class_name(Swapped, cls, "swapped")
 
 
 def _padded(size: int) -> int:

@@ -54,17 +54,17 @@ def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_
     asked = {"compile": True, "compile_cache_dir": str(tmp_path / "file" / "in")}
     kind, cpu = config_class("flux_train_network"), torch.device("cpu")
     with pytest.raises(ConfigError, match="compile_cache_dir"):
-        prewarm.getting_ready(build(kind, asked, notes=[]).compile, cpu).__enter__()
-    with prewarm.getting_ready(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
+        prewarm.prewarm_inductor(build(kind, asked, notes=[]).compile, cpu).__enter__()
+    with prewarm.prewarm_inductor(build(kind, asked | {"compile_fallback": True}, notes=[]).compile, cpu):
         assert not any(thread.name == "compiler" for thread in threading.enumerate())
 
 
 def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.INDUCTOR, str(tmp_path))
-    prewarm._small_things_first.cache_clear()
+    prewarm._compile_small_graph.cache_clear()
     options = build(config_class("flux_train_network"), {"compile": True}, notes=[]).compile
     before = dict(counters["stats"])
-    with prewarm.getting_ready(options, torch.device("cpu")):
+    with prewarm.prewarm_inductor(options, torch.device("cpu")):
         assert any(thread.name == "compiler" for thread in threading.enumerate())
     assert list(tmp_path.rglob("*.so")), "nothing was compiled"
     log = CompileLog()

@@ -73,7 +73,7 @@ def fresh():
 def made(checkpoint=False, swap=0, compiled=True, offload=False, log=None, **changed):
     torch.manual_seed(0)
     model = Denoiser()
-    ring = swapping.Swap(swapping.choose(model, {"Block": swap} if swap else {}), torch.device("cpu"))
+    ring = swapping.Swap(swapping.choose_blocks(model, {"Block": swap} if swap else {}), torch.device("cpu"))
     ring.place(model)
     if checkpoint:
         checkpointing.wrap([list(model.blocks), list(model.others)], offload)

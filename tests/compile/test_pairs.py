@@ -108,7 +108,7 @@ def test_lycoris_goes_around_weights_in_8_bits(name):
 @pytest.mark.parametrize("few", [{"int8_base": True}, {"fp8_base": True, "fp8_compute": True}], ids=str)
 def test_lycoris_asks_its_layers_as_they_are_kept(made, monkeypatch, few):
     pytest.importorskip("lycoris")
-    monkeypatch.setattr(fp8_matmul, "able", lambda _: True)
+    monkeypatch.setattr(fp8_matmul, "supports_fp8", lambda _: True)
     how = values("flux_train_network", ("lycoris", "fp8")) | {"fp8_base": False}
     exact, kept = (made("flux_train_network", **how | more).loss((8, 8)).item() for more in ({}, few))
     assert kept == pytest.approx(exact, rel=0.01)

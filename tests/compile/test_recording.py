@@ -82,7 +82,7 @@ def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(monkeyp
     monkeypatch.setattr(cudagraph, "Recording", Fits)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     model = Small()
-    recorder = cudagraph.Recorder(model, CompileLog())
+    recorder = cudagraph.GraphedModel(model, CompileLog())
     asked = [Call.of(given(rows), {}) for rows in range(1, 6)]
     assert [recorder.record(model, call) is None for call in asked] == [False] * 4 + [True]
     assert not recorder.made and "inputs of 5 x 8 do not fit" in caplog.text and "2 sizes are recorded" in caplog.text
@@ -97,7 +97,7 @@ def test_a_gpu_too_small_for_one_size_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     model = Small()
     with pytest.raises(torch.OutOfMemoryError):
-        cudagraph.Recorder(model, CompileLog()).record(model, Call.of(given(3), {}))
+        cudagraph.GraphedModel(model, CompileLog()).record(model, Call.of(given(3), {}))
 
 
 def gradients(model, device, steps):
@@ -127,7 +127,7 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
             torch.optim.SGD(network.parameters(), 0.1).step()
             network.zero_grad(set_to_none=True)
     assert len(recorded._recorder.made) == len(set(steps))
-    assert recorded.calls == (cudagraph.REHEARSALS + 1) * len(set(steps))
+    assert recorded.calls == (cudagraph.WARMUP_PASSES + 1) * len(set(steps))
 
 
 @cuda

@@ -27,7 +27,7 @@ SPEC = AdapterSpec(rank=4, alpha=4.0)
 def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(layer, x):
     layer.weight.requires_grad_(False)
     exact, kept, names = copy.deepcopy(layer), layer, [*layer.state_dict()]
-    int8.keep(kept, CPU)
+    int8.quantize_int8_(kept, CPU)
     assert kept.weight.dtype == torch.int8 and [*kept.state_dict()] == names
     x, again = x.clone().requires_grad_(True), x.clone().requires_grad_(True)
     wanted, found = exact(x), kept(again)
@@ -54,8 +54,8 @@ def test_only_what_is_frozen_and_only_once(demo):
     config = training.config_of(demo, training.LORAS[0], int8_base=True)
     block = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     block[0].requires_grad_(False)
-    fp8_storage.store([[block]], config, CPU)
-    fp8_storage.store([[block]], config, CPU)
+    fp8_storage.store_blocks([[block]], config, CPU)
+    fp8_storage.store_blocks([[block]], config, CPU)
     assert block[0].weight.dtype == torch.int8 and block[1].weight.dtype == torch.float32
 
 

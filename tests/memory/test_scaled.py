@@ -20,7 +20,7 @@ def layers(bias=True):
         exact.weight[::2] *= 100  # rows of very different size, which one scale for all could not hold
     fast = nn.Linear(64, 96, bias=bias).requires_grad_(False)
     fast.load_state_dict(exact.state_dict())
-    fp8_matmul.keep(fast, CPU)
+    fp8_matmul.quantize_fp8_(fast, CPU)
     return exact, fast
 
 
@@ -51,7 +51,7 @@ def test_what_comes_in_8_bits_stays_bit_for_bit():
     layer = nn.Linear(32, 32).requires_grad_(False)
     layer.weight.data = layer.weight.data.to(fp8_matmul.FP8)
     before = layer.weight.data.clone()
-    fp8_matmul.keep(layer, CPU)
+    fp8_matmul.quantize_fp8_(layer, CPU)
     assert torch.equal(layer.weight.data.float(), before.float()) and bool((layer.weight_scale == 1).all())
 
 
@@ -64,7 +64,7 @@ def test_adapters_go_on_learning_around_it_and_names_stay():
     exact, _ = layers()
     adapted = LoraLinear.around(exact, AdapterSpec(rank=4, alpha=4.0))
     names = [*adapted.state_dict()]
-    fp8_matmul.keep(adapted, CPU)
+    fp8_matmul.quantize_fp8_(adapted, CPU)
     assert type(adapted).__name__ == "LoraLinear" and isinstance(adapted, nn.Linear)
     assert [*adapted.state_dict()] == names
     x = torch.randn(2, 3, 64, requires_grad=True)
@@ -91,7 +91,7 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squ
         demo, script, mixed_precision="bf16", fp8_base=True, fp8_compute=True, train_data_dir=squares, compile=True
     )
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
-    fp8_storage.store([[block]], config, CPU)
+    fp8_storage.store_blocks([[block]], config, CPU)
     assert isinstance(block[0], fp8_storage.StoredLinear)
     assert any("fp8_compute has no effect" in remark for remark in preflight.check(config))
 

@@ -44,7 +44,7 @@ class Model:
             answer = self.family.predict(self.denoiser, noised, text, torch.ones(1, 6))
             (answer - noised.target).square().mean().backward()
         if self.swap:
-            self.swap.bring_home()
+            self.swap.sync_to_host()
 
     def gradients(self):
         return {name: p.grad for name, p in self.denoiser.named_parameters()}

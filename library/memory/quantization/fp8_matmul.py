@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library.compiler import torch_private
-from library.compiler.subclass import answering
+from library.compiler.subclass import with_forward
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -24,18 +24,18 @@ TINY = 1e-12  # the scale of a row of zeros
 ALIGNED = 16  # the hardware multiplies rows whose lengths are multiples of this
 
 
-def able(device: torch.device) -> bool:
+def supports_fp8(device: torch.device) -> bool:
     """Whether a device multiplies numbers of 8 bits."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9) and torch.version.hip is None
 
 
-def fits(layer: nn.Module) -> bool:
+def supports_layer(layer: nn.Module) -> bool:
     """Whether a layer's matrix can be multiplied like that."""
     return isinstance(layer, nn.Linear) and not (layer.in_features % ALIGNED or layer.out_features % ALIGNED)
 
 
 @torch.no_grad()
-def keep(layer: nn.Linear, device: torch.device) -> None:
+def quantize_fp8_(layer: nn.Linear, device: torch.device) -> None:
     """Keep a frozen layer's weight in 8 bits and multiply with it as it is. A weight of 8 bits stays bit for bit.
 
     It stays where it is, but is rounded on `device`, which does that a hundred times as fast as a processor.
@@ -47,7 +47,7 @@ def keep(layer: nn.Linear, device: torch.device) -> None:
         few, rows = rounded(weight.to(device))
         layer.weight.data, scale = few.to(weight.device), rows[:, 0].to(weight.device)
     layer.register_buffer("weight_scale", scale, persistent=False)
-    layer.__class__ = answering(type(layer), _answer)
+    layer.__class__ = with_forward(type(layer), _answer)
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library import families
-from library.compiler.subclass import under_its_name, wanted_type
+from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type
 from library.memory.quantization import fp8_matmul, int8
 
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -33,7 +33,7 @@ def storage_type(config: Any) -> torch.dtype:
     return torch.float32
 
 
-def store(blocks: Iterable[Sequence[nn.Module]], config: Any, device: torch.device) -> None:
+def store_blocks(blocks: Iterable[Sequence[nn.Module]], config: Any, device: torch.device) -> None:
     """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
 
     With `fp8_compute` linear layers multiply in 8 bits too, where the device can. With `int8_base` the matrices are
@@ -41,9 +41,9 @@ def store(blocks: Iterable[Sequence[nn.Module]], config: Any, device: torch.devi
     """
     if config.adapters and config.precision.int8_base:
         for layer in (m for group in blocks for block in group for m in _frozen(block)):
-            int8.keep(layer, device)
+            int8.quantize_int8_(layer, device)
     if config.adapters and config.precision.fp8_denoiser:
-        multiply = config.precision.fp8_compute and fp8_matmul.able(device)
+        multiply = config.precision.fp8_compute and fp8_matmul.supports_fp8(device)
         for block in (block for group in blocks for block in group):
             _store(block, device if multiply else None)
 
@@ -58,8 +58,8 @@ def store_encoders(encoders: Mapping[str, nn.Module], config: Any) -> None:
 
 def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:
     for module in _frozen(block):
-        if multiply_on and fp8_matmul.fits(module):
-            fp8_matmul.keep(module, multiply_on)
+        if multiply_on and fp8_matmul.supports_layer(module):
+            fp8_matmul.quantize_fp8_(module, multiply_on)
             continue
         if module.weight.dtype != FP8:
             module.weight.data = module.weight.data.to(FP8)
@@ -95,5 +95,5 @@ class StoredConv2d(nn.Conv2d):
         return self._conv_forward(input.to(dtype), self.weight.to(dtype), bias)
 
 
-under_its_name(StoredLinear, nn.Linear)  # by which adapters of other packages know what they can adapt
-under_its_name(StoredConv2d, nn.Conv2d)
+keep_class_name(StoredLinear, nn.Linear, EIGHT_BIT)  # by which adapters of other packages know what they can adapt
+keep_class_name(StoredConv2d, nn.Conv2d, EIGHT_BIT)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from library.compiler.subclass import answering, wanted_type
+from library.compiler.subclass import wanted_type, with_forward
 
 LARGEST = 127
 TINY = 1e-12  # the scale of a row of zeros
 
 
 @torch.no_grad()
-def keep(layer: nn.Linear | nn.Conv2d, device: torch.device) -> None:
+def quantize_int8_(layer: nn.Linear | nn.Conv2d, device: torch.device) -> None:
     """Keep a frozen layer's weight as integers, where it is. `device` does the rounding."""
     here = layer.weight.device
     rows = layer.weight.data.to(device).float().flatten(1)
@@ -26,7 +26,7 @@ def keep(layer: nn.Linear | nn.Conv2d, device: torch.device) -> None:
     order = torch.channels_last if few.dim() == 4 else torch.contiguous_format
     layer.weight.data = few.to(here).contiguous(memory_format=order)
     layer.register_buffer("weight_scale", scale[:, 0].to(here), persistent=False)
-    layer.__class__ = answering(type(layer), _answer)
+    layer.__class__ = with_forward(type(layer), _answer)
 
 
 def _answer(layer: Any, x: Tensor) -> Tensor:

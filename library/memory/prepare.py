@@ -1,0 +1,236 @@
+"""Apply storage, swapping, checkpointing and compilation to a denoiser, in the only order that works."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from library.compiler.blocks import compile_model
+from library.compiler.log import CompileLog
+from library.compiler.subclass import behaviours_of
+from library.config.schema import ConfigError
+from library.families.base import BlockInputs
+from library.memory import attention, channels_last, checkpointing, swapping
+from library.memory.quantization import fp8_storage
+
+Sizes = Collection[tuple[int, ...]]  # of batches: images, unless all have as many, height and width of their latents
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare_denoiser` has chosen."""
+
+    attention: str  # the attention kernel that was put first, "" on a CPU
+    not_compiled: str  # why the blocks run eagerly although compiling was asked for, "" when nothing is wrong
+    blocks: str  # what the blocks do besides computing, for the log
+
+
+def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
+    denoiser: nn.Module,
+    family: Any,
+    config: Any,
+    device: torch.device,
+    sizes: Sizes,
+    text_learns: bool = False,
+    log: CompileLog | None = None,
+) -> Prepared:
+    """Place the denoiser on its device and apply everything that saves memory or time. The order matters.
+
+    Adapters, dtype and `requires_grad` are final when this is called; parameter names stay as they are. `sizes` are
+    those of the data set's batches; `text_learns` says that gradients go on through what the denoiser reads. `log` is
+    handed on to what compiles.
+    """
+    attention.switches(config.compile)
+    kernel = attention.prefer(device, config.memory.attention_kernel)
+    denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
+    blocks = blocks_by_class(denoiser, family.block_classes)
+    fp8_storage.store_blocks(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks
+    number = config.memory.blocks_to_swap or 0
+    to_swap = swapping.choose_blocks(denoiser, family.swap_plan(number) if number else {})
+    # Swapped blocks that learn are on the device only while they are there for their gradients.
+    stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
+    swap = swapping.Swap(to_swap, device, stepped_on)  # 2. what waits on the host
+    swap.place(denoiser)
+    if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
+        memory = config.memory
+        around = config.compile.compile and config.compile.compile_scope == "inner"
+        keep, own = memory.checkpoint_keep_attention, getattr(config.precision, "fp8_compute", False)
+        checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, keep, around, own)
+    # 4. in place: names in state_dict stay
+    why = _compile(denoiser, blocks, family, config, device, sizes, text_learns, log)
+    swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
+    if device.type == "cpu":
+        channels_last.let_norms_learn(denoiser)
+    return Prepared(kernel, why, describe_blocks(denoiser, family.block_classes))
+
+
+def compiles_size_by_size(config: Any, device: torch.device) -> bool:
+    """Whether the whole denoiser is one graph that cannot serve all sizes of image, so that each needs its own.
+
+    Inductor for CUDA (torch 2.11) ends with errors of its own where sizes vary in a whole model; in blocks they may.
+    """
+    return device.type == "cuda" and config.compile.compile_scope == "model" and config.compile.dynamic is None
+
+
+def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: Any) -> None:
+    """Let text encoders recompute too, if they learn: T5's activations are larger than its adapters."""
+    for name, encoder in encoders.items():
+        if config.memory.checkpointing and learns.get(name):
+            # Older versions of transformers have the other name only.
+            enable = getattr(encoder, "activation_checkpointing_enable", None) or encoder.gradient_checkpointing_enable
+            enable({"use_reentrant": False})  # type: ignore[operator]
+
+
+def blocks_by_class(denoiser: nn.Module, block_classes: tuple[str, ...]) -> list[list[nn.Module]]:
+    """The denoiser's blocks, one list for each class in `block_classes`, in the order of the module tree."""
+    return [[m for m in denoiser.modules() if type(m).__name__ == region] for region in block_classes]
+
+
+def _compile(  # noqa: PLR0913 - all that the order above decides
+    denoiser: nn.Module,
+    blocks: list[list[nn.Module]],
+    family: Any,
+    config: Any,
+    device: torch.device,
+    sizes: Sizes,
+    text_learns: bool,
+    log: CompileLog | None,
+) -> str:
+    if not config.compile.compile:
+        return ""
+    options, inputs = config.compile, {}
+    one_size = len({size[-2:] for size in sizes}) == 1  # static sizes give the faster kernels
+    static = options.dynamic is False or (options.dynamic is None and one_size) or compiles_size_by_size(config, device)
+    if options.compile_scope == "model":
+        blocks, backends = [[denoiser]], {}
+        options = options if static else replace(options, compile_dynamic="true")
+        number = max(_graphs(given, options.dynamic, sizes, static) for given in family.block_inputs.values())
+        inputs = {denoiser: BlockInputs((), (), number)}
+        getattr(denoiser, "as_one_graph", lambda: None)()
+    else:
+        blocks, backends = _blocks_to_compile(blocks, family.block_classes, options)
+        inputs = _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
+        if not text_learns:
+            every = (block for group in blocks for block in group if block in inputs)
+            ahead = before_trainable(denoiser, every, family)
+            inputs |= {block: replace(inputs[block], before_trainable=True) for block in ahead}
+    # PyTorch's own GroupNorm ends the process on a CPU, if it learns in this order and what comes in does not.
+    for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
+        channels_last.keep_channels_last(block)
+    try:
+        compile_model(options, denoiser, blocks, False, family.name, inputs, backends, log)
+    except ConfigError as e:
+        if not options.compile_fallback:
+            raise
+        return str(e)
+    return ""
+
+
+def _inputs(  # noqa: PLR0913 - all that decides about the sizes
+    denoiser: nn.Module, blocks: list[list[nn.Module]], family: Any, dynamic: bool | None, sizes: Sizes, static: bool
+) -> dict[nn.Module, BlockInputs]:
+    """What each block gets. Where sizes are compiled one by one, equally wide blocks of two levels see others."""
+    paths, found = {module: path for path, module in denoiser.named_modules()}, {}
+    for block in (block for group in blocks for block in group):
+        given = family.block_inputs.get(type(block).__name__)
+        if given and static:
+            level = family.resolution_level(paths[block])
+            halved = {(*number, -(-height // 2**level), -(-width // 2**level)) for *number, height, width in sizes}
+            found[block] = replace(given, dynamic=(), level=level, sizes=_graphs(given, dynamic, halved, static))
+        elif given:
+            found[block] = replace(given, sizes=_graphs(given, dynamic, sizes, static))
+    return found
+
+
+def _graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool) -> int:
+    """How many graphs a block needs: one for each number of images, times the sizes where these are fixed as well.
+
+    A size is a height and a width, or their product, where the image is a row of tokens. With dynamic = True even the
+    number of images may vary, but for a single one, which is always a case of its own to PyTorch.
+    """
+    if static:
+        in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
+        return len({(*number, height * width if in_rows else (height, width)) for *number, height, width in sizes})
+    numbers = {tuple(number) for *number, _, _ in sizes}
+    return len({number == (1,) for number in numbers}) if dynamic else len(numbers)
+
+
+def _blocks_to_compile(
+    blocks: list[list[nn.Module]], block_classes: tuple[str, ...], options: Any
+) -> tuple[list[list[nn.Module]], dict[nn.Module, str]]:
+    """The blocks that `compile_blocks` names, and the backends of those that have one of their own.
+
+    The others run eagerly. ConfigError where the model has fewer.
+    """
+    if not options.compile_blocks:
+        return blocks, {}
+    if wrong := [*options.beyond({cls: len(group) for cls, group in zip(block_classes, blocks, strict=True)})]:
+        raise ConfigError("\n".join(wrong))
+    ranges, chosen, backends = options.ranges(), [], {}
+    for cls, group in zip(block_classes, blocks, strict=True):
+        wanted = ranges.get(cls, ())
+        numbers = range(len(group)) if wanted is None else {n for first, last in wanted for n in range(first, last + 1)}
+        chosen.append([group[n] for n in sorted(numbers)])
+        backends |= {group[n]: options.backend_of(cls, n) for n in numbers}
+    return chosen, backends
+
+
+def before_trainable(denoiser: nn.Module, blocks: Iterable[nn.Module], family: Any) -> set[nn.Module]:
+    """The blocks that run before anything that learns does, so that no gradient has to go through them.
+
+    None where nothing of the denoiser learns at all.
+    """
+    named = enumerate(denoiser.named_parameters())
+    order = {id(p): (family.execution_key(path), number, p.requires_grad) for number, (path, p) in named}
+    learning = [place for place in order.values() if place[-1]]
+    if not learning:
+        return set()
+    first = min(learning)
+    return {block for block in blocks if all(order[id(p)] < first for p in block.parameters())}
+
+
+def describe_blocks(denoiser: nn.Module, block_classes: tuple[str, ...]) -> str:
+    """One line on what the blocks do besides computing.
+
+    Preparing replaces the classes of blocks and layers by subclasses that keep their names, so that neither the tree
+    nor `repr` shows it.
+    """
+    whole = sorted(behaviours_of(denoiser))
+    told = [f"{type(denoiser).__name__} as one ({', '.join(whole)})"] if whole else []
+    for name, blocks in zip(block_classes, blocks_by_class(denoiser, block_classes), strict=True):
+        counts = Counter(found for block in blocks for found in _behaviours_within(block))
+        shown = [found if number == len(blocks) else f"{number} {found}" for found, number in sorted(counts.items())]
+        told.append(f"{len(blocks)} {name}" + (f" ({', '.join(shown)})" if shown else ""))
+    return f"Blocks: {'; '.join(told)}"
+
+
+def _behaviours_within(block: nn.Module) -> set[str]:
+    """Of a block and its layers. All blocks of a class can swap, so that they share their graphs; not all do."""
+    found = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
+    return found if "_swap" in vars(block) else found - {"swapped"}
+
+
+@contextlib.contextmanager
+def restored_after(denoiser: nn.Module, block_classes: tuple[str, ...]) -> Iterator[None]:
+    """Restore block classes, hooks and swap state after a trial preparation: nothing recomputes, swaps or is compiled.
+
+    Layers that are stored in 8 bits stay so, and weights stay on the device, where the next preparation wants them.
+    """
+    modules = [denoiser, *(module for module in denoiser.modules() if type(module).__name__ in block_classes)]
+    classes, names = [type(module) for module in modules], [set(vars(module)) for module in modules]
+    hooks = dict(denoiser._forward_pre_hooks)
+    try:
+        yield
+    finally:
+        if swap := vars(denoiser).get("_swap"):
+            swap.undo()
+        denoiser._forward_pre_hooks.clear()
+        denoiser._forward_pre_hooks.update(hooks)
+        for module, cls, known in zip(modules, classes, names, strict=True):
+            module.__class__ = cls
+            for name in set(vars(module)) - known:
+                del vars(module)[name]

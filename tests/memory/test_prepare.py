@@ -1,0 +1,29 @@
+"""What a denoiser's blocks do after preparing is told in one line, as their classes and the tree do not show it."""
+
+import torch
+
+from library import families, methods
+from library.compiler.log import CompileLog
+from library.compiler.torch_settings import settings_kept
+from library.memory import attention
+from library.memory.prepare import describe_blocks, prepare_denoiser, restored_after
+from library.memory.quantization import fp8_storage
+from tests import training
+
+FEATURES = {"compile": True, "compile_backend": "eager", "compile_blocks": "single:0-1", "int8_base": True,
+            "gradient_checkpointing": True, "blocks_to_swap": 2, "mixed_precision": "bf16"}  # fmt: skip
+
+
+def test_the_blocks_are_described_by_what_was_added_to_them_and_restored_after_a_trial(demo):
+    config = training.config_of(demo, "flux_train_network", **FEATURES)
+    family = families.of(config)
+    parts = family.load(fp8_storage.storage_type(config))
+    methods.attach(parts, family, config)
+    denoiser, sizes, classes = parts.denoiser, ((1, 8, 8), (1, 8, 16)), family.block_classes
+    with settings_kept(), attention.settings_kept(), CompileLog() as log, restored_after(denoiser, classes):
+        said = prepare_denoiser(denoiser, family, config, torch.device("cpu"), sizes, log=log).blocks
+    double, single = said.removeprefix("Blocks: ").split("; ")
+    assert double.endswith("DoubleStreamBlock (8-bit weights, checkpointed, 1 swapped)"), said
+    assert single.endswith("SingleStreamBlock (8-bit weights, checkpointed, 2 compiled, 2 swapped)"), said
+    assert describe_blocks(denoiser, classes).count("8-bit weights") == 2
+    assert "checkpointed" not in describe_blocks(denoiser, classes)
