@@ -204,17 +204,10 @@ def driver() -> MachineFinding:
     found = machine.driver_version()
     if not found:
         return ok("driver", "")
-    cudnn, nccl = torch.backends.cudnn.version(), _nccl()
+    usable = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    cudnn, nccl = torch.backends.cudnn.version(), ".".join(map(str, torch.cuda.nccl.version())) if usable else ""
     parts = [f"NVIDIA {found}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
     return ok("driver", "; ".join(parts), driver=found, cudnn=cudnn, nccl=nccl)
-
-
-def _nccl() -> str:
-    import torch
-
-    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
-        return ""
-    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def compiler() -> MachineFinding:

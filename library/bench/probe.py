@@ -185,8 +185,14 @@ def measure_in_own_process(config: Any, size: tuple[int, int], place: Path, how:
 
 def prepared(config: Any, size: tuple[int, int], folder: Path) -> Any:
     """The config of a try: the same, but some steps on pictures of `size` that are made in `folder`."""
+    from PIL import Image
+
     steps = WARM + TIMED
-    _pictures(folder, config, size, steps)
+    place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
+    place.mkdir(parents=True)
+    for number in range(config.data.train_batch_size):
+        Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(place / f"{number}.png")
+        (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
     wanted: dict[str, Any] = {
         **{name: value for name, value in PLAIN.items() if name in options(type(config))},
         "train_data_dir": str(folder / "images"), "resolution": f"{size[0]},{size[1]}", "max_train_steps": steps,
@@ -197,17 +203,6 @@ def prepared(config: Any, size: tuple[int, int], folder: Path) -> Any:
     asks = config.sample.sample_prompts and Path(config.sample.sample_prompts).is_file()
     wanted |= {"sample_every_n_steps": steps if asks else None}
     return replace(config, **wanted)
-
-
-def _pictures(folder: Path, config: Any, size: tuple[int, int], steps: int) -> None:
-    from PIL import Image
-
-    batch = config.data.train_batch_size
-    place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
-    place.mkdir(parents=True)
-    for number in range(batch):
-        Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(place / f"{number}.png")
-        (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
 
 
 def _pace(folder: Path, facts: Mapping[str, Any]) -> float | None:

@@ -5,6 +5,7 @@ Nothing heavy is imported before the options are known to be in order.
 
 import argparse
 import contextlib
+import functools
 import math
 import os
 import re
@@ -180,7 +181,7 @@ def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
     ways = candidates.choose(asked.candidate, bool(asked.run), device.type, _options(subject))
     sizes = tuple(int(side) for side in _split(asked.resolution)) or subject.resolutions
     plan = timing.TimingPlan(asked.steps, asked.warmup, asked.seconds)
-    say = _silent if asked.json else _say
+    say = (lambda text: None) if asked.json else functools.partial(print, flush=True)
     bench = measure.BenchRun(
         subject, device, ways, tuple(_split(asked.part)) or report.PARTS, sizes, plan, asked.compile_all, say
     )
@@ -251,11 +252,3 @@ def _cold(wanted: bool) -> Iterator[None]:
 
 def _split(given: Sequence[str]) -> list[str]:
     return [part.strip() for text in given for part in text.split(",") if part.strip()]
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _silent(_: str) -> None:
-    pass

@@ -9,6 +9,7 @@ earlier run where there is one, else a share of what its GPU can do on paper.
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from library import families
 from library.check.model_stats import BlockStats, ModelStats, model_stats
 from library.config.schema import build, read_toml, replace
 from library.memory.quantization import fp8_storage
@@ -16,7 +17,6 @@ from library.runs import layout, reader
 
 GIB = 2**30
 BYTES = {"no": 4, "fp16": 2, "bf16": 2}
-TEXT_TOKENS = 512
 
 # All of these were put right by steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/performance.md.
 
@@ -85,7 +85,9 @@ def estimate(config: Any, size: tuple[int, int], gpu: str = "", memory: float | 
             model.utilization[config.compile.compile],
         )
         rate, known = tflops * 1e12 * share, f"{share:.0%} of what this GPU can do on paper"
-    step = max(operations(config, model, size) / rate, _launches(config, model)) if rate else None
+    passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
+    launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host
+    step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
         step += (_weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)) * SWAP
     basis = f"from {counted}" + (f" and {known}" if rate else "; the speed of this machine is not known yet")
@@ -173,8 +175,9 @@ def _activations(config: Any, model: ModelStats, size: tuple[int, int]) -> float
 def tokens(config: Any, block: BlockStats, size: tuple[int, int]) -> int:
     """Places of the picture in a block, and the words beside them where it reads both in one stream."""
     places = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
-    words = getattr(config.model, "t5xxl_max_token_length", None) or TEXT_TOKENS
-    return places + words * block.cost.reads_text
+    if block.is_convolution or not (words := families.facts(config.family).text_tokens):
+        return places
+    return places + (getattr(config.model, "t5xxl_max_token_length", None) or words)
 
 
 # ---- time
@@ -187,20 +190,10 @@ def operations(config: Any, model: ModelStats, size: tuple[int, int]) -> float:
         places = tokens(config, block, size)
         attention = 4 * places**2 * block.width if not block.is_convolution else 0
         forward += 2 * block.parameters * places * block.cost.used + attention
-    passes = (2 if config.adapters else 3) + _again(config)
+    memory = config.memory  # what is computed a second time in the backward pass, as a share of a forward pass
+    again = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
+    passes = (2 if config.adapters else 3) + again
     return forward * passes * config.data.train_batch_size * config.steps.gradient_accumulation_steps
-
-
-def _again(config: Any) -> float:
-    """The share of a forward pass that is computed a second time, in the backward pass."""
-    memory = config.memory
-    return 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
-
-
-def _launches(config: Any, model: ModelStats) -> float:
-    """Seconds that the host needs to ask for all of a step's work."""
-    passes = 3 + bool(config.memory.checkpointing)
-    return len(model.blocks) * passes * LAUNCH[config.compile.compile] * config.steps.gradient_accumulation_steps
 
 
 def last_run_rate(config: Any, gpu: str, model: ModelStats) -> tuple[float, str]:

@@ -75,7 +75,6 @@ class BlockCost:
     container: str  # name of the lists in the denoiser that hold these blocks
     activations: float = 30  # numbers that autograd keeps for each number in the block's stream
     used: float = 0.8  # share of its parameters that each token meets
-    reads_text: bool = False  # whether tokens of text are in the stream beside those of the image
 
 
 class Family(Protocol):

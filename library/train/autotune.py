@@ -77,7 +77,10 @@ class Tuner:
         text = summary(chosen, self.results, self.passes, known=bool(known))
         rows = [asdict(result) for result in self.results]
         run.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(known), text=text)
-        run.say("\n".join([text, *(f"  {short(result.changes)}: {_row(result)}" for result in self.results)]))
+        for r in self.results:
+            cost = f"{r.seconds:.3g} s a batch, {r.compiling:.1f} s to compile, {r.peak:.1f} GiB"
+            text += f"\n  {short(r.changes)}: {r.why or cost}"
+        run.say(text)
         return chosen.changes
 
     def measure_all(self) -> None:
@@ -251,9 +254,3 @@ def short(changes: Overrides) -> str:
     words = [name.removeprefix("compile_") if value is True else f"{name.removeprefix('compile_')} {value}"
              for name, value in changes.items() if name != "compile"]  # fmt: skip
     return ", ".join(["compiled" if changes.get("compile") else "eager", *words])
-
-
-def _row(result: Measured) -> str:
-    if result.why:
-        return result.why
-    return f"{result.seconds:.3g} s a batch, {result.compiling:.1f} s to compile, {result.peak:.1f} GiB"

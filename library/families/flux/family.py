@@ -46,8 +46,8 @@ class Flux:
     }
     # Modulation is asked once for an image, and a double block has one half for the image and one for the words.
     block_costs = {
-        "DoubleStreamBlock": BlockCost("double_blocks", activations=30, used=0.333, reads_text=True),
-        "SingleStreamBlock": BlockCost("single_blocks", activations=25, used=0.8, reads_text=True),
+        "DoubleStreamBlock": BlockCost("double_blocks", activations=30, used=0.333),
+        "SingleStreamBlock": BlockCost("single_blocks", activations=25, used=0.8),
     }
     utilization = {False: 0.3, True: 0.42}
     patch_size = 2
