@@ -18,6 +18,7 @@ usage() {
 ./setup.sh gui [options]    open the page; --help lists the options
 ./setup.sh demo [options]   install if needed, then train a tiny LoRA from pictures it draws itself
 ./setup.sh test [options]   install if needed, then run the tests; options go to pytest
+./setup.sh test --quick     only the tests that start no process, no browser, no training and compile nothing
 ./setup.sh doctor           check this machine: GPU, PyTorch, packages, compiling
 ./setup.sh install          install or repair, and nothing else
 ./setup.sh help             this text
@@ -272,14 +273,19 @@ find_chromium() {
 }
 
 run_tests() {
-    local workers
+    local workers chosen=()
     install_once dev
-    find_chromium
     cd "$ROOT"
     export OMP_NUM_THREADS=1
-    if [ $# -gt 0 ]; then exec "$(venv_python)" -m pytest "$@"; fi
+    if [ "${1:-}" = --quick ]; then
+        shift
+        chosen=(-m "not slow and not browser and not gpu")
+    else
+        find_chromium
+        if [ $# -gt 0 ]; then exec "$(venv_python)" -m pytest "$@"; fi
+    fi
     workers="$("$(venv_python)" -c 'import os; print(min(4, os.cpu_count() or 1))')"
-    exec "$(venv_python)" -m pytest -n "$workers" --dist worksteal --durations=20
+    exec "$(venv_python)" -m pytest -n "$workers" --dist worksteal --durations=20 ${chosen[@]+"${chosen[@]}"} "$@"
 }
 
 main() {

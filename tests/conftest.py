@@ -33,6 +33,27 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
+# What makes a test slow, told by what it can use: pictures and models to train with, a browser, other processes.
+TRAINS, BROWSES = {"demo", "made", "shapes", "squares"}, {"chromium"}
+STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a test that starts processes or trainings
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what `./setup.sh test --quick` leaves out, and skip what needs a GPU where there is none."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            import torch
+
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    for item in items:
+        used = set(getattr(item, "fixturenames", ()))
+        if used & BROWSES:
+            item.add_marker(pytest.mark.browser)
+        if used & TRAINS or item.path.parent.name == "compile" or any(hasattr(item.module, name) for name in STARTS):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def light():
     """Each file begins with what it needs and no more: what others compiled is dropped, and what stays, imported

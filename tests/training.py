@@ -1,7 +1,9 @@
 """Whole trainings for tests: the demo's tiny models, pictures of known sizes, and what a run left behind."""
 
 import contextlib
+import functools
 import hashlib
+import shutil
 import subprocess
 import sys
 import time
@@ -48,9 +50,15 @@ class Outcome:
         return list(self.numbers().values())
 
     def tensors(self) -> dict[str, Any]:
-        from safetensors.torch import load_file
+        about = self.file.stat()
+        return dict(_tensors(self.file, about.st_mtime_ns, about.st_size))
 
-        return load_file(self.file)
+
+@functools.lru_cache(maxsize=4)  # tests compare tensor by tensor
+def _tensors(file: Path, *_version: int) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(file)
 
 
 def pictures(folder: Path, sizes: Iterable[tuple[int, int]] = SQUARES, repeats: int = 2, seed: int = 0) -> Path:
@@ -136,10 +144,19 @@ def wait_for(what: Any, seconds: float = 120) -> Any:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: Any) -> Any:
-    """Tiny models of both families and a TOML per script."""
+    """Tiny models of both families and a TOML per script; one folder, whichever tests ask for it."""
     from library.demo import files
 
-    return files.prepare(tmp_path_factory.mktemp("demo") / "demo", ("flux", "sdxl"))
+    return files.prepare(tmp_path_factory.getbasetemp() / "shared-demo", ("flux", "sdxl"))
+
+
+def copied(demo: Any, folder: Path) -> Any:
+    """The demo's models in a folder of their own, with new pictures."""
+    from library.demo import files
+
+    files.prepare(folder, ())
+    shutil.copytree(demo.folder / "models", folder / "models")
+    return files.prepare(folder, ())
 
 
 @pytest.fixture(scope="session")

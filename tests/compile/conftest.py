@@ -14,6 +14,7 @@ from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_sett
 from library.config.schema import build, read_toml
 from library.memory import attention
 from library.memory.quantization import fp8_storage
+from tests.training import demo, shapes  # noqa: F401
 
 SIZES = ((8, 8), (8, 16), (16, 8))  # of the latents; as many buckets
 
@@ -54,14 +55,6 @@ class Model:
         return torch.stack(losses), torch.cat(got)
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Model files of both families."""
-    from library.demo import files
-
-    return files.prepare(tmp_path_factory.mktemp("tiny"), ("flux", "sdxl"))
-
-
 @pytest.fixture
 def forget() -> Any:
     """Nothing compiled before is known, and nothing stays."""
@@ -74,7 +67,7 @@ def forget() -> Any:
 
 
 @pytest.fixture
-def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
+def made(demo: Any, tmp_path: Path, forget: Any) -> Any:  # noqa: F811
     """A function: script and options -> a model that is ready to train; compiled by aot_eager if `compile` is on."""
 
     def make(script: str, sizes: tuple[tuple[int, ...], ...] = SIZES, **values: Any) -> Model:
@@ -83,7 +76,7 @@ def made(tiny: Any, tmp_path: Path, forget: Any) -> Any:
         plain |= {"gradient_checkpointing": False, **short}
         given = {"output_dir": str(tmp_path), "cache_latents": True, "mixed_precision": "no", "full_bf16": False}
         config = build(
-            families.config_class(script), read_toml(tiny.configs[script]) | plain | given | values, notes=[]
+            families.config_class(script), read_toml(demo.configs[script]) | plain | given | values, notes=[]
         )
         family = families.of(config)
         parts = family.load(fp8_storage.storage_type(config))

@@ -11,7 +11,7 @@ from library.bench.measured import Measured
 from library.config.schema import ConfigError, replace
 from library.train import autotune, autotune_cache
 from library.train.autotune import Tuner, fastest
-from tests.training import config_of, demo, shapes, train  # noqa: F401
+from tests.training import config_of, train
 
 ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1,
          "compile_blocks": "single:all"}  # fmt: skip

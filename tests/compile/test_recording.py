@@ -11,8 +11,6 @@ from library.compiler.cudagraph import Call
 from library.compiler.log import CompileLog
 from library.config.schema import ConfigError
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 
 class Small(nn.Module):
     """A weight that learns, one that is frozen, one that is never used; an answer in a tuple, arguments in a dict."""
@@ -111,7 +109,7 @@ def gradients(model, device, steps):
     return [*found, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("steps", [(3,), (3, 3, 3), (3, 5, 3, 5, 5, 3)])
 def test_what_is_played_back_is_what_would_have_been_computed(steps):
     torch.manual_seed(0)
@@ -130,7 +128,7 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
     assert recorded.calls == (cudagraph.WARMUP_PASSES + 1) * len(set(steps))
 
 
-@cuda
+@pytest.mark.gpu
 def test_a_second_forward_pass_leaves_the_first_ones_memory_alone():
     model = Small().cuda()
     recorded = copy.deepcopy(model)
@@ -147,7 +145,7 @@ def test_a_second_forward_pass_leaves_the_first_ones_memory_alone():
     assert recorded.calls == calls
 
 
-@cuda
+@pytest.mark.gpu
 def test_random_numbers_are_drawn_anew_each_time():
     class Noisy(Small):
         def forward(self, x):
@@ -164,7 +162,7 @@ def test_random_numbers_are_drawn_anew_each_time():
     assert all(not torch.equal(found[0], other) for other in found[1:])
 
 
-@cuda
+@pytest.mark.gpu
 def test_weights_that_moved_are_noticed():
     model = Small().cuda()
     cudagraph.attach(model, CompileLog())
@@ -174,7 +172,7 @@ def test_weights_that_moved_are_noticed():
         gradients(model, "cuda", (3,))
 
 
-@cuda
+@pytest.mark.gpu
 def test_a_size_that_does_not_fit_runs_without_recording():
     class Large(Small):
         def forward(self, x, more):

@@ -9,7 +9,7 @@ import torch
 from library.compiler.log import CompileLog
 from library.config.schema import ConfigError
 from library.train.compiling import ahead, needed
-from tests.training import config_of, demo, shapes, train  # noqa: F401
+from tests.training import config_of, train
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 CASES = {

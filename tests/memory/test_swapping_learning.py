@@ -75,8 +75,8 @@ def test_gradients_are_the_same_for_every_number_of_blocks(demo, expected, scrip
 
 
 @pytest.mark.parametrize("script", training.SCRIPTS)
-def test_compiled_gradients_are_the_same_for_every_number_of_blocks(demo, script):
-    """Weights that learn and those that do not; one set of graphs serves all numbers."""
+def test_compiled_gradients_are_the_same_for_few_blocks_some_and_all(demo, script):
+    """Weights that learn and those that do not; one set of graphs serves all numbers. Eagerly each of them is tried."""
     chance, start = torch.Generator().manual_seed(0), []
 
     def gradients(**values):
@@ -89,7 +89,7 @@ def test_compiled_gradients_are_the_same_for_every_number_of_blocks(demo, script
         return [p.grad for p in model.method.parameters()], model.denoiser.__dict__.get("_swap")
 
     wanted, most = gradients()[0], max(BLOCKS[name] for name in BLOCKS if script.startswith(name))
-    for number in range(1, most + 1):
+    for number in sorted({1, 2, most // 2, most - 1, most}):
         found, swap = gradients(blocks_to_swap=number, compile=True, compile_backend="aot_eager")
         for gradient, same in zip(found, wanted, strict=True):
             torch.testing.assert_close(gradient, same, msg=f"{number} swapped")

@@ -9,16 +9,16 @@ from kohya_gui.form import compile_summary, presets
 from library.check import isolated
 from library.config import command as commands
 from library.config.schema import read_toml
-from library.demo.files import prepare
 from library.runs import keys, reader, start
+from tests.training import copied, demo  # noqa: F401
 
 pytestmark = pytest.mark.browser
 REAL = isolated.check, commands.command  # before the page of these tests gets stand-ins
 
 
 @pytest.fixture(scope="module")
-def demo(served):
-    return prepare(served[1] / "demo", ("flux", "sdxl"))
+def demo(demo, served):  # noqa: F811
+    return copied(demo, served[1] / "demo")
 
 
 def help_of(visitor, field):

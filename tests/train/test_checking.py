@@ -16,7 +16,6 @@ from library.cli import main
 from library.config.idle import ADAPTERS, FLOW, SHARED, WHOLE, idle
 from library.config.remedies import remedy
 from library.config.schema import ConfigError, build, changed, draft, flat, missing, options, read_toml, replace, values
-from library.demo.files import prepare
 from library.families import RUNS, config_class
 from library.runs import layout
 from tests.training import command
@@ -24,11 +23,6 @@ from tests.training import command
 LORA, FLUX, WHOLE_SDXL = (config_class(s) for s in ("sdxl_train_network", "flux_train_network", "sdxl_train"))
 READY = {"mixed_precision": "bf16", "cache_latents": True, "cache_text_encoder_outputs": True, "network_dim": 16,
          "network_train_unet_only": True}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    return prepare(tmp_path_factory.mktemp("demo"), ("flux", "sdxl"))
 
 
 @pytest.fixture

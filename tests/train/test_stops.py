@@ -50,6 +50,20 @@ def when(monkeypatch):
     return ask
 
 
+@pytest.fixture(scope="module")
+def whole(demo, tmp_path_factory):
+    """Trainings that nobody stops, each done once."""
+    done = {}
+
+    def trained(script, **values):
+        key = script, repr(values)
+        if key not in done:
+            done[key] = train(config_of(demo, script, output_dir=tmp_path_factory.mktemp("whole"), **values))
+        return done[key]
+
+    return trained
+
+
 def goes_on(demo, script, stopped, straight, tmp_path, values):
     """A stopped training has a whole state, and what comes of it is what would have come."""
     folder = tmp_path / "out" / "m-state"
@@ -63,10 +77,10 @@ def goes_on(demo, script, stopped, straight, tmp_path, values):
 
 @pytest.mark.parametrize("script", [LORA, FULL])
 @pytest.mark.parametrize("at", [(3, 2), (3, 1)], ids=["in the middle of an epoch", "at its first batch"])
-def test_now_drops_the_batches_of_an_unfinished_step(demo, shapes, tmp_path, script, at, when):
+def test_now_drops_the_batches_of_an_unfinished_step(demo, shapes, tmp_path, whole, script, at, when):
     values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 6, "gradient_accumulation_steps": 3}
     values |= RANDOM[script]
-    straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
+    straight = whole(script, **values)
     when(Run, "_reseed", lambda run, number: (run.clock.step, number) == at)
     stopped = train(config_of(demo, script, output_dir=tmp_path / "out", **values))
     step, number = at
@@ -76,9 +90,9 @@ def test_now_drops_the_batches_of_an_unfinished_step(demo, shapes, tmp_path, scr
 
 @pytest.mark.parametrize("how", ["after_step", "now"])
 @pytest.mark.parametrize("script", [LORA, FULL])
-def test_without_accumulation_the_step_is_finished(demo, shapes, tmp_path, script, how, when):
+def test_without_accumulation_the_step_is_finished(demo, shapes, tmp_path, whole, script, how, when):
     values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 6}
-    straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
+    straight = whole(script, **values)
     when(Run, "_reseed", lambda run, number: run.clock.step == 3, how)
     stopped = train(config_of(demo, script, output_dir=tmp_path / "out", **values))
     assert max(stopped.numbers()) == 3
@@ -103,10 +117,10 @@ def test_samples_and_validation_are_left_as_they_are(demo, shapes, tmp_path, whe
 
 
 @pytest.mark.parametrize("how", ["after_step", "now"])
-def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path, how, when):
+def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path, whole, how, when):
     values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6, "save_state": True,
               "save_every_n_steps": 2}  # fmt: skip
-    straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
+    straight = whole(LORA, **values)
     when(resume_state.State, "_fill", lambda self, place: "m-step00000002" in place.name, how)
     stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
     assert resume_state.problems(tmp_path / "out" / "m-step00000002-state") == []
