@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.training import demo  # noqa: F401
+
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]  # fmt: skip
 STAND_IN = Path(__file__).with_name("stand_in.py")

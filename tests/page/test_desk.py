@@ -10,14 +10,14 @@ from library.check import isolated
 from library.config import command as commands
 from library.config.schema import read_toml
 from library.runs import keys, reader, start
-from tests.training import copied, demo  # noqa: F401
+from tests.training import copied
 
 pytestmark = pytest.mark.browser
 REAL = isolated.check, commands.command  # before the page of these tests gets stand-ins
 
 
 @pytest.fixture(scope="module")
-def demo(demo, served):  # noqa: F811
+def demo(demo, served):
     return copied(demo, served[1] / "demo")
 
 
