@@ -138,11 +138,12 @@ def measure(family, way, backend):
     """Forward and backward over all buckets in this process; what it cost."""
     import torch
 
-    from library import families, memory
+    from library import families
     from library.compiler import torch_private
     from library.compiler.log import CompileLog
     from library.config.schema import build
     from library.memory import checkpointing
+    from library.memory.prepare import blocks_by_class, prepare_denoiser
 
     model, call, kind = {"flux": flux, "sdxl": sdxl, "diffusers": diffusers}[way if way == "diffusers" else family]()
     block_classes = getattr(kind, "block_classes", kind)
@@ -151,7 +152,7 @@ def measure(family, way, backend):
     log = CompileLog()
     if way in ("wrapped", "diffusers"):
         if way == "wrapped":
-            checkpointing.wrap(memory.repeated(model, block_classes))
+            checkpointing.wrap(blocks_by_class(model, block_classes))
         wrap(model, block_classes, backend)
         log.listen()
     else:
@@ -159,7 +160,7 @@ def measure(family, way, backend):
         values["gradient_checkpointing"] = True
         config = build(families.config_class(f"{family}_train_network"), values, notes=[])
         kind = object.__new__(kind)  # a family of a training holds its config, which blocks do not ask for
-        memory.prepare(model, kind, config, torch.device("cpu"), sizes=BUCKETS, log=log)
+        prepare_denoiser(model, kind, config, torch.device("cpu"), sizes=BUCKETS, log=log)
     for height, width in BUCKETS:
         call(height, width).square().mean().backward()
     log.drain()

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library import memory
 from library.bench import shapes
 from library.bench.subjects import FACTOR, FamilySubject, Subject, TrainableModel
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
 from library.memory import swapping
+from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.train import optimizers
 
@@ -90,13 +90,13 @@ class Stage:
         sides = size if isinstance(size, tuple) else ((size, size),)
         self.made, self.generator, self.encoding, self.ranks, self.rank = made, torch.Generator(device), None, 1, 0
         self.compile_log = log = CompileLog()
-        prepared = memory.prepare(made.parts.denoiser, made.family, config, device, _latents(sides), log=log)
+        prepared = prepare_denoiser(made.parts.denoiser, made.family, config, device, _latents(sides), log=log)
         self.not_compiled = log.fallback = prepared.not_compiled
         self.compiled = config.compile.compile and not log.fallback
         self.optimizer = optimizers.optimizer(made.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
-        self._swap = None if config.adapters else swapping.of(made.parts.denoiser)
+        self._swap = None if config.adapters else swapping.find_trainable_swap(made.parts.denoiser)
         optimizers.train_mode(self.optimizer)
         made.method.train()
         self._losses = itertools.cycle([self._loss(width, height) for width, height in sides])

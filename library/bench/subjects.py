@@ -21,7 +21,7 @@ PATH = "random"  # stands for files that are never opened
 
 @dataclass
 class TrainableModel:
-    """A denoiser with what learns inside it, not yet prepared: what `memory.prepare` is given."""
+    """A denoiser with what learns inside it, not yet prepared: what `prepare_denoiser` is given."""
 
     parts: ModelComponents
     family: Any

@@ -52,23 +52,19 @@ def _wanted(args: Any, device: torch.device) -> bool:
 def _compile_small_graph(kind: str) -> None:
     """Compile something small, forward and backward, once in a process. What fails here is told where it matters."""
     try:
+        graph = torch.fx.Graph()  # of what blocks consist of: a product, a norm, attention, pointwise functions
+        x, weight = graph.placeholder("x"), graph.placeholder("weight")
+        normed = graph.call_function(F.layer_norm, (graph.call_function(F.linear, (x, weight)), (64,)))
+        heads = graph.call_method("unflatten", (normed, -1, (4, 16)))
+        heads = graph.call_method("transpose", (heads, 1, 2))
+        seen = graph.call_function(F.scaled_dot_product_attention, (heads, heads, heads))
+        graph.output((graph.call_function(F.gelu, (seen,)),))
+        module = torch.fx.GraphModule(nn.Module(), graph)
         given = [torch.ones(2, 16, 64, device=kind), torch.ones(64, 64, device=kind, requires_grad=True)]
-        (answer,) = torch_private.warm_inductor(_small_graph(), given, processes=kind == "cuda")(*given)
+        (answer,) = torch_private.warm_inductor(module, given, processes=kind == "cuda")(*given)
         torch.autograd.grad(answer.sum(), given[1])
     except Exception as error:
         logger.debug("the compiler could not be prepared: %s", error)
-
-
-def _small_graph() -> torch.fx.GraphModule:
-    """A graph of what blocks consist of: a product, a norm, attention, pointwise functions."""
-    graph = torch.fx.Graph()
-    x, weight = graph.placeholder("x"), graph.placeholder("weight")
-    normed = graph.call_function(F.layer_norm, (graph.call_function(F.linear, (x, weight)), (64,)))
-    heads = graph.call_method("unflatten", (normed, -1, (4, 16)))
-    heads = graph.call_method("transpose", (heads, 1, 2))
-    seen = graph.call_function(F.scaled_dot_product_attention, (heads, heads, heads))
-    graph.output((graph.call_function(F.gelu, (seen,)),))
-    return torch.fx.GraphModule(nn.Module(), graph)
 
 
 getting_ready = prewarm_inductor

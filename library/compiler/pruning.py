@@ -49,7 +49,8 @@ def mend(folder: Path) -> int:
 
     PyTorch replaces whatever else is damaged by itself, but takes these as they are. Returns how many have gone.
     """
-    damaged = [*filter(_is_changed, _sources(folder)), *filter(_is_torn, _folders(folder / "triton"))]
+    sources = (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME)
+    damaged = [*filter(_is_changed, sources), *filter(_is_torn, _folders(folder / "triton"))]
     for path in damaged:
         _remove(path)
     return len(damaged)
@@ -82,10 +83,6 @@ def _lettered(folder: Path) -> Iterator[Path]:
     for place in folder.iterdir() if folder.is_dir() else ():
         if len(place.name) == LETTERS and place.is_dir():
             yield place
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    return (file for place in _lettered(folder) for file in place.glob("c*.py") if len(file.stem) == NAME)
 
 
 def _is_changed(file: Path) -> bool:

@@ -5,6 +5,8 @@ the two differ, or a part is known to be younger or older, the function says so.
 (TID251) see that no other file reaches for such parts.
 """
 
+# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
 import logging
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -33,7 +35,7 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 
 # Many small tensors in one kernel, as torch.optim does it. Public optimizers use them, nothing public offers them.
 foreach_copy_ = torch._foreach_copy_
-foreach_lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+foreach_lerp_ = torch._foreach_lerp_
 foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
 

@@ -46,8 +46,9 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
         if kernel == "math":  # the CPU knows flash attention and math, and asks for them in this order
             _chosen.enter_context(sdpa_kernel(SDPBackend.MATH))
         return KERNELS.get(kernel, "")
-    order = _ordered(device, kernel)
-    if not order:
+    if kernel != "auto":
+        order = ("flash" if kernel in PACKAGES else kernel,)
+    elif not (order := ORDERS.get(torch.cuda.get_device_capability(device), ()) if _has_cudnn() else ()):
         return PYTORCHS_ORDER
     if torch.cuda.is_available():
         # PyTorch makes up its order when a GPU is first asked for attention, and would write over a choice of before.
@@ -70,12 +71,6 @@ def settings_kept() -> Iterator[None]:
         _replace_flash("auto")
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.benchmark = benchmark
-
-
-def _ordered(device: torch.device, kernel: str) -> tuple[str, ...]:
-    if kernel != "auto":
-        return ("flash" if kernel in PACKAGES else kernel,)
-    return ORDERS.get(torch.cuda.get_device_capability(device), ()) if _has_cudnn() else ()
 
 
 def _has_cudnn() -> bool:
@@ -152,14 +147,17 @@ class Watch(TorchFunctionMode):
 
 def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
     """Why a kernel cannot answer a question, '' if it can."""
-    with warnings.catch_warnings(record=True) as told, sdpa_kernel(kernel):
+    with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         try:
             if torch_private.fused_sdp_choice(*given, **named) == int(kernel):
                 return ""
         except RuntimeError as none_is_left:
-            told.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))
-    return _reason([str(warning.message) for warning in told])
+            said.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))
+    # What PyTorch says against this kernel, among what it says about all of them.
+    lines = [str(warning.message).partition(" (Triggered")[0].strip() for warning in said]
+    telling = [line for line in lines if not line.endswith("because:") and "disabled" not in line]
+    return telling[0] if telling else "cannot compute the attention of this model"
 
 
 def _as_computed(x: Any) -> Any:
@@ -167,13 +165,6 @@ def _as_computed(x: Any) -> Any:
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return x
     return x.detach().to(wanted_type(x)).requires_grad_(x.requires_grad)
-
-
-def _reason(told: list[str]) -> str:
-    """What PyTorch says against a kernel, among what it says about all of them."""
-    lines = [line.partition(" (Triggered")[0].strip() for line in told]
-    telling = [line for line in lines if not line.endswith("because:") and "disabled" not in line]
-    return telling[0] if telling else "cannot compute the attention of this model"
 
 
 def switches(options: Any) -> None:

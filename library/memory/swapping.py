@@ -130,7 +130,7 @@ class Swap:
             ring.fill(packed)
 
 
-def of(denoiser: nn.Module) -> Swap | None:
+def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
     """What swaps the blocks of a denoiser, if anything does and they learn: the optimizer has to know."""
     swap = getattr(denoiser, "_swap", None)
     return swap if swap and swap.learn and swap.blocks else None
@@ -267,3 +267,6 @@ def _padded(size: int) -> int:
 
 def _view(memory: Tensor, offset: int, like: Tensor) -> Tensor:
     return memory[offset : offset + like.nbytes].view(like.dtype).as_strided(like.shape, like.stride())
+
+
+of = find_trainable_swap

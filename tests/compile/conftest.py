@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from library import families, memory, methods
+from library import families, methods
 from library.compiler.log import CompileLog
 from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
 from library.config.schema import build, read_toml
 from library.memory import attention
+from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from tests.training import demo, shapes  # noqa: F401
 
@@ -88,7 +89,8 @@ def made(demo: Any, tmp_path: Path, forget: Any) -> Any:  # noqa: F811
             if config.adapters:  # adapters begin with zeros, and would hide what gradients are worth
                 parameter.data = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02
         log = CompileLog()
-        assert not memory.prepare(parts.denoiser, family, config, torch.device("cpu"), sizes, log=log).not_compiled
+        done = prepare_denoiser(parts.denoiser, family, config, torch.device("cpu"), sizes, log=log)
+        assert not done.not_compiled
         method.train()
         return Model(config, family, parts, method, text, log)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from library import families, memory
+from library import families
 from library.compiler import blocks as compile_utils
 from library.compiler import cache, cudagraph
 from library.compiler.log import CompileLog
@@ -12,6 +12,7 @@ from library.compiler.torch_private import config_module, sdp_priority_order
 from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
 from library.config.schema import ConfigError, build
 from library.memory import attention
+from library.memory.prepare import compiles_size_by_size
 from library.train.compiling import sizes_told
 
 CUDA = torch.device("cuda")
@@ -94,9 +95,10 @@ def test_several_gpus_only_compile_where_one_would_record(monkeypatch, caplog):
 
 def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise():
     whole, blocks = config(compile=True, compile_scope="model"), config(compile=True)
-    assert memory.size_by_size(whole, CUDA)
-    assert not memory.size_by_size(whole, torch.device("cpu")) and not memory.size_by_size(blocks, CUDA)
-    assert not memory.size_by_size(config(compile=True, compile_scope="model", compile_dynamic="true"), CUDA)
+    assert compiles_size_by_size(whole, CUDA)
+    assert not compiles_size_by_size(whole, torch.device("cpu"))
+    assert not compiles_size_by_size(blocks, CUDA)
+    assert not compiles_size_by_size(config(compile=True, compile_scope="model", compile_dynamic="true"), CUDA)
     assert sizes_told(whole.compile, 3, single=True).startswith("Each of 3 sizes of image gets a graph of the whole")
 
 

@@ -8,9 +8,10 @@ import weakref
 import pytest
 import torch
 
-from library import families, memory, methods
+from library import families, methods
 from library.config.schema import ConfigError
 from library.memory import swapping
+from library.memory.prepare import prepare_denoiser
 from tests import training
 
 HALF = {"full_bf16": True, "mixed_precision": "bf16"}
@@ -29,8 +30,8 @@ class Model:
         self.parts = self.family.load(torch.float32)
         self.method = methods.attach(self.parts, self.family, self.config)
         self.denoiser = self.parts.denoiser
-        assert not memory.prepare(self.denoiser, self.family, self.config, CPU, ((8, 8), (8, 16))).not_compiled
-        self.swap = swapping.of(self.denoiser)
+        prepare_denoiser(self.denoiser, self.family, self.config, CPU, ((8, 8), (8, 16)))
+        self.swap = swapping.find_trainable_swap(self.denoiser)
         self.denoiser.train()
 
     def backward(self, seed=0, sizes=((8, 8), (8, 16))):
