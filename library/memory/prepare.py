@@ -1,6 +1,7 @@
 """Apply storage, swapping, checkpointing and compilation to a denoiser, in the only order that works."""
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from library.config.schema import ConfigError
 from library.families.base import BlockInputs
 from library.memory import attention, channels_last, checkpointing, swapping
 from library.memory.quantization import fp8_storage
+
+logger = logging.getLogger(__name__)
 
 Sizes = Collection[tuple[int, ...]]  # of batches: images, unless all have as many, height and width of their latents
 
@@ -65,7 +68,8 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
     if device.type == "cpu":
         channels_last.let_norms_learn(denoiser)
-    return Prepared(kernel, why, describe_blocks(denoiser, family.block_classes))
+    logger.info(said := describe_blocks(denoiser, family.block_classes))
+    return Prepared(kernel, why, said)
 
 
 def compiles_size_by_size(config: Any, device: torch.device) -> bool:
