@@ -32,7 +32,7 @@ from kohya_gui.server.theme import HEAD, THEME
 from kohya_gui.tools.commands import ToolCommands
 from kohya_gui.tools.tools import ToolsTab
 from library import families
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 
 TITLE = "Kohya Trainer"
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 
 WINDOWS = os.name == "nt"
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}

@@ -3,12 +3,12 @@
 Nothing is loaded here, so that the page may ask. `library.train.optimizer_classes` loads what is chosen.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from library import packages
-from library.config.remedies import COMMON_ARGUMENTS
+from library.config.fixes import other_optimizer
+from library.config.problems import Text
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,12 @@ def nearest(name: str) -> str:
     return next((other for other in others if not trouble(other)), "AdamW")
 
 
-def advice(name: str, adapters: bool) -> str:
-    """What to set where the package of an optimizer does not work."""
+def advice(config: Any) -> tuple[Text, dict[str, Any]]:
+    """What to set where the package of an optimizer does not work: in words, and as values of options."""
+    name = config.optim.optimizer
     other = nearest(name)
     if not spec_of(name).finds_rate or spec_of(other).finds_rate:
-        return f"set optimizer_type = {other}"
-    return f"set optimizer_type = {other} and learning_rate = {'1e-4' if adapters else '1e-5'}"
-
-
-def carried(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Of the arguments of one optimizer, those that mean the same to another."""
-    return tuple(pair for pair in arguments if pair.partition("=")[0].strip() in COMMON_ARGUMENTS)
+        return Text("set optimizer_type = {other}", other=other), other_optimizer(config, other)
+    rate = "1e-4" if config.adapters else "1e-5"
+    told = Text("set optimizer_type = {other} and learning_rate = {rate}", other=other, rate=rate)
+    return told, other_optimizer(config, other, float(rate))

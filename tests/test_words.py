@@ -60,7 +60,7 @@ INSTEAD = {
     r"never in the way|in the way where": "in place of",
     r"ways? of (training|doing) it|the usual ways|every way\b": "settings",
 }
-PARSED = {"library/config/remedies.py", "library/runs/known_errors.py"}  # hold patterns of what other programs say, too
+PARSED = {"library/runs/known_errors.py"}  # hold patterns of what other programs say, too
 
 
 def said(path: Path) -> Iterator[tuple[int, str]]:

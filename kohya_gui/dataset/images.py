@@ -6,7 +6,7 @@ there to be quick. Work that takes long runs on a thread and is asked after.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from kohya_gui.dataset import settings
 from kohya_gui.server import allowed_folders, paths
-from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
-from library.config.schema import ConfigError
+from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler, refused
+from library.config.problems import ConfigError, Problem
 from library.curation import album as albums
 from library.curation import changes, sources, tags, thumbs, trash
 from library.curation.album import KINDS, Album, Picture
@@ -104,7 +104,7 @@ class DatasetTab:
             picture = changes.caption(album, name, sent.text("text"), expected)
         except ConfigError as error:
             known = album.known.get(name)
-            return {"error": str(error)} if known is None else {"said": str(error), "row": row(album, known, has)}
+            return refused(error) if known is None else {"said": str(error), "row": row(album, known, has)}
         return {"row": row(album, picture, has), **self._overview(album, sent.text("trigger"))}
 
     def edit(self, sent: ApiRequest) -> dict[str, Any]:
@@ -217,11 +217,12 @@ class DatasetTab:
         return found
 
     def _look(self, config: Any, world: int, report: Report) -> Album:
-        outside: dict[str, None] = {}
+        outside: dict[Problem, None] = {}
         try:
             found = sources.opened(config, report, lambda path: self._may(path, outside), world)
         except ConfigError as error:
-            raise ConfigError(self._asked(outside) or str(error)) from None
+            asked = [problem for problem in outside if allowed_folders.asked(problem)]
+            raise ConfigError(*(asked or error.problems)) from None
         key = f"{found.root}|{settings.mark(config, world)}"
         with self.busy:
             before = self.albums.pop(key, None)
@@ -234,17 +235,13 @@ class DatasetTab:
                 self.albums.popitem(last=False)
         return found
 
-    def _may(self, path: str, outside: dict[str, None]) -> bool:
+    def _may(self, path: str, outside: dict[Problem, None]) -> bool:
         try:
             paths.inside(path, self.roots)
         except ConfigError as error:
-            outside[str(error)] = None
+            outside |= dict.fromkeys(error.problems)
             return False
         return True
-
-    def _asked(self, outside: Iterable[str]) -> str:
-        """The questions among what was said of paths outside of the roots."""
-        return "\n".join(said for said in outside if allowed_folders.asked(said))
 
     def _wanted(self, album: Album, sent: ApiRequest) -> list[Picture]:
         folder = None if sent.fields.get("place") is None else sent.text("place")

@@ -1,7 +1,6 @@
 """What the form asks the server while it is filled in: what is wrong or idle, presets, comparisons, probes, keys."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -18,13 +17,6 @@ from library.families.recognition import recognised
 from library.runs import keys
 
 MODEL = "pretrained_model_name_or_path"
-ABOUT = re.compile(r"(?:in )?-{0,2}(\w+):?\s+(.*)")
-
-
-def about(problem: str) -> tuple[str, str]:
-    """The option that a sentence begins with, and the rest of it; "" and the sentence where it begins with none."""
-    found = ABOUT.fullmatch(problem)
-    return (found[1], found[2]) if found else ("", problem)
 
 
 class FormApi:
@@ -46,13 +38,12 @@ class FormApi:
         places = form.places(given.family)
         wrong: dict[str, str] = {}
         for problem in form.wrong(given):
-            name, rest = about(problem)
-            if name in places:
-                wrong.setdefault(places[name][1], rest[:1].upper() + rest[1:])
+            if problem.option in places:
+                wrong.setdefault(places[problem.option][1], problem.about[:1].upper() + problem.about[1:])
         config = form.lenient_config(given)
         for name, option in options(type(config)).items():
             if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):
-                wrong.setdefault(places[name][1], said)
+                wrong.setdefault(places[name][1], said.about)
         asleep = {places[name][1]: reason for name, reason in idle(config).items() if name in places}
         known = [places[name][1] for name in keys.kept() if name in places]
         return {

@@ -10,7 +10,6 @@ show is decided by style rules alone (classes `only-<family>`), so the switch co
 
 import contextlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
@@ -19,8 +18,8 @@ from typing import Any
 from kohya_gui.form.sections import GROUPS
 from kohya_gui.server import picker
 from library.config.command import Launch
+from library.config.problems import ConfigError, Problem
 from library.config.schema import (
-    ConfigError,
     Layer,
     Option,
     Reading,
@@ -97,11 +96,11 @@ class SettingsForm:
         notes: list[str] = []
         return build(self.configs[given.family], given.values, notes=notes), notes
 
-    def ready(self, given: Submission) -> tuple[Any, list[str]]:
+    def ready(self, given: Submission) -> tuple[Any, list[Problem]]:
         """Like `collect`, for a training that is to start: what is not filled in but must be is a problem too."""
         reading = self.reading(given)
         if reading.problems:
-            raise ConfigError("\n".join(reading.problems))
+            raise ConfigError(*reading.problems)
         return reading.config, reading.notes
 
     def reading(self, given: Submission) -> Reading[Any]:
@@ -109,8 +108,8 @@ class SettingsForm:
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
         problems = [*reading.problems, *gpu_slots.problems(given.launch)]
         # What is filled in wrongly is not missing as well.
-        told = {word for line in problems for word in re.findall(r"\w+", line)} | reading.wrong
-        problems += [line for line in missing(reading.config) if _named([line]).isdisjoint(told)]
+        told = reading.wrong.union(*(problem.options for problem in problems))
+        problems += [problem for problem in missing(reading.config) if problem.option not in told]
         return replace(reading, problems=problems)
 
     def lenient_config(self, given: Submission) -> Any:
@@ -122,7 +121,7 @@ class SettingsForm:
                     read[name] = known[name].read(value)
         return draft(self.configs[given.family], read)
 
-    def wrong(self, given: Submission) -> list[str]:
+    def wrong(self, given: Submission) -> list[Problem]:
         """Everything that is wrong with what is filled in; what is not filled in yet is no mistake."""
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
         return [*reading.problems, *gpu_slots.problems(given.launch)]
@@ -239,12 +238,7 @@ class SettingsForm:
 
 def _wanted(configs: Mapping[str, type], given: Mapping[str, Any] = {}) -> set[str]:
     """The options that must be filled in besides those that are given, for one family or another."""
-    return _named(line for config in configs.values() for line in missing(build(config, given)))
-
-
-def _named(problems: Iterable[str]) -> set[str]:
-    """The options that problems begin with."""
-    return {line.split()[0] for line in problems if line.strip()}
+    return {problem.option for config in configs.values() for problem in missing(build(config, given))}
 
 
 def fields(configs: Mapping[str, type]) -> list[FormField]:

@@ -2,16 +2,16 @@
 
 import html
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from kohya_gui.server import allowed_folders
+from library.config.problems import FLAG, Problem, read
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
-Fix = Callable[[str], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
+Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
 
 MARKS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
@@ -27,15 +27,14 @@ def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
     return _box("good", text, (f"<ul>{listed}</ul>" if listed else "") + back)
 
 
-def problems(text: str, places: Places, fix: Fix = lambda problem: {}) -> str:
+def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
-    lines = [line for line in text.splitlines() if line.strip()]
     listed, marks = [], []
-    for line in lines:
-        said, element = _told(line, places)
+    for problem in found:
+        said, element = _told(problem, places)
         marks += [f"#{element}"] if element else []
-        listed.append(f"<li>{said}{button(fix(line))}{_allow(line)}</li>")
-    return _box("bad", _title(len(lines)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", alert=True)
+        listed.append(f"<li>{said}{button(fix(problem))}{_allow(problem)}</li>")
+    return _box("bad", _title(len(found)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", alert=True)
 
 
 def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str, Any]], Mapping[str, bool | str]],
@@ -43,11 +42,12 @@ def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str,
     """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need."""
     listed, marks = [], []
     for one in found["findings"]:
-        said, element = _told(one["text"], places)
+        problem = read(one)
+        said, element = _told(problem, places)
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
         listed.append(
             f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
-            f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}{_allow(one['text'])}</span></li>"
+            f"<b>{html.escape(one['topic'])}</b><span>{said}{button(fix(one['fix']))}{_allow(problem)}</span></li>"
         )
     wrong = sum(one["verdict"] == "bad" for one in found["findings"])
     failed = bool(found.get("failed"))
@@ -86,9 +86,9 @@ def button(values: Mapping[str, bool | str]) -> str:
     return f' <button type="button" class="fix" data-fix="{given}">{shown}</button>'
 
 
-def _allow(line: str) -> str:
-    """The button that lets the page use the folder that a line asks about."""
-    folder = allowed_folders.asked(line)
+def _allow(problem: Problem) -> str:
+    """The button that lets the page use the folder that a problem asks about."""
+    folder = allowed_folders.asked(problem)
     given = f'class="allow" data-allow="{html.escape(folder)}"'
     return f' <button type="button" {given}>Allow this folder</button>' if folder else ""
 
@@ -98,17 +98,18 @@ def as_word(value: bool | str) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else value or "not set"
 
 
-def _told(line: str, places: Places) -> tuple[str, str]:
-    """A sentence as HTML, and the element that it is about, "" where it is about none."""
-    found = re.match(r"(?:--)?(\w+)(:?)\s+", line)
-    if found and (place := places.get(found[1])):
-        label, element = place
-        return (
-            f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
-            f" <code>{found[1]}</code>{found[2]} {html.escape(line[found.end() :])}",
-            element,
-        )
-    return html.escape(line), ""
+def _told(problem: Problem, places: Places) -> tuple[str, str]:
+    """A problem as HTML, and the element that it is about, "" where it is about none."""
+    place = places.get(problem.option) if problem.place in ("", FLAG) else None
+    if not place:
+        return html.escape(problem), ""
+    label, element = place
+    colon = ":" if problem.template.startswith(":") else ""
+    return (
+        f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
+        f" <code>{problem.option}</code>{colon} {html.escape(problem.about)}",
+        element,
+    )
 
 
 def _title(wrong: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library import importers, optimizers
+from library.config.fixes import carried
 from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml, values
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -116,7 +117,7 @@ def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any
     other = optimizers.nearest(wanted)
     if notes is not None:
         notes.append(f"optimizer_type is {other} here, as {wanted} {why}")
-    kept = optimizers.carried(found.get("optimizer_args", ()))
+    kept = carried(found.get("optimizer_args", ()))
     return {**found, "optimizer_type": other, **({"optimizer_args": list(kept)} if "optimizer_args" in found else {})}
 
 
@@ -150,7 +151,8 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
             return _imported(path, configs, notes)
         found, script = flat(tables), importers.named(path, {script: config_class(script) for script in RUNS})
     except ConfigError as error:
-        raise ConfigError(str(error).replace(str(path), path.name)) from None
+        shorter = (one.replaced(path=path.name) if "path" in one.arguments else one for one in error.problems)
+        raise ConfigError(*shorter) from None
     if script:
         configs = {name: config for name, config in configs.items() if config.script == script}
         if not configs:
@@ -165,7 +167,7 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
             continue
         notes.extend(told)
         return made
-    raise min(problems.values(), key=lambda error: str(error).count("\n"))
+    raise min(problems.values(), key=lambda error: len(error.problems))
 
 
 def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:

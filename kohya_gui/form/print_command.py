@@ -12,7 +12,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.command import command, printable
 from library.config.schema import ConfigError, build, flat, load_toml, options, to_toml, values
-from library.config.values import at_home, pasted
+from library.config.values import expand_home, strip_pasted
 from library.families import config_class
 from library.runs import keys
 
@@ -54,13 +54,13 @@ def standing(config: Any, where: str, roots: Sequence[Path]) -> tuple[Path, bool
 
     `where` is the file that was loaded or saved last, or what was typed in its place; empty: beside the result.
     """
-    named = pasted(where)
+    named = strip_pasted(where)
     try:
         path = paths.config_file(named or presets.suggestion(config), roots)
     except ConfigError:
         if named:
             raise
-        return Path(at_home(presets.suggestion(config))).absolute(), False  # where nothing may be looked at
+        return Path(expand_home(presets.suggestion(config))).absolute(), False  # where nothing may be looked at
     first = path
     for number in count(2):
         if not os.path.lexists(path):
@@ -109,6 +109,6 @@ def surroundings(config: Any) -> list[str]:
 def _is_relative(kind: str | None, value: Any) -> bool:
     """Whether a path starts from the current folder; an id of Hugging Face does not."""
     text = str(value or "")
-    if kind not in ("file", "folder") or not text or os.path.isabs(at_home(text)):
+    if kind not in ("file", "folder") or not text or os.path.isabs(expand_home(text)):
         return False
     return not paths.HUB_ID.fullmatch(text) or os.path.exists(text)

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths, picker
 from library import families, importers
 from library.check import isolated
-from library.config.remedies import remedy
-from library.config.schema import ConfigError, changed, flat, read_text, to_toml
+from library.config.problems import ConfigError, Problem
+from library.config.schema import changed, flat, mending, read_text, to_toml
 from library.families import RUNS, config_class
 from library.runs import keys, queue, start
 
@@ -145,7 +145,7 @@ class TrainingTab:
             try:
                 return clear | handler(sent, *rest)
             except ConfigError as error:
-                said = messages.problems(str(error), self._places(sent), lambda line: self._fix(sent, line))
+                said = messages.problems(error.problems, self._places(sent), lambda one: self._fix(sent, one))
                 return clear | {self.message: said}
 
         read = f"(sent, ...rest) => [window.kohya.read('{self.tab.id}', '{busy}'), {more}]"
@@ -162,10 +162,10 @@ class TrainingTab:
         except ConfigError:
             return {}
 
-    def _fix(self, sent: str, problem: str) -> Mapping[str, bool | str]:
+    def _fix(self, sent: str, problem: Problem) -> Mapping[str, bool | str]:
         """What would mend a problem, as fields hold it."""
         given = self.form.parse_submission(sent)
-        return self.form.shown(given.family, remedy(problem, self.form.lenient_config(given)))
+        return self.form.shown(given.family, mending(problem, self.form.lenient_config(given)))
 
     # ---- what the buttons do
 
@@ -286,7 +286,7 @@ class TrainingTab:
         try:
             config = presets.load(path, self.tab.configs, family, notes)
         except ConfigError as error:
-            raise ConfigError(f"{error}{self._other_tab(path, family)}") from None
+            raise ConfigError(*error.problems, *self._other_tab(path, family)) from None
         count = len(flat(changed(config)))
         said = f"Loaded {path.name} for {FAMILIES[config.family]} ({differing(count)})."
         shown = messages.good(said, notes, undo=True)
@@ -294,7 +294,7 @@ class TrainingTab:
         filled = json.loads(self.form.fill(config, start_preset.loaded(path.name)))
         return {self.message: shown, self.values: json.dumps({**filled, "base": base})}
 
-    def _other_tab(self, path: Path, family: str) -> str:
+    def _other_tab(self, path: Path, family: str) -> Iterator[str]:
         """A hint when a file that does not fit here would fit in another tab."""
         for tab in TABS:
             if tab.adapters != self.tab.adapters:
@@ -302,8 +302,8 @@ class TrainingTab:
                     presets.load(path, tab.configs, family, [])
                 except ConfigError:
                     continue
-                return f"\nThis is a config for the {tab.title} tab: load it there."
-        return ""
+                yield f"This is a config for the {tab.title} tab: load it there."
+                return
 
     def _how(self, config: Any, launch: Mapping[str, Any]) -> dict[str, Any]:
         return {**launch, "mixed_precision": config.precision.mixed_precision}

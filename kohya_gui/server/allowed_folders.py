@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from kohya_gui.server.json_api import ApiRequest, Handler
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 from library.runs import keys, layout, registry
 
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # devices that Windows has in every folder
-QUESTION = re.compile(r"Allow (?P<folder>.+)\?$")
 ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
 MOST = 200  # folders that are kept
 
@@ -102,20 +101,22 @@ def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
     return tuple(folder for folder in named[:MOST] if folder.is_absolute() and not _forbidden(folder))
 
 
-def question(path: Path, roots: Sequence[Path]) -> str:
-    """How a message about a path outside of the roots goes on: with a question, a reason, or what to start with."""
+def outside_roots(what: str, path: Path, roots: Sequence[Path]) -> Problem:
+    """The problem of a path outside of the roots, with a question, a reason, or what to start the page with."""
     if not isinstance(roots, Roots) or not roots.asks:
-        return f" is outside of {', '.join(map(str, roots))}; start the page with --root FOLDER to allow more"
+        told = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
+        return Problem(what, told, path=path, roots=", ".join(map(str, roots)))
     folder = meant(path)
     if why := refusal(folder):
-        return f" is outside of the folders that this page may use, and {why}"
-    return f" is outside of the folders that this page may use. Allow {folder}?"
+        told = ": {path} is outside of the folders that this page may use, and {why}"
+        return Problem(what, told, path=path, why=Text(why))
+    told = ": {path} is outside of the folders that this page may use. Allow {folder}?"
+    return Problem(what, told, path=path, folder=folder, code="allow")
 
 
-def asked(line: str) -> str:
-    """The folder that a message asks about, or ""."""
-    found = QUESTION.search(line)
-    return found["folder"] if found else ""
+def asked(problem: Problem) -> str:
+    """The folder that a problem asks to allow, or ""."""
+    return problem.arguments["folder"] if problem.code == "allow" else ""
 
 
 def meant(path: Path) -> Path:

@@ -3,6 +3,8 @@
 window.kohyaAsk = (() => {
   const root = () => new URL(window.gradio_config?.root || "/", location.href).pathname.replace(/\/$/, "");
 
+  const asking = new Map(); // a sentence of the server -> the folder that it asks to allow
+
   /** Ask a question; what the user can mend is thrown as an Error whose message is the sentence. */
   async function ask(name, question = {}) {
     let answer;
@@ -12,6 +14,7 @@ window.kohyaAsk = (() => {
     } catch {
       throw new Error("The page's server does not answer: is it still running?");
     }
+    for (const [sentence, folder] of Object.entries(answer.allow ?? {})) asking.set(sentence, folder);
     if (answer.error) throw new Error(answer.error);
     return answer;
   }
@@ -40,7 +43,7 @@ window.kohyaAsk = (() => {
 
   /** A sentence and, where it asks whether a folder may be used, the button that allows it. */
   function offered(line) {
-    const folder = line.match(/Allow (.+)\?$/)?.[1];
+    const folder = asking.get(line);
     return folder ? [line, " ", make("button", { type: "button", className: "allow", "data-allow": folder }, "Allow this folder")] : [line];
   }
 

@@ -112,11 +112,17 @@ class JsonApi:
             return Response(str(error), 404, media_type="text/plain")
 
 
+def refused(error: ConfigError) -> dict[str, Any]:
+    """The answer that says what is wrong, and which of its sentences ask to allow a folder."""
+    folders = {problem: problem.arguments["folder"] for problem in error.problems if problem.code == "allow"}
+    return {"error": str(error)} | ({"allow": folders} if folders else {})
+
+
 def _answered(answer: Handler, body: bytes) -> dict[str, Any]:
     try:
         return answer(ApiRequest(json.loads(body)))
     except ConfigError as error:
-        return {"error": str(error)}
+        return refused(error)
     except (ValueError, RecursionError):
         return {"error": DEEPEST}
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.server.allowed_folders import RESERVED, question
-from library.config.schema import ConfigError, Reading, draft, options, values
-from library.config.values import pasted
+from kohya_gui.server.allowed_folders import RESERVED, outside_roots
+from library.config.problems import ConfigError, Problem
+from library.config.schema import Reading, draft, options, values
+from library.config.values import strip_pasted
 
 LONGEST = 2000
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand
@@ -50,24 +51,24 @@ def inside(text: Any, allowed: Sequence[Path], what: str = "path") -> Path:
     What lies there is not looked at. `what` names the field in the messages.
     """
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{what}: write where it is")
-    text = pasted(text)
+        raise ConfigError(Problem(what, ": write where it is"))
+    text = strip_pasted(text)
     if address := web_address(text, what):
-        raise ConfigError(f"{what}: {address}")
+        raise ConfigError(address)
     if len(text) > LONGEST or not text.isprintable() or _is_network(text) or _is_of_windows(text):
-        raise ConfigError(f"{what}: this is not a path on this computer")
+        raise ConfigError(Problem(what, ": this is not a path on this computer"))
     try:
         path = Path(text).expanduser().resolve()
     except (OSError, RuntimeError, ValueError):
-        raise ConfigError(f"{what}: this is not a path on this computer") from None
+        raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
     # Of several the innermost: a root that was named may lie in a hidden folder of another.
     below = min((path.relative_to(root) for root in allowed if path.is_relative_to(root)), key=_depth, default=None)
     if below is None:
-        raise ConfigError(f"{what}: {path}{question(path, allowed)}")
+        raise ConfigError(outside_roots(what, path, allowed))
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
-        raise ConfigError(f"{what}: a name in this path is longer than file systems allow")
+        raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))
     if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in below.parts):
-        raise ConfigError(f"{what}: {below} is hidden or reserved; choose another place")
+        raise ConfigError(Problem(what, ": {below} is hidden or reserved; choose another place", below=below))
     return path
 
 
@@ -75,7 +76,8 @@ def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
     """Like `inside`, for a folder that must be there."""
     path = inside(text, allowed, what)
     if not os.path.isdir(path):
-        raise ConfigError(f"{what}: {path} {'is not a folder' if os.path.exists(path) else 'does not exist'}")
+        told = ": {path} is not a folder" if os.path.exists(path) else ": {path} does not exist"
+        raise ConfigError(Problem(what, told, path=path))
     return path
 
 
@@ -83,7 +85,8 @@ def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str =
     """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), there or still to be."""
     path, endings = inside(text, allowed, what), tuple(endings)
     if path.suffix.lower() not in endings:
-        raise ConfigError(f"{what}: {path.name or text} must end in {' or '.join(endings)}")
+        told = ": {name} must end in {endings}"
+        raise ConfigError(Problem(what, told, name=path.name or text, endings=" or ".join(endings)))
     return path
 
 
@@ -91,7 +94,8 @@ def present(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: st
     """Like `file`, for one that must be there."""
     path = file(text, allowed, endings, what)
     if not os.path.isfile(path):
-        raise ConfigError(f"{what}: {path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
+        told = ": {path} is not a file" if os.path.exists(path) else ": {path} does not exist"
+        raise ConfigError(Problem(what, told, path=path))
     return path
 
 
@@ -117,24 +121,25 @@ def allow(config: Any, allowed: Sequence[Path]) -> None:
     Ids of models on the hub are no paths and pass.
     """
     if problems := _outside(config, allowed):
-        raise ConfigError("\n".join(line for _, line in problems))
+        raise ConfigError(*problems)
 
 
 def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
     """A reading without the files and folders that may not be used, which nobody shall look at; it says which."""
     outside = _outside(reading.config, roots)
-    kept = {name: value for name, value in values(reading.config).items() if name not in dict(outside)}
+    names = {problem.option for problem in outside}
+    kept = {name: value for name, value in values(reading.config).items() if name not in names}
     return replace(
         reading,
         config=draft(type(reading.config), kept) if outside else reading.config,
-        problems=[*reading.problems, *(line for _, line in outside)],
-        wrong=reading.wrong | dict(outside).keys(),
+        problems=[*reading.problems, *outside],
+        wrong=reading.wrong | names,
     )
 
 
-def _outside(config: Any, allowed: Sequence[Path]) -> list[tuple[str, str]]:
-    """The options that name files and folders which may not be used, each with why."""
-    problems = []
+def _outside(config: Any, allowed: Sequence[Path]) -> list[Problem]:
+    """The problems of options that name files and folders which may not be used."""
+    problems: list[Problem] = []
     known = options(type(config))
     for name, value in values(config).items():
         given = [value] if isinstance(value, str | Path) else value or ()
@@ -144,22 +149,27 @@ def _outside(config: Any, allowed: Sequence[Path]) -> list[tuple[str, str]]:
             try:
                 inside(str(text), allowed, name)
             except ConfigError as error:
-                problems.append((name, str(error)))
+                problems += error.problems
     return problems
 
 
-def web_address(text: str, what: str = "") -> str:
-    """What to give in the place of a web address, in a sentence; "" where it is none. `what` is the option."""
-    found = WEB.match(pasted(text))
+def web_address(text: str, what: str = "") -> Problem | None:
+    """The problem of a web address in the place of a path, with what to give instead. `what` is the option."""
+    found = WEB.match(strip_pasted(text))
     if not found:
-        return ""
-    shown = pasted(text)[:120]
+        return None
+    shown = strip_pasted(text)[:120]
     if found[1].lower() == "file":
-        return f"{shown} is an address of a browser; write the path alone: /{found[2]}"
-    page = HUB_PAGE.match(pasted(text))
+        told = ": {address} is an address of a browser; write the path alone: /{path}"
+        return Problem(what, told, address=shown, path=found[2])
+    page = HUB_PAGE.match(strip_pasted(text))
     if what == MODEL and page and not re.search(r"/(?:resolve|blob)/", text):
-        return f"{shown} is a web address; write {page[1]} instead, and the model is fetched from Hugging Face"
-    return f"{shown} is a web address, not a path; download it and give the path of the file or folder on this computer"
+        told = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
+        return Problem(what, told, address=shown, id=page[1], fix={what: page[1]})
+    told = (
+        ": {address} is a web address, not a path; download it and give the path of the file or folder on this computer"
+    )
+    return Problem(what, told, address=shown)
 
 
 def _depth(path: Path) -> int:

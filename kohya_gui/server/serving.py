@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from kohya_gui.server.auth import SHORTEST, is_loopback, new_token
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
 IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from library.config.schema import ConfigError
-from library.config.values import meant
+from library.config.values import did_you_mean
 
 Overrides = dict[str, Any]  # options that differ from those of the training as it was asked for
 
@@ -86,7 +86,9 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
     for name in asked:
         if name not in possible:
             why = " needs a GPU" if name in NAMED and NAMED[name].needs not in ("", device) else " is no candidate"
-            raise ConfigError(f"--candidate {name}{why}{meant(name, possible)}; choose from {', '.join(possible)}, all")
+            raise ConfigError(
+                f"--candidate {name}{why}{did_you_mean(name, possible)}; choose from {', '.join(possible)}, all"
+            )
     return [possible[name] for name in dict.fromkeys(asked)]
 
 

@@ -247,7 +247,7 @@ def probe(config: Any, how: Mapping[str, Any], work: JobRecord) -> Probe:
 
     images = data.check(config, config.grid)
     if problems := preflight.judged(config, images)[0]:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     if busy := reader.active():
         raise ConfigError(f"{busy.id} is still {busy.state}: what is free now is not what there will be; wait for it")
     size = largest(images.images, config)

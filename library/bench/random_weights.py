@@ -31,8 +31,7 @@ def check_room(model: nn.Module, device: torch.device, dtype: torch.dtype) -> No
     if needed > free:
         raise ConfigError(
             f"{type(model).__name__} needs {needed / GIB:.0f} GB and {free / GIB:.0f} GB are free on {device.type}: "
-            "measure --size tiny here, or a TOML with fp8_base or blocks_to_swap"
-        )
+            "measure --size tiny here, or a TOML with fp8_base or blocks_to_swap")  # fmt: skip
 
 
 def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:

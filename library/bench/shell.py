@@ -133,7 +133,7 @@ def check(asked: argparse.Namespace) -> None:
     ]
     wrong += _not_together(asked)
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
 
 
 def _not_together(asked: argparse.Namespace) -> Iterator[str]:

@@ -181,6 +181,6 @@ def subject_of_run(path: Path, script: str, values: Mapping[str, Any]) -> Family
     if not found.values.get("pretrained_model_name_or_path"):
         wrong = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     found.title = f"{found.kind.title} of {path.name}"
     return found

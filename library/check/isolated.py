@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -10,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from library.config.command import ROOT
-from library.config.remedies import remedy
-from library.config.schema import Reading, changed, flat
+from library.config.problems import Problem
+from library.config.schema import Reading, changed, flat, mending
 from library.runs import keys
 
-NO_CAPTIONS = "no image has a caption"  # as library.data.preflight begins its sentence
-IDLE = re.compile(r"(\w+) has no effect here: ")  # as library.config.idle begins its remarks
 PATIENCE = 120.0  # seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
@@ -26,7 +23,7 @@ def check(reading: Reading[Any], launch: Mapping[str, Any]) -> Report:
     A check that breaks says so, and keeps nobody from training.
     """
     config = reading.config
-    given = {"script": config.script, "values": sent(config), "problems": reading.problems,
+    given = {"script": config.script, "values": sent(config), "problems": [one.as_json() for one in reading.problems],
              "wrong": sorted(reading.wrong)}  # fmt: skip
     asked = [sys.executable, "-m", "library.check.report"]
     try:
@@ -58,13 +55,13 @@ def environment(launch: Mapping[str, Any]) -> dict[str, str]:
 
 def known(reading: Reading[Any]) -> list[dict[str, Any]]:
     """The findings that a form tells by itself."""
-    return [{"topic": "settings", "verdict": "bad", "text": line, "fix": remedy(line, reading.config)}
-            for line in reading.problems]  # fmt: skip
+    return [{**problem.as_json(), "topic": "settings", "verdict": "bad", "fix": mending(problem, reading.config)}
+            for problem in reading.problems]  # fmt: skip
 
 
 def failed(why: str, reading: Reading[Any]) -> Report:
     """The report of a check that did not come to an end, with what was known before."""
-    hint = {"topic": "other", "verdict": "hint", "text": why, "fix": {}}
+    hint = {**Problem("", why).as_json(), "topic": "other", "verdict": "hint"}
     return {"findings": [*known(reading), hint], "fit": None, "failed": True}
 
 
@@ -75,11 +72,11 @@ def problems(report: Report) -> list[dict[str, Any]]:
 
 def uncaptioned(report: Report) -> str:
     """The sentence that no image has a caption, if it is so: legal, and rarely meant, so that it is asked about."""
-    return next((one["text"] for one in report["findings"] if one["text"].startswith(NO_CAPTIONS)), "")
+    return next((one["text"] for one in report["findings"] if one["code"] == "no_captions"), "")
 
 
 def without_idle(report: Report, typed: Collection[str]) -> Report:
     """The report without remarks on options that have no effect and that nobody typed: a preset has set them, and they
     wait for the switch that is off now. The form says beside each why it has no effect."""
-    kept = [one for one in report["findings"] if not (found := IDLE.match(one["text"])) or found[1] in typed]
+    kept = [one for one in report["findings"] if one["code"] != "idle" or one["option"] in typed]
     return {**report, "findings": kept}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library import families, methods
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.families.shared import weights
 from library.methods import network_args, snapshot
@@ -17,7 +18,7 @@ from library.train import resume_state
 FILES = ("pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae")
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """What of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model that is named.
 
     Asked when nothing is wrong with these in themselves.
@@ -27,7 +28,7 @@ def problems(config: Any) -> Iterator[str]:
     try:
         method = _method(config)
     except ConfigError as e:
-        yield from str(e).splitlines()
+        yield from e.problems
         return
     except (RuntimeError, NotImplementedError) as e:  # LyCORIS, of a kind that looks at the weights
         if not config.adapters or config.network.module.startswith("networks."):
@@ -72,7 +73,7 @@ def _method(config: Any) -> Any:
         logging.disable(level)
 
 
-def _misfits(folder: Path, method: Any, config: Any) -> Iterator[str]:
+def _misfits(folder: Path, method: Any, config: Any) -> Iterator[Problem]:
     """A state of other networks, or of another optimizer over the same."""
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
     if problem := snapshot.differing(here, weights.header(folder / resume_state.WEIGHTS)):

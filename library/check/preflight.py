@@ -11,7 +11,7 @@ from library import data, families, methods
 from library.check import outline
 from library.cli.train_script import first_process
 from library.config import idle, schema
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem, Text, problems_of
 from library.config.sections.learning import LONGEST
 from library.data import showing
 from library.data.length import Length, length
@@ -31,18 +31,17 @@ from library.train.progress import Progress
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type"}
 RATES = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}  # with which all learns
 PATIENCE = 2.0  # seconds after which a look at the images says how far it is
-AROUND = "(),:.=\"'"  # what may stand around an option's name in a sentence
 FITTED = ("model", "network", "other adapters")  # stages to be passed before parts are fitted together
 SHAPING = {"network_dim", "network_args", "network_module", "dim_from_weights", "network_train_unet_only",
            "network_train_text_encoder_only", "train_text_encoder"}  # fmt: skip
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
 
-def check(config: Any) -> list[str]:
-    """Raise ConfigError with one line for every problem of this run; return what its user should know besides."""
+def check(config: Any) -> list[Problem]:
+    """Raise ConfigError with every problem of this run; return what its user should know besides."""
     found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
     if found:
-        raise ConfigError("\n".join(found))
+        raise ConfigError(*found)
     return [*remarks, *_lonely(config), *_unable(config)]
 
 
@@ -61,17 +60,17 @@ def show(config: Any) -> None:
             print(line)
 
 
-def problems(config: Any) -> Iterator[str]:
-    """What has to be fixed before this run can start, one sentence each. Loads no model."""
+def problems(config: Any) -> Iterator[Problem]:
+    """What has to be fixed before this run can start. Loads no model."""
     yield from findings(config)[0]
 
 
-def beyond(reading: schema.Reading[Any]) -> list[str]:
+def beyond(reading: schema.Reading[Any]) -> list[Problem]:
     """What has to be fixed besides the problems that reading a config has found."""
     return judged(reading.config, look(reading), reading)[0]
 
 
-def findings(config: Any, report: Report | None = None) -> tuple[list[str], list[str]]:
+def findings(config: Any, report: Report | None = None) -> tuple[list[Problem], list[Problem]]:
     """Problems that stop a run, and remarks that do not. `report` is told how far the look at the images is."""
     return judged(config, data.check(config, config.grid, report))
 
@@ -84,28 +83,29 @@ def look(reading: schema.Reading[Any]) -> data.Check:
     return nothing
 
 
-def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None) -> tuple[list[str], list[str]]:
+def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None) -> tuple[list[Problem], list[Problem]]:
     """Problems and remarks, from what `data.check` has found.
 
     Where reading the config has found problems already, these are not repeated, and what would only follow from them
     is left out.
     """
     told, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
-    spoken = {word for line in told for word in named(line)} | wrong
-    missing = [line for line in schema.missing(config) if _subject(line) not in spoken]
-    silent = {*map(_subject, schema.missing(config))}  # what is not given at all is said once
-    found = list(missing)
+    spoken = wrong.union(*(problem.options for problem in told))
+    missing = schema.missing(config)
+    silent = {problem.option for problem in missing}  # what is not given at all is said once
+    found = [problem for problem in missing if problem.option not in spoken]
     failed: dict[str, bool] = {}
     for stage, ask in _stages(config, images, failed).items():
-        said: list[str] = []
+        said: list[Problem] = []
         with _tolerant(bool(told), said):
-            said += ask() if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
+            said += problems_of(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
         failed[stage] = bool(said)
-        for line in said:
-            again = stage in ("images", "model") and _subject(line) in RULED & spoken
-            if line not in found and not again and _subject(line) not in silent and wrong.isdisjoint(named(line)):
-                found.append(line)
-    remarks = [*images.warnings, *_late(config, images)]
+        for problem in said:
+            again = stage in ("images", "model") and problem.option in RULED & spoken
+            known = again or problem in found or problem.option in silent
+            if not known and wrong.isdisjoint(problem.options):
+                found.append(problem)
+    remarks: list[str] = [*images.warnings, *_late(config, images)]
     with _tolerant(bool(told), []):  # notes about what cannot be read would only be errors
         family = families.of(config)
         remarks += [] if failed["model"] else family.notes()
@@ -114,7 +114,7 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
         path = config.sample.sample_prompts
         remarks += [] if failed["samples"] or not path else prompts.notes(path)
         remarks += idle.remarks(config, [*remarks, *schema.notes(config)])
-    return found, [line for line in remarks if wrong.isdisjoint(named(line))]
+    return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
 
 def _stages(config: Any, images: Any, failed: Mapping[str, bool]) -> dict[str, Callable[[], Iterable[str]]]:
@@ -139,31 +139,20 @@ def _stages(config: Any, images: Any, failed: Mapping[str, bool]) -> dict[str, C
     }
 
 
-def named(line: str) -> set[str]:
-    """The words of what a sentence states, without its advice behind a semicolon and without paths."""
-    stated = line.rpartition("; ")[0] or line
-    return {word.removeprefix("--").strip(AROUND) for word in stated.split()}
-
-
-def _subject(line: str) -> str:
-    """What a sentence is about, when it begins with an option."""
-    return line.split(":")[0].lstrip("-").split(" ")[0]
-
-
 @contextlib.contextmanager
-def _tolerant(unsound: bool, said: list[str]) -> Iterator[None]:
+def _tolerant(unsound: bool, said: list[Problem]) -> Iterator[None]:
     """What is to be fixed goes into `said`. Where a config is known to be wrong in itself, a check may fail in any way
     over values that do not go together; it is made again when these are mended."""
     try:
         yield
     except ConfigError as e:
-        said += str(e).splitlines()
+        said += e.problems
     except Exception:
         if not unsound:
             raise
 
 
-def _other_adapters(config: Any) -> Iterator[str]:
+def _other_adapters(config: Any) -> Iterator[Problem]:
     """Files of adapters that were made for the other family, seen by their names."""
     if not config.adapters:
         return
@@ -174,17 +163,18 @@ def _other_adapters(config: Any) -> Iterator[str]:
         try:
             stored = entries(path)
         except ConfigError as e:
-            yield f"{option}: {e}"
+            yield Problem(option, ": {problem}", problem=e.problems[0])
             continue
         with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
             if (family := names.family_of(map(_layer, stored), {})) != config.family:
                 other = families.facts(family).title
-                yield f"{option}: {path} was made for {other}, and this is {config.title}; choose a file made for it"
+                told = ": {path} was made for {other}, and this is {title}; choose a file made for it"
+                yield Problem(option, told, path=path, other=other, title=config.title)
             elif option == "network_weights":
                 yield from _other_ranks(path, stored, config)
 
 
-def _other_ranks(path: Path, stored: Mapping[str, Any], config: Any) -> Iterator[str]:
+def _other_ranks(path: Path, stored: Mapping[str, Any], config: Any) -> Iterator[Problem]:
     """A LoRA file of another rank, where one rank is that of all layers."""
     network = config.network
     own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
@@ -193,13 +183,15 @@ def _other_ranks(path: Path, stored: Mapping[str, Any], config: Any) -> Iterator
     rank, down = network.network_dim or resume_state.RANK, "lora_down.weight"
     ranks = {name: about["shape"][0] for name, about in stored.items() if name.endswith(down)}
     if odd := sorted(name for name in ranks if ranks[name] != rank):
-        yield (
-            f"network_weights: {_layer(odd[0])} has rank {ranks[odd[0]]} in the file and {rank} here (network_dim); "
-            "set network_dim to the file's rank, or use dim_from_weights"
-        )
+        yield Problem(
+            "network_weights",
+            ": {layer} has rank {theirs} in the file and {ours} here (network_dim); "
+            "set network_dim to the file's rank, or use dim_from_weights",
+            also="network_dim", layer=_layer(odd[0]), theirs=ranks[odd[0]], ours=rank,
+        )  # fmt: skip
 
 
-def _fitted(config: Any, failed: Mapping[str, bool]) -> Iterator[str]:
+def _fitted(config: Any, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """What does not go together, of what is in order by itself."""
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
@@ -213,19 +205,19 @@ def _layer(key: str) -> str:
     return key.partition(".")[0] if key.startswith("lora_") else key
 
 
-def _lonely(config: Any) -> Iterator[str]:
+def _lonely(config: Any) -> Iterator[Problem]:
     """What is for several processes, where there is one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         for name in schema.changed(config).get("distributed", {}):
-            yield f"{name} has no effect here: it is for several processes, and this is one"
+            yield idle.remark(name, "it is for several processes, and this is one")
 
 
-def _unable(config: Any) -> Iterator[str]:
+def _unable(config: Any) -> Iterator[Problem]:
     """What only some GPUs can do, where there is none of them."""
     from library.memory.quantization import fp8_matmul
 
     if config.adapters and config.precision.fp8_compute and not fp8_matmul.supports_fp8(_device()):
-        yield "fp8_compute has no effect here: this machine cannot multiply in 8 bits, only keep them"
+        yield idle.remark("fp8_compute", "this machine cannot multiply in 8 bits, only keep them")
 
 
 def _steps(config: Any, images: Any) -> Length | None:
@@ -236,43 +228,47 @@ def _steps(config: Any, images: Any) -> Length | None:
     return length(config.steps, data.summary(found)["batches_per_epoch"])
 
 
-def _length(config: Any, images: Any) -> Iterator[str]:
+def _length(config: Any, images: Any) -> Iterator[Problem]:
     """A training that never ends, or that begins behind its end."""
     steps = _steps(config, images)
     if not steps:
         return
     if steps.total > LONGEST:
-        yield f"max_train_epochs: {config.steps.max_train_epochs:,} epochs are {steps.total:,} steps; lower it"
+        epochs, total = f"{config.steps.max_train_epochs:,}", f"{steps.total:,}"
+        yield Problem("max_train_epochs", ": {epochs} epochs are {total} steps; lower it", epochs=epochs, total=total)
     Clock.of(config, data.summary(images.images)["batches_per_epoch"])
     if config.steps.resume and not config.steps.resume_from_huggingface and config.steps.max_train_epochs:
         yield from resume_state.problems(Path(config.steps.resume), config, steps.total)
 
 
-def _late(config: Any, images: Any) -> Iterator[str]:
+def _late(config: Any, images: Any) -> Iterator[Problem]:
     """A warm-up that is longer than a training whose length is told in epochs."""
     warm, steps = config.optim.lr_warmup_steps, _steps(config, images) if config.steps.max_train_epochs else None
     if steps and warm > 1 and warm >= steps.total:
-        yield f"lr_warmup_steps {warm} is not below all {steps.total} steps: the learning rate never reaches its value"
+        yield Problem("lr_warmup_steps",
+            "{warm} is not below all {total} steps: the learning rate never reaches its value", warm=warm,
+            total=steps.total)  # fmt: skip
 
 
-def _resumed(config: Any) -> Iterator[str]:
+def _resumed(config: Any) -> Iterator[Problem]:
     """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
         yield from resume_state.problems(Path(config.steps.resume), config)
 
 
-def _space(config: Any) -> Iterator[str]:
+def _space(config: Any) -> Iterator[Problem]:
     if not config.save.output_dir:
         return
     folder = Path(config.save.output_dir).absolute()
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
     if nearest.is_dir() and not os.access(nearest, os.W_OK):
-        yield f"output_dir: {nearest} cannot be written to; choose another folder"
+        yield Problem("output_dir", ": {folder} cannot be written to; choose another folder", folder=nearest)
     elif (left := free_space(nearest)) < LEAST_SPACE:
-        yield f"output_dir: the disk of {nearest} is full ({left >> 20} MB left); make room, or choose another folder"
+        told = ": the disk of {folder} is full ({left} MB left); make room, or choose another folder"
+        yield Problem("output_dir", told, folder=nearest, left=left >> 20)
 
 
-def _alone(config: Any) -> Iterator[str]:
+def _alone(config: Any) -> Iterator[Problem]:
     """Two trainings would write over each other's files."""
     if not config.save.output_dir or not first_process():  # the others' run is that of the first
         return
@@ -280,19 +276,22 @@ def _alone(config: Any) -> Iterator[str]:
         run = reader.at(folder)
         mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
         if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
-            yield f"output_name: a training that writes these files is {run.state}; stop it, or choose another name"
+            told = ": a training that writes these files is {state}; stop it, or choose another name"
+            yield Problem("output_name", told, state=Text(run.state), fix=save.free_name(config))
 
 
-def _samples(config: Any) -> Iterator[str]:
+def _samples(config: Any) -> Iterator[Problem]:
     sample = config.sample
     asked = sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first
     if asked and not sample.sample_prompts:
-        yield "sample_prompts: sample images are asked for, but there is no prompt file; give one, or switch them off"
+        off = {"sample_every_n_steps": None, "sample_every_n_epochs": None, "sample_at_first": False}
+        told = ": sample images are asked for, but there is no prompt file; give one, or switch them off"
+        yield Problem("sample_prompts", told, fix=off)
     if sample.sample_prompts:
         try:
             prompts.read(sample.sample_prompts)
         except ConfigError as e:
-            yield from str(e).splitlines()
+            yield from e.problems
 
 
 def _device() -> Any:
@@ -303,18 +302,18 @@ def _device() -> Any:
     return torch.device("cpu" if on_cpu else "cuda")
 
 
-def _machine(config: Any) -> Iterator[str]:
+def _machine(config: Any) -> Iterator[Problem]:
     """What this machine cannot do."""
     from library.compiler import checks  # blocks loads torch._dynamo, which takes as long as all the rest
 
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
-        yield "mixed_precision: fp16 needs a GPU, and none was found; use bf16 or no"
+        told, fix = ": fp16 needs a GPU, and none was found; use bf16 or no", {"mixed_precision": "bf16"}
+        yield Problem("mixed_precision", told, fix=fix)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
-        yield (
-            "blocks_to_swap: on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "
-            "add these, or leave blocks_to_swap out"
-        )
+        yield Problem("blocks_to_swap",
+            ": on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "
+            "add these, or leave blocks_to_swap out")  # fmt: skip
     if config.compile.compile and not config.compile.compile_fallback:
         yield from checks.problems(config.compile, device)

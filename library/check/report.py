@@ -6,10 +6,9 @@
 import contextlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from library.check import estimate as fitting
 from library.check import preflight
 from library.check.model_stats import model_stats
 from library.config.command import Launch
-from library.config.remedies import remedy
-from library.config.schema import Reading, draft, options, replace, section_options
+from library.config.problems import Problem
+from library.config.problems import read as read_problem
+from library.config.schema import Reading, draft, mending, options, replace, section_options
 from library.families import config_class
 from library.files import free_space
 
@@ -46,6 +46,11 @@ class Finding:
     text: str
     fix: dict[str, Any] = field(default_factory=dict)
 
+    def as_json(self) -> dict[str, Any]:
+        """For another process."""
+        problem = Problem("", self.text) if not isinstance(self.text, Problem) else self.text
+        return {**problem.as_json(), "topic": self.topic, "verdict": self.verdict, "fix": self.fix}
+
     @property
     def advice(self) -> str:
         """The fix in words, to be put after the text."""
@@ -66,8 +71,10 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """For another process."""
-        told = [asdict(finding) for finding in self.findings]
-        return {"findings": told, "fit": self.fit.as_json() if self.fit else None}
+        return {
+            "findings": [finding.as_json() for finding in self.findings],
+            "fit": self.fit.as_json() if self.fit else None,
+        }
 
 
 def report(config: Any, reading: Reading[Any] | None = None) -> Report:
@@ -80,8 +87,8 @@ def report(config: Any, reading: Reading[Any] | None = None) -> Report:
     problems, remarks = preflight.judged(config, found, reading)
     problems = [*reading.problems, *problems] if reading.known else reading.problems
     gpu, memory = graphics()
-    told = [Finding(topic(text, config), "bad", text, remedy(plain(text), config)) for text in problems]
-    told += [Finding(topic(text, config), "hint", text, remedy(text, config)) for text in [*reading.notes, *remarks]]
+    told = [Finding(topic(problem, config), "bad", problem, mending(problem, config)) for problem in problems]
+    told += [Finding(topic(one, config), "hint", one, mending(one, config)) for one in [*reading.notes, *remarks]]
     needs: fitting.MemoryEstimate | None = None
     # What is well is counted and estimated, which values that do not go together may keep from being possible.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
@@ -99,7 +106,8 @@ def asked() -> None:
     cls = config_class(given["script"])
     read = {name: options(cls)[name].read(value) for name, value in given["values"].items()}
     config = draft(cls, read)
-    made = Reading(config, given["problems"], [], frozenset(given["wrong"]))
+    known = [read_problem(one) for one in given["problems"]]
+    made = Reading(config, known, [], frozenset(given["wrong"]))
     print(json.dumps(report(config, made).as_json()))
 
 
@@ -107,22 +115,11 @@ def _place(finding: Finding) -> tuple[int, int]:
     return ("bad", "hint", "ok").index(finding.verdict), ORDER.index(finding.topic)
 
 
-def plain(text: str) -> str:
-    """A sentence without the file or the dashes that stand before an option of the run."""
-    return re.sub(r"^(in [^\s:]+: |--)", "", text)
-
-
-def topic(text: str, config: Any) -> str:
-    """What a sentence is about, by the option that it begins with."""
-    name = plain(text).removeprefix("in ").split(" ")[0].rstrip(":")
-    option = options(type(config)).get(name)
-    if option is None and name in LAUNCH:
-        return "GPU"
-    if option is None and "tokenizer" in text:
-        return "model"
-    if option is None:
-        return "captions" if "caption" in text else "images" if "image" in text or "bucket" in text else "other"
-    return TOPICS.get(option.section, "other")
+def topic(problem: Problem, config: Any) -> str:
+    """What a problem is about, by its option where it does not say so itself."""
+    option = options(type(config)).get(problem.option)
+    by_option = TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH else "other"
+    return problem.topic or by_option
 
 
 def graphics() -> tuple[str, float | None]:

@@ -12,8 +12,8 @@ from library.check.isolated import environment
 from library.cli.main import DONE, FAILED, complain, script_of, split_launch
 from library.cli.train_script import read
 from library.config import environment as surroundings
+from library.config.problems import ConfigError
 from library.config.schema import Reading
-from library.config.values import ConfigError
 from library.families import config_class
 from library.runs import gpu_slots
 
@@ -28,13 +28,13 @@ def look(argv: list[str]) -> int:
     except ConfigError as wrong:
         if not as_json:
             raise
-        print(json.dumps(_only(str(wrong).splitlines())))
+        print(json.dumps(_only(wrong)))
         return FAILED
     except Exception as error:
         traceback.print_exc()
         said = f"the check itself failed ({type(error).__name__}: {error}); this is a mistake in this program"
         if as_json:
-            print(json.dumps({**_only([said]), "failed": True}))
+            print(json.dumps({**_only(ConfigError(said)), "failed": True}))
         return complain(said, FAILED)
     if as_json:
         print(json.dumps(report.as_json()))
@@ -72,7 +72,7 @@ def reported(reading: Reading[Any]) -> Any:
     try:
         surroundings.check()
     except ConfigError as wrong:
-        reading = dataclasses.replace(reading, problems=[*reading.problems, *str(wrong).splitlines()])
+        reading = dataclasses.replace(reading, problems=[*reading.problems, *wrong.problems])
         surroundings.forget()
     from library.check import report as checking
 
@@ -92,9 +92,10 @@ def _script(argv: list[str]) -> tuple[str, list[str]]:
     return "", argv
 
 
-def _only(lines: list[str]) -> dict[str, Any]:
+def _only(wrong: ConfigError) -> dict[str, Any]:
     """The report of a check that ends with what could not be read."""
-    return {"findings": [{"topic": "other", "verdict": "bad", "text": line, "fix": {}} for line in lines], "fit": None}
+    findings = [{**problem.as_json(), "topic": "other", "verdict": "bad"} for problem in wrong.problems]
+    return {"findings": findings, "fit": None}
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
             made = _write(made, path, file) if path else made
             account = {**made.account(), "missing": missing(made.config)}
     except ConfigError as wrong:
-        print(json.dumps({"errors": str(wrong).splitlines()}, ensure_ascii=False))
+        print(json.dumps({"errors": wrong.problems}, ensure_ascii=False))
         return FAILED
     print(json.dumps({**account, "wrote": str(path) if path else None}, ensure_ascii=False))
     return FAILED if account["problems"] else DONE
@@ -101,7 +101,7 @@ def diff(argv: list[str]) -> int:
         files = [path / "run.toml" if path.is_dir() else path for path in (asked.first, asked.second)]
         first, second = (importers.load(path, configs(), asked.script) for path in files)
     except ConfigError as wrong:
-        for line in str(wrong).splitlines():
+        for line in wrong.problems:
             print(f"error: {line}", file=sys.stderr)
         return MISUSED
     found = importers.differences(first.config, second.config)

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         meant = f" Did you mean {close[0]}?" if close else ""
         return complain(f"there is no command called {argv[0]}.{meant} kohya --help lists all", MISUSED)
-    from library.config.values import ConfigError
+    from library.config.problems import ConfigError
 
     try:
         return COMMANDS[argv[0]].run(argv[1:])

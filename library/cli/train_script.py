@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from library.config import environment
+from library.config.problems import ConfigError, Problem
 from library.config.schema import (
-    ConfigError,
     Layer,
     Option,
     Reading,
@@ -28,7 +28,7 @@ from library.config.schema import (
     read_section,
     to_toml,
 )
-from library.config.values import closest, meant
+from library.config.values import closest, did_you_mean
 
 C = TypeVar("C")
 TRAIN = "library.train:train"
@@ -42,7 +42,7 @@ def parse(config: type[C], argv: list[str] | None = None) -> C:
     """defaults < --config_file < flags. On mistakes: one line each on stderr, exit code 2."""
     reading = read(config, argv)
     if reading.problems:
-        fail("\n".join(reading.problems))
+        fail(ConfigError(*reading.problems))
     _tell(reading.notes)
     return reading.config
 
@@ -58,7 +58,7 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     """
     reading = read(config, argv)
     if reading.problems:
-        fail("\n".join([*reading.problems, *beyond(reading)]))
+        fail(ConfigError(*reading.problems, *beyond(reading)))
     _tell(reading.notes)
     module, name = work.split(":")
     try:
@@ -78,18 +78,18 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     return 0
 
 
-def beyond(reading: Reading[Any], judge: str = BEYOND) -> list[str]:
+def beyond(reading: Reading[Any], judge: str = BEYOND) -> list[Problem]:
     """What would be wrong with a training besides the problems of this reading: its files, packages and this machine.
 
     Torch is loaded for it. Nothing where a config file could not be read, as that may have said anything.
     """
     if not reading.known:
         return []
-    found: list[str] = []
+    found: list[Problem] = []
     try:
         environment.check()
     except ConfigError as e:
-        found = str(e).splitlines()
+        found = e.problems
         environment.forget()
     module, name = judge.split(":")
     return [*found, *getattr(importlib.import_module(module), name)(reading)]
@@ -108,21 +108,21 @@ def read(config: type[C], argv: list[str] | None = None) -> Reading[C]:
     reading = _read(config, flags, problems, None if writing else path)
     if writing:
         if reading.problems:
-            fail("\n".join(reading.problems))
+            fail(ConfigError(*reading.problems))
         _tell(reading.notes)
         write_config(reading.config, path)
         raise SystemExit(0)
     return reading
 
 
-def _read(config: type[C], flags: dict[str, Any], problems: list[str], path: Path | None) -> Reading[C]:
+def _read(config: type[C], flags: dict[str, Any], problems: list[Problem], path: Path | None) -> Reading[C]:
     layers, unheard = [Layer(flags, "--")], _spoken_of(config, problems)
     if path:
         try:
             layers.insert(0, Layer(flat(load_toml(path)), path.name))
         except ConfigError as e:
             # Rules across options cannot be judged without the file, but the flags' own values can.
-            found = [*problems, str(e)]
+            found = [*problems, *e.problems]
             known = {name: value for name, value in flags.items() if name in options(config)}
             read_section(options(config), Layer(known, "--"), found)
             return Reading(draft(config, {}), found, [], known=False)
@@ -130,55 +130,60 @@ def _read(config: type[C], flags: dict[str, Any], problems: list[str], path: Pat
     return replace(reading, problems=[*problems, *reading.problems], known="config_file" not in unheard)
 
 
-def _spoken_of(config: type, problems: list[str]) -> set[str]:
+def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
     """The options that flags which could not be understood are, or were meant for."""
     known = options(config)
-    names = {line.split()[0].removeprefix("--").removeprefix("no-") for line in problems if line.startswith("--")}
+    names = {problem.option.removeprefix("no-") for problem in problems} - {""}
     return {name if name in known else closest(name, [*known, *OWN]) for name in names} - {""}
 
 
-def _tell(notes: list[str]) -> None:
+def _tell(notes: list[Problem]) -> None:
     for note in notes if first_process() else ():
         print(f"note: {note}", file=sys.stderr)
 
 
-def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[Problem]]:
     """Command line -> values by option name as text, and what could not be understood. Repeated flags: the last wins.
 
     Everything up to the next `--flag` belongs to a flag, so negative numbers need no care; a value that itself begins
     with two dashes is written --flag=value.
     """
-    known, found, problems = options(config), {}, []
+    known, found, problems = options(config), dict[str, Any](), list[Problem]()
     for flag, given in _groups(argv):
         if flag in ("-h", "--help"):
             return {"help": True}, []
         if not flag.startswith("--"):
-            problems.append(f"{flag}: unexpected value. Every value follows a flag, as in --output_dir {flag}")
+            told = "{value}: unexpected value. Every value follows a flag, as in --output_dir {value}"
+            problems.append(Problem("", told, value=flag))
             continue
         name = flag[2:]
         if name.startswith("no-") and (off := known.get(name[3:])) and off.type is bool:
             found[off.name] = "false"
-            problems += [f"{flag} takes no value"] * bool(given)
+            problems += [_flag(name, "takes no value")] * bool(given)
         elif name in OWN:
             found[name] = True if name == "output_config" else given[0] if len(given) == 1 else None
-            problems += [f"{flag} takes one value"] * (name == "config_file" and len(given) != 1)
+            problems += [_flag(name, "takes one value")] * (name == "config_file" and len(given) != 1)
         elif name not in known:
             # It may still be an old name with a better answer than "no such option", which the config knows.
             is_old = any(name in getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
             if is_old or getattr(config, "elsewhere", lambda _: "")(name):
                 found[name] = given[0] if given else True
             else:
-                problems.append(f"{flag} is not an option{meant(name, [*known, *OWN])}")
+                problems.append(_flag(name, "is not an option{hint}", hint=did_you_mean(name, [*known, *OWN])))
         elif problem := _take(known[name], given, found):
-            problems.append(f"{flag} {problem}")
+            problems.append(problem)
     return found, problems
 
 
-def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+def _flag(name: str, template: str, **arguments: Any) -> Problem:
+    return Problem(name, template, place="--", **arguments)
+
+
+def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[dict[str, Any], list[str], list[Problem]]:
     """The flags of some options taken out of a command line: their values as text, all else, and what is wrong."""
     found: dict[str, Any] = {}
     rest: list[str] = []
-    problems: list[str] = []
+    problems: list[Problem] = []
     ours: list[str] | None = None  # where the values of the flag at hand go
     groups: list[tuple[str, list[str]]] = []
     for token in argv:
@@ -192,7 +197,7 @@ def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[dict[str, 
         (rest if ours is None else ours).append(token)
     for flag, given in groups:
         if problem := _take(known[flag[2:]], given, found):
-            problems.append(f"{flag} {problem}")
+            problems.append(problem)
     return found, rest, problems
 
 
@@ -210,19 +215,20 @@ def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def _take(option: Option, given: list[str], found: dict[str, Any]) -> str:
-    """Put what a flag was given into `found`; the answer is what is wrong with it, or ""."""
+def _take(option: Option, given: list[str], found: dict[str, Any]) -> Problem | None:
+    """Put what a flag was given into `found`; the answer is what is wrong with it, if anything."""
     if option.many:
         found[option.name] = given
     elif option.type is bool and not given:
         found[option.name] = "true"
     elif not given:
-        return f"needs a value: {option.expects}"
+        return _flag(option.name, "needs a value: {expects}", expects=option.expects)
     elif len(given) > 1:
-        return f'takes one value, got {len(given)}; put quotes around a value with blanks: "{" ".join(given)}"'
+        told = 'takes one value, got {count}; put quotes around a value with blanks: "{values}"'
+        return _flag(option.name, told, count=len(given), values=" ".join(given))
     else:
         found[option.name] = given[0]
-    return ""
+    return None
 
 
 def config_path(given: str | None) -> Path | None:

@@ -92,7 +92,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     device = _device_of(model)
     blocks = [block for group in target_blocks for block in group]
     if wrong := [*problems(args, device, disable_linear), *hooked(model, blocks)]:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     cache.use(getattr(args, "compile_cache_dir", None), device)
     sizes = max((given.sizes for given in (inputs or {}).values()), default=1)
     SETTINGS.want(wanted_settings(args, device, sizes))

@@ -10,30 +10,36 @@ from torch import nn
 
 from library.compiler import torch_private
 from library.compiler.torch_settings import version
+from library.config.problems import Problem, Text
+from library.config.values import quoted
 
 MINIMUM_TORCH = (2, 11)
 ALWAYS = {"inductor", "eager", "aot_eager"}  # the backends of every PyTorch that will do
+FALLBACK = {"compile_fallback": True}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[str]:
+def problems(args: Any, device: torch.device, disable_linear: bool = False) -> Iterator[Problem]:
     """Why blocks cannot be compiled here, one sentence each, found before a model is loaded."""
     if version() < MINIMUM_TORCH:
         need = ".".join(map(str, MINIMUM_TORCH))
-        yield f"compile: needs PyTorch {need} or newer, this is {torch.__version__}; update it, or switch compile off"
+        yield Problem("compile",
+            ": needs PyTorch {need} or newer, this is {version}; update it, or switch compile off",
+            need=need, version=torch.__version__, fix=FALLBACK)  # fmt: skip
         return
     if unknown := [*_unknown_backends(args)]:
         yield from unknown
         return
     if args.compile_backend != "inductor" and args.compile_mode not in (None, "default"):
-        yield f"compile_mode: {args.compile_mode} only exists for the inductor backend; use default"
+        yield Problem("compile_mode", ": {mode} only exists for the inductor backend; use default",
+            mode=args.compile_mode, fix={"compile_mode": "default"})  # fmt: skip
     if disable_linear and args.compile_fullgraph:
-        yield "compile_fullgraph: cannot hold while Linear layers are kept out of the graph; switch it off"
+        yield Problem("compile_fullgraph", ": cannot hold while Linear layers are kept out of the graph; switch it off")
     if args.compile_backend == "inductor" and (why := _no_inductor(device)):
-        yield f"compile: {why}"
+        yield Problem("compile", ": {why}", why=why, fix=FALLBACK)
 
 
-def _unknown_backends(args: Any) -> Iterator[str]:
+def _unknown_backends(args: Any) -> Iterator[Problem]:
     of_some = [backend for _, _, backend in args.choices() if backend] if hasattr(args, "choices") else []
     if {args.compile_backend, *of_some} <= ALWAYS:  # the list is torch._dynamo's, which takes seconds to load
         return
@@ -42,10 +48,12 @@ def _unknown_backends(args: Any) -> Iterator[str]:
     for option, names in (("compile_backend", [args.compile_backend]), ("compile_blocks", of_some)):
         for name in dict.fromkeys(names):
             if name not in every:
-                yield f"{option}: PyTorch has no backend called {name!r}; choose one of {known}"
+                yield Problem(option, ": PyTorch has no backend called {name}; choose one of {known}",
+                    name=quoted(name), known=known,
+                    fix={"compile_backend": "inductor"} if option == "compile_backend" else {})  # fmt: skip
 
 
-def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[str]:
+def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:
     """Hooks inside of blocks: compiled code ignores those that come and go later, without a word, so none is allowed.
 
     Hooks of a block itself run around its compiled code, and are welcome.
@@ -55,7 +63,9 @@ def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[str]:
         for inner in block.modules():
             if inner is not block and any(getattr(inner, kind) for kind in HOOKS):
                 name = names.get(id(inner)) or type(inner).__name__
-                yield f"compile: {name} has a hook, which compiled code would not run; remove it, or switch compile off"
+                yield Problem("compile",
+                    ": {name} has a hook, which compiled code would not run; remove it, or switch compile off",
+                    name=name, fix=FALLBACK)  # fmt: skip
 
 
 def _no_inductor(device: torch.device) -> str:
@@ -64,10 +74,9 @@ def _no_inductor(device: torch.device) -> str:
         try:
             torch_private.cpp_compiler()
         except Exception:
-            return (
-                "no C++ compiler was found, and inductor needs one on the CPU; "
+            return Text("no C++ compiler was found, and inductor needs one on the CPU; "
                 "install one (Debian: apt install g++, Windows: Visual Studio Build Tools), or switch compile off"
-            )
+                )  # fmt: skip
         if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
             return (
                 "Python's header files were not found (Debian: apt install python3-dev); install them, or switch it off"

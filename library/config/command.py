@@ -11,9 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from library.config.problems import ConfigError, Problem
 from library.config.reading import count
 from library.config.schema import Layer, opt, read_section
-from library.config.values import ConfigError, meant
+from library.config.values import did_you_mean, quoted
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "sd-scripts"
@@ -76,50 +77,57 @@ def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
 
 def launch_options(how: dict[str, Any]) -> Launch:
     """Values by name, of any origin, -> checked launch options. Raises ConfigError with all that is wrong."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     launch = _launch(how, problems)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     return launch
 
 
-def launch_problems(how: Mapping[str, Any]) -> list[str]:
-    """All that is wrong with launch options, a sentence each."""
-    problems: list[str] = []
+def launch_problems(how: Mapping[str, Any]) -> list[Problem]:
+    """All that is wrong with launch options."""
+    problems: list[Problem] = []
     _launch(how, problems)
     return problems
 
 
-def _launch(how: Mapping[str, Any], problems: list[str]) -> Launch:
+def _launch(how: Mapping[str, Any], problems: list[Problem]) -> Launch:
     given = read_section(Launch, Layer({k: v for k, v in how.items() if v is not None}), problems)
     launch = replace(Launch(), **given)
     if launch.cpu and launch.num_processes > 1:
-        problems.append("cpu goes with one process only: hide the GPUs (gpu_ids) to run several on the processor")
+        problems.append(
+            Problem("cpu", "goes with one process only: hide the GPUs (gpu_ids) to run several on the processor")
+        )
     for name in ("num_processes", "num_machines"):
         if (number := getattr(launch, name)) > MANY:
-            problems.append(f"{name} must be at most {MANY}, got {number}")
+            problems.append(Problem(name, "must be at most {most}, got {number}", most=MANY, number=number))
     if (launch.machine_rank or 0) >= launch.num_machines:
-        problems.append(f"machine_rank must be below num_machines ({launch.num_machines}), got {launch.machine_rank}")
+        problems.append(Problem("machine_rank", "must be below num_machines ({machines}), got {rank}",
+            machines=launch.num_machines, rank=launch.machine_rank))  # fmt: skip
     problems += _extra(launch)
     return launch
 
 
-def _extra(launch: Launch) -> Iterator[str]:
+def _extra(launch: Launch) -> Iterator[Problem]:
     """Arguments that accelerate does not have, or that say something else than the options of the same name."""
     given, known = launch.extra_accelerate_launch_args, _flags()
     if given and not given[0].startswith("-"):
-        yield f"{EXTRA}: {given[0]!r} belongs to no option; write --option value"
+        yield Problem(EXTRA, ": {given} belongs to no option; write --option value", given=quoted(given[0]))
     own = {field.name: getattr(launch, field.name) for field in fields(Launch)}
     for at, token in enumerate(given):
         name, equals, value = token.partition("=")
         name = name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name
         value = value if equals else "true" if name == "--cpu" else next(iter(given[at + 1 : at + 2]), "")
         if name in OTHER_SCRIPTS:
-            yield f"{EXTRA}: with {name} it is not the training that is started; leave it out"
+            yield Problem(EXTRA, ": with {name} it is not the training that is started; leave it out", name=name)
         elif name.startswith("--") and known and name not in known:
-            yield f"{EXTRA}: accelerate launch has no option {name}{meant(name, known)}"
+            yield Problem(
+                EXTRA, ": accelerate launch has no option {name}{hint}", name=name, hint=did_you_mean(name, known)
+            )
         elif (option := name.removeprefix("--")) in own and str(own[option]).lower() != value.lower():
-            yield f"{EXTRA}: {name} says something else than {option} ({own[option]}); set {option} instead"
+            yield Problem(EXTRA,
+                ": {name} says something else than {other} ({value}); set {other} instead", name=name,
+                other=option, value=own[option])  # fmt: skip
 
 
 @lru_cache(maxsize=1)

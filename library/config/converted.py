@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from library.config.problems import Problem, Text
 from library.config.schema import opt, section_options
 
 SPLIT = 18  # blocks, as sd-scripts reads split_mode
@@ -21,21 +22,24 @@ class OldBlocks:
 OLD_BLOCKS = section_options(OldBlocks)
 
 
-def blocks(old: Mapping[str, Any], given: bool) -> tuple[dict[str, Any], str]:
-    """Checked values by old name -> the value of blocks_to_swap, if it has to be set, and a sentence about it.
+def blocks(old: Mapping[str, Any], given: bool) -> tuple[dict[str, Any], list[Problem]]:
+    """Checked values by old name -> the value of blocks_to_swap, if it has to be set, and what to say about it.
 
-    `given`: blocks_to_swap is set already, and then it is what counts, also when it is 0. The sentence is empty where
-    the old options are off. As sd-scripts converts them: 18 for split_mode, else all double blocks and half the single
+    `given`: blocks_to_swap is set already, and then it is what counts, also when it is 0. Nothing is said where the
+    old options are off. As sd-scripts converts them: 18 for split_mode, else all double blocks and half the single
     ones.
     """
     on = [name for name in OLD_BLOCKS if old.get(name)]
     if not on:
-        return {}, ""
-    names, many = " and ".join(on), len(on) > 1
+        return {}, []
+    names, many = "".join(f"and {name} " for name in on[1:]), len(on) > 1
     if given:
-        return {}, f"{names} {'have' if many else 'has'} no effect: blocks_to_swap is set, and counts alone"
+        told = "{names}have no effect: {why}" if many else "has no effect: {why}"
+        return {}, [Problem(on[0], told, names=names, why=Text("blocks_to_swap is set, and counts alone"))]
     halves = (old.get("single_blocks_to_swap") or 0) // 2
     number = SPLIT if old.get("split_mode") else (old.get("double_blocks_to_swap") or 0) + halves
     if not number:
-        return {}, f"{names} has no effect: one single block is less than one of blocks_to_swap"
-    return {"blocks_to_swap": number}, f"{names} {'are' if many else 'is'} read as blocks_to_swap = {number}"
+        why = Text("one single block is less than one of blocks_to_swap")
+        return {}, [Problem(on[0], "has no effect: {why}", why=why)]
+    told = "{names}are read as blocks_to_swap = {number}" if many else "is read as blocks_to_swap = {number}"
+    return {"blocks_to_swap": number}, [Problem(on[0], told, names=names, number=number)]

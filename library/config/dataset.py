@@ -4,16 +4,16 @@ A file has [general], [[datasets]] and [[datasets.subsets]]. What a subset does 
 [general], then the run's options, then the default here. The answer is the same shape for both ways of describing data.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
-from library.config.schema import ConfigError, Layer, Option, load_json, load_toml, opt, read_section, section_options
+from library.config.schema import Layer, Option, load_json, load_toml, opt, read_section, section_options
 from library.config.sections.inputs import resolution_rules
-from library.config.values import shown
+from library.config.values import quoted
 
 Layers = tuple[Mapping[str, Any], ...]
 Interpolation = Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"]
@@ -95,7 +95,6 @@ SUBSET_ONLY = {"image_dir", "metadata_file", "conditioning_data_dir", "is_reg", 
 SUBSET_KEYS = section_options(SubsetConfig)
 # What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
-EVERY_KEY = {"subsets", *SUBSET_KEYS, *DATASET_KEYS}
 MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of another trainer's dataset files
 # What the run's options are called where the name differs.
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
@@ -105,20 +104,19 @@ def load(config: Any) -> tuple[DatasetConfig, ...]:
     """The data of a run. Raises ConfigError with everything that is wrong with its dataset file, a line each."""
     made, problems = drafted(config)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     return made
 
 
-def drafted(config: Any) -> tuple[tuple[DatasetConfig, ...], list[str]]:
+def drafted(config: Any) -> tuple[tuple[DatasetConfig, ...], list[Problem]]:
     """The data of a run as far as it is right, and everything that is wrong with its dataset file."""
     if config.data.dataset_config:
-        problems: list[str] = []
+        problems: list[Problem] = []
         try:
-            made = _datasets(config.data.dataset_config, config, problems)
-        except ConfigError as error:
-            made, problems = (), str(error).splitlines()
-        # Some sentences begin with the file, and a reader looks for the field.
-        return made, [x if x.startswith("in ") else f"dataset_config: {x}" for x in problems]
+            return _datasets(config.data.dataset_config, config, problems), problems
+        except ConfigError as error:  # about the file as a whole, and a reader looks for the field
+            whole = [Problem("dataset_config", ": {problem}", problem=problem) for problem in error.problems]
+            return (), whole
     base = _make(DatasetConfig, _from_run(config))
     template = _make(SubsetConfig, _from_run(config))
     folders = config.data.train_data_dir
@@ -130,20 +128,20 @@ def drafted(config: Any) -> tuple[tuple[DatasetConfig, ...], list[str]]:
 
 def read_dataset(path: str | Path, config: Any) -> tuple[DatasetConfig, ...]:
     """The datasets of one file, with the run's options behind them. Raises ConfigError like `load`."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     made = _datasets(path, config, problems)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(*problems)
     return made
 
 
-def _datasets(path: str | Path, config: Any, problems: list[str]) -> tuple[DatasetConfig, ...]:
+def _datasets(path: str | Path, config: Any, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
     """The same with problems appended. Raises ConfigError only where there is nothing to go on with."""
     tables, name = _open(Path(path)), Path(path).name
     if MUSUBI & {key for table in _tables(tables, "datasets", name, []) for key in table}:
-        raise ConfigError(f"{name} is written for musubi-tuner: `kohya import {path}` rewrites it")
+        raise ConfigError("{name} is written for musubi-tuner: `kohya import {path}` rewrites it", name=name, path=path)
     problems += [
-        f"in {name}: {key} is not known at the top; there are [general] and [[datasets]]"
+        _wrong(name, key, "is not known at the top; there are [general] and [[datasets]]")
         for key in tables
         if key not in ("general", "datasets")
     ]
@@ -153,13 +151,12 @@ def _datasets(path: str | Path, config: Any, problems: list[str]) -> tuple[Datas
         before = len(problems)
         made.append(_dataset(table, f"{name} dataset {i}", behind, problems))
         # A rule that speaks of a value which could not be read would only repeat that it is wrong.
-        spoken = set(re.findall(r"\w+", " ".join(problems[before:])))
-        rules = [*_rules(made[-1], f"in {name} dataset {i}:", config)]
-        if table.get("subsets"):  # each of them says what it lacks
-            rules = [line for line in rules if "it has no [[datasets.subsets]]" not in line]
-        problems += [line for line in rules if spoken.isdisjoint(EVERY_KEY & set(re.findall(r"\w+", line)))]
+        spoken = {option for problem in problems[before:] for option in problem.options}
+        if not table.get("subsets") and "subsets" not in spoken:  # else each of them says what it lacks
+            problems.append(_wrong(f"{name} dataset {i}:", "", "it has no [[datasets.subsets]] table with images"))
+        problems += [p for p in _rules(made[-1], f"{name} dataset {i}:", config) if spoken.isdisjoint(p.options)]
     if not made and not problems:
-        problems.append(f"in {name}: there is no [[datasets]] table")
+        problems.append(_wrong(name, "", "there is no [[datasets]] table"))
     return tuple(made)
 
 
@@ -180,14 +177,20 @@ def _make(cls: type, *layers: Mapping[str, Any]) -> Any:
     return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
 
 
-def _dataset(table: Mapping[str, Any], source: str, behind: Layers, problems: list[str]) -> DatasetConfig:
+def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
+    """A problem of one key in a dataset file, or of all there where that is ""; `source` says which part of it."""
+    place = f"in {source} " if source.endswith(":") else f"in {source}: "
+    return Problem(key, template, place=place, topic="images", **facts)
+
+
+def _dataset(table: Mapping[str, Any], source: str, behind: Layers, problems: list[Problem]) -> DatasetConfig:
     own = {k: v for k, v in table.items() if k != "subsets"}
     layers = (*behind, _read(own, DATASET_KEYS, source, problems))
     subsets: dict[str | None, SubsetConfig] = {}
     for i, inner in enumerate(_tables(table, "subsets", source, problems), 1):
         subset = _make(SubsetConfig, *layers, _read(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
         if not {"image_dir", "metadata_file"} & inner.keys():
-            problems.append(f"in {source} subset {i}: image_dir is not set; name the folder of its images")
+            problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (subset.image_dir or subset.metadata_file):
             continue
         # The same folder twice in one dataset counts once, as in sd-scripts.
@@ -195,28 +198,28 @@ def _dataset(table: Mapping[str, Any], source: str, behind: Layers, problems: li
     return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()))
 
 
-def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[str]) -> dict[str, Any]:
+def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> dict[str, Any]:
     """The values of one table, with advice about keys that belong to another level."""
     if not isinstance(table, Mapping):
-        problems.append(f"in {source}: must be a table, got {shown(table)}")
+        problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
         return {}
     home = {"[[datasets.subsets]]": SUBSET_KEYS, "[[datasets]] or [general]": DATASET_KEYS}
     here = {}
     for key, value in table.items():
         elsewhere = [where for where, keys in home.items() if key in keys and key not in known]
         if elsewhere:
-            problems.append(f"in {source}: {key} belongs into {elsewhere[0]}")
+            problems.append(_wrong(source, key, "belongs into {table}", table=elsewhere[0]))
         else:
             here[key] = value
     return read_section(known, Layer(here, source), problems)
 
 
-def _tables(table: Mapping[str, Any], key: str, source: str, problems: list[str]) -> list[Any]:
+def _tables(table: Mapping[str, Any], key: str, source: str, problems: list[Problem]) -> list[Any]:
     found = table.get(key, [])
     if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):
         return found
     title = "[[datasets.subsets]]" if key == "subsets" else "[[datasets]]"
-    problems.append(f"in {source}: {key} must be written as tables, {title}")
+    problems.append(_wrong(source, key, "must be written as tables, {title}", title=title))
     return []
 
 
@@ -225,22 +228,22 @@ def _open(path: Path) -> dict[str, Any]:
         return load_toml(path)
     tables = load_json(path)
     if not isinstance(tables, dict):
-        raise ConfigError(f"{path} must hold one JSON object with general and datasets")
+        raise ConfigError("{path} must hold one JSON object with general and datasets", path=path)
     return tables
 
 
-def _rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[str]:
+def _rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[Problem]:
     """What must hold among the values of one dataset, and between them and the run's options."""
-    if not dataset.subsets:
-        yield f"{source} it has no [[datasets.subsets]] table with images"
     if not dataset.resolution:
-        yield f"{source} resolution is not set; 1024 is usual"
+        yield _wrong(source, "resolution", "is not set; 1024 is usual")
     if dataset.enable_bucket:
         yield from _bucket_rules(dataset, source, config)
     if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:
-        yield f"{source} either all subsets have a metadata_file or none: make two [[datasets]] of them"
+        yield _wrong(source, "",
+            "either all subsets have a metadata_file or none: make two [[datasets]] of them",
+            also="metadata_file")  # fmt: skip
     if any(subset.conditioning_data_dir for subset in dataset.subsets) and not config.data.masked_loss:
-        yield f"{source} conditioning_data_dir needs masked_loss in the run's options"
+        yield _wrong(source, "conditioning_data_dir", "needs masked_loss in the run's options")
     for subset in dataset.subsets:
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
         varied = ["shuffle_caption", "caption_dropout_rate", "caption_tag_dropout_rate", "token_warmup_step"]
@@ -248,13 +251,16 @@ def _rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[str]:
         clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
         for cache, name in clashes:
             if getattr(subset, name):
-                yield f"{place} {name} cannot be used with {cache}: switch one of them off"
+                yield _wrong(place, name, f"cannot be used with {cache}: switch one of them off")
 
 
-def _bucket_rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[str]:
+def _bucket_rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[Problem]:
     if dataset.bucket_reso_steps % config.grid:
-        yield f"{source} bucket_reso_steps must be a multiple of {config.grid} for {config.title}"
+        facts = {"grid": config.grid, "title": config.title, "also": "enable_bucket"}
+        yield _wrong(source, "bucket_reso_steps", "must be a multiple of {grid} for {title}", **facts)
     if dataset.min_bucket_reso > dataset.max_bucket_reso:
-        yield f"{source} min_bucket_reso must not be above max_bucket_reso"
+        yield _wrong(
+            source, "min_bucket_reso", "must not be above max_bucket_reso", also="max_bucket_reso enable_bucket"
+        )
     if dataset.resolution and not dataset.bucket_no_upscale:
-        yield from resolution_rules(dataset.resolution, dataset, f"{source} ")
+        yield from resolution_rules(dataset.resolution, dataset, f"in {source} ")

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -15,8 +15,10 @@ def check() -> None:
     try:
         Path(wanted).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = f"{CACHE}: {wanted} cannot be made ({error.strerror}), and PyTorch ends there"
-        raise ConfigError(f"{why}; choose another folder, or unset it") from error
+        raise ConfigError(
+            "{variable}: {wanted} cannot be made ({why}), and PyTorch ends there; choose another folder, or unset it",
+            variable=CACHE, wanted=wanted, why=error.strerror,
+        ) from error  # fmt: skip
 
 
 def forget() -> None:

@@ -3,23 +3,28 @@
 A rule is about one or several options and names the option that would wake them, so that a reader knows what to change.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from library.config.problems import Problem, Text
 from library.config.schema import options, values
 from library.config.sections.run import IDLE_EVERYWHERE
 
 Rule = tuple[str, Callable[[Any], Any], str]  # options with blanks between, what wakes them, why they sleep otherwise
 
 
-def remarks(config: Any, told: Iterable[str]) -> Iterator[str]:
-    """A sentence for each option that is set and does nothing, but for those that other sentences speak of."""
-    spoken = {word for line in told if re.search("no effect|not used", line) for word in re.findall(r"\w+", line)}
+def remark(name: str, reason: str, **arguments: Any) -> Problem:
+    """What to say of an option that is set and does nothing."""
+    return Problem(name, "has no effect here: {reason}", reason=Text(reason, **arguments), code="idle")
+
+
+def remarks(config: Any, told: Iterable[str]) -> Iterator[Problem]:
+    """A remark on each option that is set and does nothing, but for those that others speak of already."""
+    spoken = {one.option for one in told if isinstance(one, Problem) and one.code == "idle"}
     sleeping, known = idle(config), options(type(config))
     for name, value in values(config).items():
         if name in sleeping and name not in spoken and value != known[name].default:
-            yield f"{name} has no effect here: {sleeping[name]}"
+            yield remark(name, sleeping[name]).replaced(fix={name: known[name].default})
 
 
 def idle(config: Any) -> dict[str, str]:

@@ -4,40 +4,39 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from library.config.values import WIDE, ConfigError, number, shown, whole, words
+from library.config.problems import ConfigError
+from library.config.values import WIDE, quoted, to_float, to_int, to_str
 
 LARGEST = 65536  # pixels on a side; nothing is trained at more
 
 
 def count(value: Any) -> int | None:
     """How many of something; 0 is how forms say "not set"."""
-    result = whole(value)
+    result = to_int(value)
     if result < 0:
-        raise ConfigError(f"must be at least 1 (or 0 for not set), got {shown(value)}")
+        raise ConfigError("must be at least 1 (or 0 for not set), got {value}", value=quoted(value))
     return result or None
 
 
 def count_or_off(value: Any) -> int | None:
     """The same, where sd-scripts reads a negative number as "not set" too."""
-    return max(0, whole(value)) or None
+    return max(0, to_int(value)) or None
 
 
 def minutes(value: Any) -> float | None:
     """A time in minutes; 0 is how forms say "not set"."""
-    result = number(value)
+    result = to_float(value)
     if not 0 <= result < float("inf"):
-        raise ConfigError(f"must be a number of minutes above 0 (or 0 for not set), got {shown(value)}")
+        raise ConfigError("must be a number of minutes above 0 (or 0 for not set), got {value}", value=quoted(value))
     return result or None
 
 
 def steps_or_share(value: Any) -> int | float:
     """Steps (100), or a share of the training (0.05, "5%")."""
     if isinstance(value, str) and value.translate(WIDE).strip().endswith("%"):
-        result = number(value.strip()[:-1]) / 100
+        result = to_float(value.strip()[:-1]) / 100
     else:
-        result = number(value)
-    if result < 0:
-        raise ConfigError(f"must be at least 0, got {shown(value)}")
+        result = to_float(value)
     return int(result) if result >= 1 else result if result else 0
 
 
@@ -53,19 +52,23 @@ def positive_pair(value: Any) -> tuple[int, int]:
 
 
 def _sides(value: Any) -> list[int]:
-    sides = _parts(value, whole, r"\s*[,xX×*\s]\s*")
+    sides = _parts(value, to_int, r"\s*[,xX×*\s]\s*")
     if len(sides) not in (1, 2) or min(sides) < 1:
-        raise ConfigError(f"must be one size in pixels or width,height (1024 or 1024,768), got {shown(value)}")
+        raise ConfigError(
+            "must be one size in pixels or width,height (1024 or 1024,768), got {value}", value=quoted(value)
+        )
     if max(sides) > LARGEST:
-        raise ConfigError(f"must be at most {LARGEST} pixels on a side, got {shown(value)}")
+        raise ConfigError(
+            "must be at most {largest} pixels on a side, got {value}", largest=LARGEST, value=quoted(value)
+        )
     return sides
 
 
 def pair(value: Any) -> str:
     """Two numbers, the smaller first: "2.0,4.0" or [2.0, 4.0] -> "2.0,4.0"."""
-    sides = _parts(value, number)
+    sides = _parts(value, to_float)
     if len(sides) != 2 or not 0 < sides[0] <= sides[1]:
-        raise ConfigError(f"must be two numbers, the smaller first (2.0,4.0), got {shown(value)}")
+        raise ConfigError("must be two numbers, the smaller first (2.0,4.0), got {value}", value=quoted(value))
     return f"{sides[0]},{sides[1]}"
 
 
@@ -77,9 +80,9 @@ def range_of_sizes(value: Any) -> tuple[float, float]:
 
 def numbers(value: Any) -> str:
     """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
-    found = _parts(value, number)
+    found = _parts(value, to_float)
     if not found or min(found) < 0:
-        raise ConfigError(f"must be numbers of at least 0 with commas between, got {shown(value)}")
+        raise ConfigError("must be numbers of at least 0 with commas between, got {value}", value=quoted(value))
     return ",".join(map(str, found))
 
 
@@ -87,7 +90,7 @@ def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[A
     """The parts of a list or of a text, each read; none when one of them cannot be."""
     try:
         parts = (
-            list(value) if isinstance(value, list | tuple) else re.split(between, words(value).translate(WIDE).strip())
+            list(value) if isinstance(value, list | tuple) else re.split(between, to_str(value).translate(WIDE).strip())
         )
         return [read(part) for part in parts]
     except ValueError:
@@ -96,13 +99,13 @@ def _parts(value: Any, read: Callable[[Any], Any], between: str = ",") -> list[A
 
 def extension(value: Any) -> str:
     """The ending of a file's name, with its dot."""
-    text = words(value).strip()
+    text = to_str(value).strip()
     return text if text.startswith(".") else "." + text
 
 
 def token_length(value: Any) -> int | None:
     """75, 150 or 225 tokens; 75 is what "not set" means."""
-    result = whole(value)
+    result = to_int(value)
     return None if result == 75 else result
 
 

@@ -3,7 +3,7 @@
 A run's config is a frozen dataclass of sections; a section is a frozen dataclass of options, each declared once with
 `opt`. The flags, the TOML reader and writer, the form, docs/options.md and the checks are all derived from that.
 
-A section, or the run itself, may have three methods, each yielding sentences: `check(run)` for rules across options
+A section, or the run itself, may have three methods, each yielding problems: `check(run)` for rules across options
 that are broken, `notes(run)` for what the user should know though nothing is broken, and `missing(run)` for what must
 be filled in before a training can start (an untouched form is a valid config that cannot be started).
 """
@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import json
 import logging
-import re
 import tomllib
 import types
 import typing
@@ -20,7 +19,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from library.config.values import ConfigError, Option, closest, meant
+from library.config.problems import ConfigError, Problem, Text
+from library.config.values import Option, closest, did_you_mean
 
 __all__ = [
     "ConfigError",
@@ -30,8 +30,10 @@ __all__ = [
     "build",
     "build_layers",
     "changed",
+    "defaults",
     "draft",
     "flat",
+    "mending",
     "missing",
     "notes",
     "opt",
@@ -73,11 +75,10 @@ class Layer:
     values: Mapping[str, Any]
     source: str = ""
 
-    def name(self, option: str) -> str:
-        """How a message names an option of this layer."""
-        if self.source == "--":
-            return f"--{option}"
-        return f"in {self.source}: {option}" if self.source else option
+    @property
+    def place(self) -> str:
+        """What a message says in front of the name of one of its options."""
+        return f"in {self.source}: " if self.source not in ("", "--") else self.source
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ class Reading(Generic[C]):
     """
 
     config: C
-    problems: list[str]
-    notes: list[str]
+    problems: list[Problem]
+    notes: list[Problem]
     wrong: frozenset[str] = frozenset()
     known: bool = True  # false when a file could not be read at all: nothing can be said of what it may have set
 
@@ -173,7 +174,7 @@ def build_layers(config: type[C], layers: Iterable[Layer], notes: list[str] | No
     """Like `build`, from several layers of values; a later layer wins over an earlier one."""
     reading = read_layers(config, layers)
     if reading.problems:
-        raise ConfigError("\n".join(reading.problems))
+        raise ConfigError(*reading.problems)
     _tell(reading.notes, notes)
     return reading.config
 
@@ -183,29 +184,31 @@ def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[st
 
     `unheard` are options that somebody tried to set in a way that could not be understood.
     """
-    known, problems, told, meant_for = options(config), [], [], set()
+    known, meant_for = options(config), set[str]()
+    problems: list[Problem] = []
+    told: list[Problem] = []
     old_known: Mapping[str, Option] = getattr(config, "old", {})
-    chosen: dict[str, tuple[str, Any]] = {}  # option -> how to name it, and its value
+    chosen: dict[str, tuple[str, str, Any]] = {}  # option -> where it is set, its name there, and its value
     old: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.values.items():
             if name in old_known:
                 old |= read_section(old_known, Layer({name: value}, layer.source), problems)
             elif option := _resolve(config, layer, name, value, problems, told):
-                chosen[option] = layer.name(name), value
+                chosen[option] = layer.place, name, value
             elif name not in known:
                 meant_for.add(closest(name, known))
     _convert(config, old, chosen, told)
     read, wrong = {}, (meant_for | {*unheard}) & known.keys() - chosen.keys()
-    for name, (title, value) in chosen.items():
+    for name, (place, title, value) in chosen.items():
         try:
             read[name] = known[name].read(value)
         except ConfigError as e:
-            problems.append(f"{title} {e}")
+            problems += [problem.replaced(option=title, place=place) for problem in e.problems]
             wrong.add(name)
     made = _assemble(config, read)
     # A rule that speaks of a value which could not be read would only repeat that it is wrong.
-    problems += [p for p in _ask(made, "check") if wrong.isdisjoint(re.findall(r"\w+", p))]
+    problems += [p for p in _ask(made, "check") if wrong.isdisjoint(p.options)]
     notes = told if problems else [*told, *_ask(made, "notes")]
     return Reading(made, problems, notes, frozenset(wrong))
 
@@ -220,57 +223,76 @@ def replace(config: C, **changes: Any) -> C:
     return build(type(config), {**values(config), **changes}, notes=[])
 
 
-def missing(config: Any) -> list[str]:
-    """What must be filled in before this config can be trained with, a sentence each."""
+def missing(config: Any) -> list[Problem]:
+    """What must be filled in before this config can be trained with."""
     return list(_ask(config, "missing"))
 
 
-def notes(config: Any) -> list[str]:
-    """What the user should know of this config though nothing is wrong, a sentence each."""
+def notes(config: Any) -> list[Problem]:
+    """What the user should know of this config though nothing is wrong."""
     return list(_ask(config, "notes"))
 
 
-def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[str]) -> dict[str, Any]:
+def defaults(config: Any, *names: str) -> dict[str, Any]:
+    """The defaults of some options, for a fix that switches them off; of those that the config has."""
+    known = options(type(config))
+    return {name: known[name].default for name in names if name in known}
+
+
+def mending(problem: Problem, config: Any) -> dict[str, Any]:
+    """The values that mend a problem of this config, by option name; none where its fix would leave it standing."""
+    wanted = {name: value for name, value in problem.fix.items() if name in options(type(config))}
+    if not wanted:
+        return {}
+    reading = read_layers(type(config), [Layer({**values(config), **wanted})])
+    return {} if problem.replaced(place="") in [*reading.problems, *missing(reading.config)] else wanted
+
+
+def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> dict[str, Any]:
     """The values of one table -> checked values by name, for a section class or any options; problems are appended."""
     known, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
     for name, value in layer.values.items():
         if name not in known:
-            problems.append(f"{layer.name(name)} is not a known key{meant(name, known)}")
+            hint = did_you_mean(name, known)
+            problems.append(Problem(name, "is not a known key{hint}", place=layer.place, hint=hint))
             continue
         try:
             read[name] = known[name].read(value)
         except ConfigError as e:
-            problems.append(f"{layer.name(name)} {e}")
+            problems += [problem.replaced(option=name, place=layer.place) for problem in e.problems]
     return read
 
 
-def _resolve(config: Any, layer: Layer, name: str, value: Any, problems: list[str], told: list[str]) -> str | None:
+def _resolve(config: Any, layer: Layer, name: str, value: Any, problems: list[Problem],
+             told: list[Problem]) -> str | None:  # fmt: skip
     """The option a name stands for, or None when there is nothing to set; says why in `problems` or `told`."""
-    title = layer.name(name)
-    known = options(config)
+    place, known = layer.place, options(config)
     if name in known:
         return name
     if new := getattr(config, "aliases", {}).get(name):
-        told.append(f"{title} is an old name; it is read as {new}")
+        told.append(Problem(name, "is an old name; it is read as {new}", place=place, new=new))
         return new
     if advice := getattr(config, "retired", {}).get(name):
         if value not in (None, False, 0, "", []):
-            problems.append(f"{title} is gone: {advice}")
+            problems.append(Problem(name, "is gone: {advice}", place=place, advice=Text(advice)))
     elif reason := getattr(config, "foreign", {}).get(name):
-        told.append(f"{title} is ignored: {reason}")
+        told.append(Problem(name, "is ignored: {reason}", place=place, reason=Text(reason)))
     elif script := getattr(config, "elsewhere", lambda _: "")(name):
-        problems.append(f"{title} is an option of {script}, and this is {config.script}")
+        here = config.script
+        problems.append(
+            Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=here)
+        )
     else:
-        problems.append(f"{title} is not an option{meant(name, known)}")
+        problems.append(Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, known)))
     return None
 
 
-def _convert(config: Any, old: Mapping[str, Any], chosen: dict[str, tuple[str, Any]], told: list[str]) -> None:
+def _convert(config: Any, old: Mapping[str, Any], chosen: dict[str, tuple[str, str, Any]], told: list[Problem]) -> None:
     """Choose the options that checked values of old ones became."""
     if old:
         converted, said = config.convert(old, chosen.keys())
-        chosen |= {name: (f"{', '.join(old)}: {name}", value) for name, value in converted.items()}
-        told += [said] * bool(said)
+        chosen |= {name: (f"{', '.join(old)}: ", name, value) for name, value in converted.items()}
+        told += said
 
 
 def _assemble(config: type[C], read: Mapping[str, Any]) -> C:
@@ -280,7 +302,7 @@ def _assemble(config: type[C], read: Mapping[str, Any]) -> C:
     return config(**{f.name: f.default_factory(**parts[f.name]) for f in dataclasses.fields(config)})  # type: ignore
 
 
-def _ask(config: Any, what: str) -> Iterator[str]:
+def _ask(config: Any, what: str) -> Iterator[Problem]:
     if hasattr(config, what):
         yield from getattr(config, what)()
     for f in dataclasses.fields(config):
@@ -289,7 +311,7 @@ def _ask(config: Any, what: str) -> Iterator[str]:
             yield from getattr(part, what)(config)
 
 
-def _tell(told: list[str], notes: list[str] | None) -> None:
+def _tell(told: list[Problem], notes: list[str] | None) -> None:
     if notes is not None:
         notes.extend(told)
         return
@@ -311,9 +333,11 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as e:
         if Path(path).suffix.lower() in (".json", ".yaml", ".yml"):
-            raise ConfigError(f"{path} is not a TOML file; convert it: kohya import {path} -o run.toml") from None
-        hint = "; in double quotes write \\\\ for \\, or use single quotes" if "escape" in str(e) else ""
-        raise ConfigError(f"{path} is not valid TOML: {e}{hint}") from None
+            raise ConfigError(
+                "{path} is not a TOML file; convert it: kohya import {path} -o run.toml", path=path
+            ) from None
+        hint = Text("; in double quotes write \\\\ for \\, or use single quotes") if "escape" in str(e) else ""
+        raise ConfigError("{path} is not valid TOML: {why}{hint}", path=path, why=e, hint=hint) from None
 
 
 def load_json(path: str | Path) -> Any:
@@ -323,7 +347,7 @@ def load_json(path: str | Path) -> Any:
     except ConfigError:
         raise
     except (ValueError, RecursionError) as e:
-        raise ConfigError(f"{path} is not valid JSON: {e}") from None
+        raise ConfigError("{path} is not valid JSON: {why}", path=path, why=e) from None
 
 
 def once(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> dict[Any, Any]:
@@ -331,7 +355,7 @@ def once(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ConfigError(f"{path} has {key} twice in one table; delete one of them")
+            raise ConfigError("{path} has {key} twice in one table; delete one of them", path=path, key=key)
         found[key] = value
     return found
 
@@ -341,11 +365,11 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
+        raise ConfigError("{path} does not exist", path=path) from None
     except OSError as e:
-        raise ConfigError(f"{path} cannot be read: {e.strerror or e}") from None
+        raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text file in UTF-8: save it with that encoding") from None
+        raise ConfigError("{path} is not a text file in UTF-8: save it with that encoding", path=path) from None
 
 
 def to_toml(config: Any, comment: str = "", secrets: bool = False) -> str:
@@ -362,7 +386,7 @@ def toml_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         if value != value or value in (float("inf"), float("-inf")):
-            raise ConfigError(f"{value} cannot be written: only finite numbers have a meaning")
+            raise ConfigError("{value} cannot be written: only finite numbers have a meaning", value=value)
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"

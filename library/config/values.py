@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from library.config.problems import ConfigError, Problem, Text
+
 KINDS = {
     bool: "true or false",
     int: "a whole number",
@@ -30,10 +32,6 @@ WIDE = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(
 # Blanks, and marks of direction that Windows adds where a path is copied from a dialog.
 AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
 QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d"}
-
-
-class ConfigError(ValueError):
-    """Everything the user must fix, one problem per line: what is wrong, and what to write instead."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,8 +72,8 @@ class Option:
     def expects(self) -> str:
         """What a value must be, in words."""
         if self.choices and not self.open:
-            return "one of " + ", ".join(map(str, self.choices))
-        return KINDS[self.type] + (", or several" if self.many else "")
+            return Text("one of {choices}", choices=", ".join(map(str, self.choices)))
+        return Text("{one}, or several", one=Text(KINDS[self.type])) if self.many else Text(KINDS[self.type])
 
     def read(self, value: Any) -> Any:
         """A value of any origin -> the declared type. Raises ConfigError without the option's name in it.
@@ -83,14 +81,14 @@ class Option:
         None and "" mean "not set": the answer is then None, an empty tuple, or the default of a text option.
         """
         if isinstance(value, str) and not self.many and self.kind in ("file", "folder", "secret"):
-            value = pasted(value)
+            value = strip_pasted(value)
         if value is None or (isinstance(value, str) and not value.strip() and not (value and self.type is str)):
             return self._unset()
         if self.many:
             return tuple(self._one(v) for v in self._items(value))
         if isinstance(value, list | tuple) and not self.hints.get("parse"):
             if len(value) != 1:
-                raise ConfigError(f"takes one value, got {len(value)}: {shown(value)}")
+                raise ConfigError("takes one value, got {count}: {value}", count=len(value), value=quoted(value))
             return self.read(value[0])
         return self._one(value)
 
@@ -109,7 +107,10 @@ class Option:
             return None
         if self.type is str:
             return self.default
-        raise ConfigError(f"needs {self.expects}; the default is {self.default}")
+        default, fix = self.default, {self.name: self.default}
+        raise ConfigError(
+            Problem("", "needs {expects}; the default is {default}", expects=self.expects, default=default, fix=fix)
+        )
 
     def _items(self, value: Any) -> list[Any]:
         if isinstance(value, list | tuple):
@@ -121,30 +122,37 @@ class Option:
             return split(value)
         value = value.translate(WIDE)
         if re.search(r"\d,0\d", value):  # else "0,0001" would be the two numbers 0 and 1
-            raise ConfigError(f"must be {self.expects}, got {shown(value)}{_pointed(value)}")
+            raise self._refused(value, _pointed(value))
         return split(value.replace(",", " "))
 
     def _one(self, value: Any) -> Any:
         if self.kind in ("file", "folder"):
-            value = at_home(value)
+            value = expand_home(value)
         try:
             value = (self.hints.get("parse") or CONVERT[self.type])(value)
         except ConfigError:
             raise
         except (TypeError, ValueError, OverflowError):
-            hint = _pointed(value) if self.type in (int, float) else ""
-            raise ConfigError(f"must be {self.expects}, got {shown(value)}{hint}") from None
+            raise self._refused(value, _pointed(value) if self.type in (int, float) else "") from None
         if value is None:  # a `parse` may say that a value means "not set"
             return None
         if self.choices:
             value = self._chosen(value)
         low, high = self.hints.get("min"), self.hints.get("max")
         if (low is not None and value < low) or (high is not None and value > high):
-            limits = [f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None)
-            raise ConfigError(f"must be {' and '.join(limits)}, got {shown(value)}")
+            shape = (
+                "at least {low}"
+                if high is None
+                else "at most {high}"
+                if low is None
+                else "at least {low} and at most {high}"
+            )
+            fix = {self.name: low} if low is not None and value < min(low, 0) else {}
+            raise ConfigError(Problem("", "must be {limits}, got {value}", fix=fix,
+                limits=Text(shape, low=low, high=high), value=quoted(value)))  # fmt: skip
         ceiling = self.hints.get("ceiling", LARGEST if self.type is float else None)
         if ceiling is not None and value > ceiling:
-            raise ConfigError(f"must be at most {ceiling:,}, got {shown(value)}")
+            raise ConfigError("must be at most {ceiling}, got {value}", ceiling=f"{ceiling:,}", value=quoted(value))
         return value
 
     def _chosen(self, value: Any) -> Any:
@@ -154,10 +162,16 @@ class Option:
                 return choice
         if self.open:
             return value
-        raise ConfigError(f"must be {self.expects}, got {shown(value)}{meant(str(value), map(str, self.choices))}")
+        raise self._refused(value, closest(str(value), map(str, self.choices)))
+
+    def _refused(self, value: Any, meant: str = "") -> ConfigError:
+        """The error about a value that is of another kind than it must be; `meant` is what was probably meant."""
+        hint, fix = Text(" (did you mean {name}?)", name=meant) if meant else "", {self.name: meant} if meant else {}
+        return ConfigError(Problem("", "must be {expects}, got {value}{hint}", fix=fix,
+                                   expects=self.expects, value=quoted(value), hint=hint))  # fmt: skip
 
 
-def truth(value: Any) -> bool:
+def to_bool(value: Any) -> bool:
     """True, False, 0, 1 and the usual words -> bool."""
     word = str(value).strip().casefold()
     if isinstance(value, bool | int | str) and word in TRUE + FALSE:
@@ -165,7 +179,7 @@ def truth(value: Any) -> bool:
     raise ValueError(value)
 
 
-def number(value: Any) -> float:
+def to_float(value: Any) -> float:
     """A finite number, also written as text ("5e-5"). No option means anything by infinity or NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(value)
@@ -175,54 +189,54 @@ def number(value: Any) -> float:
     return result
 
 
-def whole(value: Any) -> int:
+def to_int(value: Any) -> int:
     """A whole number, also written as text or as 1600.0."""
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
         return int(value)  # exact for any length, which a float is not
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    result = number(value)
+    result = to_float(value)
     if not result.is_integer():
         raise ValueError(value)
     return int(result)
 
 
-def words(value: Any) -> str:
+def to_str(value: Any) -> str:
     """Text; a bare number of a TOML file is taken as its digits."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
         raise ValueError(value)
     return str(value)
 
 
-def path(value: Any) -> Path:
+def to_path(value: Any) -> Path:
     """A path."""
-    return Path(words(value))
+    return Path(to_str(value))
 
 
-def pasted(text: str) -> str:
+def strip_pasted(text: str) -> str:
     """A path or token as people paste it, without blanks, quotes and invisible marks around it."""
     text = text.strip(AROUND)
     quoted = len(text) > 1 and QUOTES.get(text[0]) == text[-1]
     return text[1:-1].strip(AROUND) if quoted else text
 
 
-def at_home(value: Any) -> Any:
+def expand_home(value: Any) -> Any:
     """A path with the home folder for the ~ that it begins with; other users' homes are left alone."""
     is_meant = isinstance(value, str) and (value == "~" or value[:2] in ("~/", "~\\"))
     return os.path.expanduser(value) if is_meant else value
 
 
-def table(value: Any) -> dict[str, Any]:
+def to_table(value: Any) -> dict[str, Any]:
     """A table, as it is."""
     if not isinstance(value, Mapping):
         raise ValueError(value)
     return dict(value)
 
 
-CONVERT = {bool: truth, int: whole, float: number, str: words, Path: path, dict: table}
+CONVERT = {bool: to_bool, int: to_int, float: to_float, str: to_str, Path: to_path, dict: to_table}
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """A value as it appears in a message: short, and in quotes when it is text."""
     text = repr(str(value)) if isinstance(value, str | Path) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -237,21 +251,21 @@ def closest(name: str, known: Any) -> str:
     return names[close[0]] if close else ""
 
 
-def meant(name: str, known: Any) -> str:
+def did_you_mean(name: str, known: Any) -> str:
     """The ending " (did you mean ...?)" when something close is known, else nothing."""
     close = closest(name, known)
-    return f" (did you mean {close}?)" if close else ""
+    return Text(" (did you mean {name}?)", name=close) if close else ""
 
 
 def _pointed(value: Any) -> str:
-    """The ending " (did you mean 0.5?)" for a number that was written with commas, else nothing."""
+    """What a number that was written with commas was meant to be, 0.5 for 0,5; "" where that is not known."""
     if not isinstance(value, str) or "," not in value:
         return ""
     grouped = re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*", value)
     other = value.strip().replace(",", "" if grouped else ".")
     with contextlib.suppress(ValueError):
-        number(other)
-        return f" (did you mean {other}?)"
+        to_float(other)
+        return other
     return ""
 
 
@@ -262,7 +276,7 @@ def split(text: str) -> list[str]:
     try:
         return list(lexer)
     except ValueError:
-        raise ConfigError(f"has a quote that is never closed: {shown(text)}") from None
+        raise ConfigError("has a quote that is never closed: {text}", text=quoted(text)) from None
 
 
 def join(items: Any) -> str:

@@ -168,7 +168,7 @@ def check(config: Any) -> None:
         if max(*rules.resolution, rules.largest) > LARGEST:
             problems.append(f"resolution and max_bucket_reso: no side may have more than {LARGEST} pixels")
     if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
+        raise ConfigError(*dict.fromkeys(problems))
 
 
 def opened(root: Path, config: Any, report: Report | None = None, may: May = lambda path: True) -> Album:

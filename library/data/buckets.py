@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from library.config.problems import Problem
+
 Size = tuple[int, int]
 
 
@@ -31,7 +33,7 @@ class Buckets:
     largest: int = 1024
     step: int = 64
 
-    def problems(self, grid: int = 1) -> Iterator[str]:
+    def problems(self, grid: int = 1) -> Iterator[Problem]:
         """Say what makes these rules impossible for a model that needs sides in multiples of `grid` pixels."""
         if not self.enabled:
             yield from (
@@ -41,14 +43,18 @@ class Buckets:
             )
             return
         if self.step < 1 or self.step % grid:
-            yield f"bucket_reso_steps: {self.step} must be a multiple of {grid} for this model"
+            yield Problem(
+                "bucket_reso_steps", ": {step} must be a multiple of {grid} for this model", step=self.step, grid=grid
+            )
         if self.no_upscale or self.step < 1:
             return
         smallest, largest = _bounds(self.smallest, self.largest, self.step)
         if min(self.resolution) < smallest:
-            yield f"min_bucket_reso: {self.smallest} is larger than the resolution {min(self.resolution)}"
+            yield Problem("min_bucket_reso", ": {smallest} is larger than the resolution {min}",
+                smallest=self.smallest, min=min(self.resolution))  # fmt: skip
         if max(self.resolution) > largest:
-            yield f"max_bucket_reso: {self.largest} is smaller than the resolution {max(self.resolution)}"
+            yield Problem("max_bucket_reso", ": {largest} is smaller than the resolution {max}",
+                largest=self.largest, max=max(self.resolution))  # fmt: skip
 
     def fit(self, size: Size) -> BucketFit | None:
         """Choose the bucket of an image, or None when the image is thinner than the thinnest bucket."""

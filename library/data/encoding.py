@@ -297,8 +297,7 @@ def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]
         if known.caption != image.caption:
             raise ConfigError(
                 f"{image.path} is used with two captions, but there is one cache file for it: "
-                "use cache_text_encoder_outputs without _to_disk"
-            )
+                "use cache_text_encoder_outputs without _to_disk")  # fmt: skip
     return found
 
 

@@ -2,23 +2,21 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config import dataset as datasets
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
-from library.data.folders import Listing, number, some
+from library.data.folders import SHOWN, Listing, about_images, capped, number, some
 from library.data.images import Image, ImageSet, balance, bucket_rules, split
 from library.data.pixels import ALWAYS, header_size
 from library.data.threads import Report, spread
 
 STANDS_IN = (1024, 1024)  # for a resolution that is not set
-MOST = 20  # of one kind are listed; the rest is counted
 
 
 @dataclass(slots=True)
@@ -28,9 +26,9 @@ class Survey:
     images: ImageSet
     report: Report | None = None
     keep: bool = True  # whether a folder's metadata_cache.json may be written
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    other_captions: list[str] = field(default_factory=list)  # folders whose captions have another ending
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    other_captions: list[Problem] = field(default_factory=list)  # folders whose captions have another ending
     unused: list[str] = field(default_factory=list)
     unread: dict[str, int] = field(
         default_factory=dict
@@ -62,7 +60,7 @@ def scan(config: Any, report: Report | None = None) -> ImageSet:
     """
     found = survey(config, report)
     if found.problems:
-        raise ConfigError("\n".join(found.problems))
+        raise ConfigError(*found.problems)
     return found.images
 
 
@@ -78,13 +76,13 @@ def survey(config: Any, report: Report | None = None, keep: bool = True) -> Surv
     )
     train, validation = ImageSet([], every), ImageSet([], every)
     for position, dataset in enumerate(every):
-        if dataset.resolution is None and not any("resolution" in problem for problem in result.problems):
-            result.problems.append("resolution is not set: 1024 is usual")
+        if dataset.resolution is None and all(problem.option != "resolution" for problem in result.problems):
+            result.problems.append(Problem("resolution", "is not set: 1024 is usual"))
         learned, held_back = _images_of(result, position, _sized(dataset), config.steps.seed or 0)
         train.items += learned
         validation.items += held_back
     if not train.items and not result.problems:
-        result.problems.append("there are no images to train on")
+        result.problems.append(about_images("there are no images to train on"))
     train.validation = validation if validation.items else None
     train.warnings, train.unused = (*result.other_captions, *result.warnings), tuple(result.unused)
     result.images = train
@@ -105,7 +103,7 @@ def _with_folders(result: Survey, dataset: Any) -> Any:
     if dataset.subsets:
         return dataset
     if not dataset.train_data_dir:
-        result.problems.append("train_data_dir is not set: choose the folder of your images")
+        result.problems.append(Problem("train_data_dir", "is not set: choose the folder of your images"))
     subsets = []
     # Regularisation images are repeated until they are as many as the others, so each counts once to begin with.
     for option, repeats in (("train_data_dir", dataset.template.num_repeats), ("reg_data_dir", 1)):
@@ -117,7 +115,7 @@ def _with_folders(result: Survey, dataset: Any) -> Any:
         result.warnings += folders.warnings_of_parent(option, Path(parent), repeats)
         if option == "train_data_dir" and repeats > 1 and not folders.is_flat(Path(parent)):
             result.warnings.append(
-                "dataset_repeats has no effect: the folders of images say their repeats in their names"
+                Problem("dataset_repeats", "has no effect: the folders of images say their repeats in their names")
             )
         subsets += [
             replace(
@@ -140,7 +138,9 @@ def _images_of(result: Survey, position: int, dataset: Any, seed: int) -> tuple[
     validation: list[Image] = []
     for subset in dataset.subsets:
         if subset.num_repeats < 1:
-            result.warnings.append(f"{subset.metadata_file or subset.image_dir} has 0 repeats and is not used")
+            result.warnings.append(
+                about_images("{value} has 0 repeats and is not used", value=subset.metadata_file or subset.image_dir)
+            )
             continue
         made = [
             image
@@ -159,7 +159,9 @@ def _images_of(result: Survey, position: int, dataset: Any, seed: int) -> tuple[
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:
         result.unused += unused
-        result.warnings.append(f"{number(len(unused), 'regularisation image')} not used: there are more than needed")
+        result.warnings.append(about_images(
+            "{count} not used: there are more than needed", count=number(len(unused), "regularisation image")
+            ))  # fmt: skip
     return learned + used, validation
 
 
@@ -187,14 +189,18 @@ def _find(result: Survey, subset: Any) -> list[FoundImage]:
     folder = Path(subset.image_dir)
     here = result.files(folder)
     if not folder.is_dir():
-        result.problems.append(f"image folder {folder} does not exist")
+        result.problems.append(about_images("image folder {folder} does not exist", folder=folder))
     elif not here.images:
         result.problems.append(_why_empty(result, folder, here))
     deeper = [name for name in here.folders if result.files(folder / name).images]
     if deeper and here.images:
-        result.warnings.append(f"images in {some(deeper)} inside {folder} are not used: sub-folders are not read")
+        result.warnings.append(about_images(
+            "images in {deeper} inside {folder} are not used: sub-folders are not read",
+            deeper=some(deeper), folder=folder))  # fmt: skip
     if here.undecodable:
-        result.warnings.append(f"{folder}: {some(here.undecodable)} cannot be decoded here and are not used")
+        result.warnings.append(about_images(
+            "{folder}: {undecodable} cannot be decoded here and are not used", folder=folder,
+            undecodable=some(here.undecodable)))  # fmt: skip
     files = [_caption_file(here, name, subset.caption_extension) for name in here.images]
     _warn_of_other_captions(result, subset, here, files)
     return [
@@ -203,13 +209,15 @@ def _find(result: Survey, subset: Any) -> list[FoundImage]:
     ]
 
 
-def _why_empty(result: Survey, folder: Path, here: Listing) -> str:
+def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
     if here.undecodable:
-        return f"image folder {folder}: {some(here.undecodable)} cannot be decoded here; convert them to PNG or WebP"
+        told = "image folder {folder}: {files} cannot be decoded here; convert them to PNG or WebP"
+        return about_images(told, folder=folder, files=some(here.undecodable))
     deeper = [name for name in here.folders if result.files(folder / name).images]
     if deeper:
-        return f"image folder {folder} holds no images, but its folder {folder / deeper[0]} does; name that one"
-    return f"image folder {folder} holds no images (png, jpg, webp, bmp)"
+        told = "image folder {folder} holds no images, but its folder {inner} does; name that one"
+        return about_images(told, folder=folder, inner=folder / deeper[0])
+    return about_images("image folder {folder} holds no images (png, jpg, webp, bmp)", folder=folder)
 
 
 def _caption_file(here: Listing, name: str, extension: str) -> str:
@@ -224,28 +232,34 @@ def _warn_of_other_captions(result: Survey, subset: Any, here: Listing, files: l
     missing = files.count("")
     if not missing:
         return
-    fallback = f"trained with '{subset.class_tokens}'" if subset.class_tokens else "trained without a caption"
+    fallback = Text("trained without a caption")
+    if subset.class_tokens:
+        fallback = Text("trained with '{words}'", words=subset.class_tokens)
     stems = {os.path.splitext(name)[0] for name in here.images}
     others = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
     other = next((e for e in (".txt", ".caption", ".TXT") if e != subset.caption_extension and others[e]), None)
     if other and missing == len(files):
-        result.other_captions.append(
-            f"{here.folder}: {number(others[other], f'{other} file')} not used, since caption_extension is "
-            f"'{subset.caption_extension}'; set caption_extension = \"{other}\" to use them; "
-            f"now every image is {fallback}"
+        told = (
+            "{folder}: {files} not used, since caption_extension is '{extension}'; "
+            'set caption_extension = "{other}" to use them; now every image is {fallback}'
         )
+        facts = {"folder": here.folder, "files": number(others[other], f"{other} file"), "other": other,
+                 "extension": subset.caption_extension, "fallback": fallback}  # fmt: skip
+        fix = {"caption_extension": other}
+        result.other_captions.append(about_images(told, topic="captions", fix=fix, **facts))
     elif missing < len(files) or not subset.class_tokens:
         bare = some([name for name, file in zip(here.images, files, strict=True) if not file])
-        result.warnings.append(
-            f"{here.folder}: {number(missing, 'image')} without a {subset.caption_extension} file, {fallback}: {bare}"
-        )
+        result.warnings.append(about_images(
+            "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}", folder=here.folder,
+            count=number(missing, "image"), caption_extension=subset.caption_extension, fallback=fallback,
+            bare=bare, topic="captions"))  # fmt: skip
 
 
 def _from_metadata(result: Survey, subset: Any) -> list[FoundImage]:
     try:
         entries = metadata.read(subset.metadata_file, subset.image_dir)
     except ConfigError as e:
-        result.problems += str(e).splitlines()
+        result.problems += [problem.replaced(topic="images") for problem in e.problems]
         return []
     found, absent = [], []
     for entry in entries:
@@ -259,9 +273,10 @@ def _from_metadata(result: Survey, subset: Any) -> list[FoundImage]:
         _count_unread(result, subset, entry.path, words)
         found.append(FoundImage(entry.path, size, words, ""))
     if absent:
-        result.problems.append(f"{subset.metadata_file} lists images that are not there: {some(absent)}")
+        result.problems.append(about_images("{metadata_file} lists images that are not there: {absent}",
+            metadata_file=subset.metadata_file, absent=some(absent)))  # fmt: skip
     elif not found:
-        result.problems.append(f"{subset.metadata_file} lists no images")
+        result.problems.append(about_images("{metadata_file} lists no images", metadata_file=subset.metadata_file))
     return sorted(found, key=lambda one: one.path)
 
 
@@ -273,16 +288,20 @@ def _sized_and_read(result: Survey, subset: Any, found: list[FoundImage]) -> lis
     good, broken, bad_words = [], [], []
     for one, (size, words) in zip(found, facts, strict=True):
         if isinstance(words, Exception):
-            bad_words.append(f"{one.caption_file} cannot be read ({words}): save it as UTF-8")
+            bad_words.append(about_images("{caption_file} cannot be read ({words}): save it as UTF-8",
+                caption_file=one.caption_file, words=words))  # fmt: skip
         elif min(size) < 1:
             broken.append(one.path)
         else:
             good.append((one, size, words))
     result.problems += capped(bad_words)
     if broken:
-        result.problems.append(f"{number(len(broken), 'file')} cannot be read as images: {some(broken, MOST)}")
+        result.problems.append(about_images("{count} cannot be read as images: {broken}",
+            count=number(len(broken), "file"), broken=some(broken, SHOWN)))  # fmt: skip
     if empty := [one.caption_file for one, _, words in good if one.caption_file and not words]:
-        result.warnings.append(f"{number(len(empty), 'caption file')} without words: {some(empty)}")
+        result.warnings.append(
+            about_images("{count} without words: {empty}", count=number(len(empty), "caption file"), empty=some(empty))
+        )
     if subset.cache_info and result.keep and good and not subset.metadata_file and not broken:
         about = {one.path: (words, size, result.unread.get(one.caption_file, 0)) for one, size, words in good}
         metadata.write_cache(Path(subset.image_dir), about)
@@ -351,9 +370,9 @@ def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundIma
     size, words = one.size or (0, 0), one.caption or ""
     fit = rules.fit(size)
     if fit is None:
-        result.problems.append(
-            f"{one.path} is {size[0]}x{size[1]}, too thin for bucket_reso_steps = {rules.step}: remove or enlarge it"
-        )
+        result.problems.append(about_images(
+            "{path} is {size}x{size2}, too thin for bucket_reso_steps = {step}: remove or enlarge it",
+            path=one.path, size=size[0], size2=size[1], step=rules.step))  # fmt: skip
         return None
     image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file)
     if subset.conditioning_data_dir:
@@ -367,18 +386,15 @@ def _mask_file(result: Survey, subset: Any, image: Image) -> str:
     stem = os.path.splitext(os.path.basename(image.path))[0]
     name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
     if name is None:
-        result.problems.append(f"{image.path} has no mask: there is no {stem}.png in {subset.conditioning_data_dir}")
+        result.problems.append(about_images(
+            "{path} has no mask: there is no {stem}.png in {conditioning_data_dir}", path=image.path,
+            stem=stem, conditioning_data_dir=subset.conditioning_data_dir))  # fmt: skip
         return ""
     file = here.images[name]
     width, height = header_size(here.path(name), file.modified, file.num_bytes)
     if (width, height) != image.size:
         wanted = f"{image.size[0]}x{image.size[1]}"
-        result.problems.append(f"the mask {here.path(name)} is {width}x{height}, but its image is {wanted}")
+        result.problems.append(about_images(
+            "the mask {path} is {width}x{height}, but its image is {wanted}", path=here.path(name),
+            width=width, height=height, wanted=wanted))  # fmt: skip
     return here.path(name)
-
-
-def capped(problems: list[str]) -> Iterator[str]:
-    """At most so many problems of one kind, and how many there are besides."""
-    yield from problems[:MOST]
-    if len(problems) > MOST:
-        yield f"and {len(problems) - MOST} more like these"

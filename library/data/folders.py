@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from library.config.problems import Problem, Text
 from library.data.pixels import PLUGINS, extensions
 
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.npz")
+SHOWN = 20  # of one kind are listed; the rest is counted
+USUAL_REPEATS = 10  # of a folder whose name does not say them, as guides for sd-scripts have it
 MOST_REPEATS = 100_000  # as in a data set file
 MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
 DEEPEST, MOST_FOLDERS = 6, 2000  # how far down, and in how many folders, misplaced images are looked for
@@ -118,18 +121,20 @@ def trained(parent: Path, repeats: int) -> list[Concept]:
     return [Concept(parent, repeats, "")] if is_flat(parent) else concepts(parent)
 
 
-def _too_often(option: str, one: Concept) -> str:
-    return f"{option}: {one.folder} asks for {one.repeats:,} repeats, which is no training; rename it to 1_{one.words}"
+def _too_often(option: str, one: Concept) -> Problem:
+    facts = {"folder": one.folder, "repeats": f"{one.repeats:,}", "words": one.words}
+    told = ": {folder} asks for {repeats} repeats, which is no training; rename it to 1_{words}"
+    return Problem(option, told, **facts)
 
 
-def problems_of_parent(option: str, parent: str | Path) -> Iterator[str]:
+def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
     """Say why a folder cannot be used as the images of a training, and what to do instead."""
     parent = Path(parent)
     if not parent.exists():
-        yield f"{option}: {parent} does not exist"
+        yield Problem(option, ": {parent} does not exist", parent=parent)
         return
     if not parent.is_dir():
-        yield f"{option}: {parent} is a file; give the folder that holds your images"
+        yield Problem(option, ": {parent} is a file; give the folder that holds your images", parent=parent)
         return
     found = concepts(parent)
     yield from (_too_often(option, one) for one in found if one.repeats > MOST_REPEATS)
@@ -138,32 +143,38 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[str]:
     here = listing(parent)
     with_images = [name for name in here.folders if listing(parent / name).images]
     if here.images:
-        yield f"{option}: {parent} holds the images themselves; give the folder above it: {parent.absolute().parent}"
+        yield Problem(option, ": {parent} holds the images themselves; give the folder above it: {above}",
+            parent=parent, above=parent.absolute().parent, fix={option: str(parent.absolute().parent)})  # fmt: skip
     elif with_images and (idle := [name for name in with_images if concept(parent / name)]):
-        yield f"{option}: {parent / idle[0]} has 0 repeats, and there is no other folder; rename it to begin with 1_"
+        yield Problem(option,
+            ": {parent} has 0 repeats, and there is no other folder; rename it to begin with 1_",
+            parent=parent / idle[0])  # fmt: skip
     elif len(with_images) == 1:
         name = with_images[0]
-        yield (
-            f"{option}: no folder in {parent} is named <repeats>_<words>; rename '{name}' to '1_{name}', "
-            f"or give that folder: {(parent / name).absolute()}"
-        )
+        yield Problem(option,
+            ": no folder in {parent} is named <repeats>_<words>; rename '{name}' to '1_{name}', "
+            "or give that folder: {folder}", parent=parent, name=name, folder=(parent / name).absolute(),
+            fix={option: str((parent / name).absolute())})  # fmt: skip
     elif with_images:
         name = with_images[0]
-        yield (
-            f"{option}: no folder in {parent} is named <repeats>_<words>; rename '{name}' to '1_{name}' and so on, "
-            "or give one of them"
-        )
+        yield Problem(option,
+            ": no folder in {parent} is named <repeats>_<words>; rename '{name}' to '1_{name}' "
+            "and so on, or give one of them", parent=parent, name=name)  # fmt: skip
     elif here.undecodable:
-        yield f"{option}: {some(here.undecodable)} in {parent} cannot be decoded here; convert them to PNG or WebP"
+        yield Problem(option,
+            ": {undecodable} in {parent} cannot be decoded here; convert them to PNG or WebP",
+            undecodable=some(here.undecodable), parent=parent)  # fmt: skip
     elif deeper := next(_with_images(parent), None):
-        yield (
-            f"{option}: {parent} holds images only further down, and folders inside folders are not read; "
-            f"give the folder that holds them: {deeper.absolute()}"
-        )
+        yield Problem(option,
+            ": {parent} holds images only further down, and folders inside folders are not read; "
+            "give the folder that holds them: {folder}", parent=parent, folder=deeper.absolute(),
+            fix={option: str(deeper.absolute())})  # fmt: skip
     elif here.folders:
-        yield f"{option}: neither {parent} nor a folder in it holds images (png, jpg, webp, bmp)"
+        yield Problem(option, ": neither {parent} nor a folder in it holds images (png, jpg, webp, bmp)", parent=parent)
     else:
-        yield f"{option}: {parent} is empty; it should hold images, or folders named 10_words with images"
+        yield Problem(
+            option, ": {parent} is empty; it should hold images, or folders named 10_words with images", parent=parent
+        )
 
 
 def _with_images(parent: Path) -> Iterator[Path]:
@@ -176,38 +187,54 @@ def _with_images(parent: Path) -> Iterator[Path]:
         yield from (folder for folder in level if listing(folder).images)
 
 
-def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[str]:
+def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[Problem]:
     """Say what in a folder of images is not used, or perhaps not meant; `repeats` are those of a flat folder."""
     here, flat = listing(parent), is_flat(parent)
     skipped = [name for name in here.folders if concept(parent / name) is None and listing(parent / name).images]
     if skipped and not flat:
-        yield (
-            f"{option}: images in {some(skipped)} are not used, since the names do not start with a number of repeats; "
-            f"rename them like '1_{skipped[0]}' to use them"
-        )
+        yield Problem(option,
+            ": images in {skipped} are not used, since the names do not start with a number of "
+            "repeats; rename them like '1_{first}' to use them", skipped=some(skipped), first=skipped[0])  # fmt: skip
     count = number(len(here.images), "image")
     if flat and option == "train_data_dir" and repeats > 1:
-        yield f"{option}: {count} directly in {parent}, each seen {repeats} times per epoch"
+        yield Problem(option, ": {count} directly in {parent}, each seen {repeats} times per epoch",
+            count=count, parent=parent, repeats=repeats)  # fmt: skip
     elif flat and option == "train_data_dir":
-        yield (
-            f"{option}: {count} directly in {parent}, each seen once per epoch; "
-            "set dataset_repeats to see them more often"
-        )
+        yield Problem(option,
+            ": {count} directly in {parent}, each seen once per epoch; set dataset_repeats to see them more often",
+            count=count, parent=parent, fix={"dataset_repeats": USUAL_REPEATS})  # fmt: skip
     elif here.images and not flat:
-        yield f"{option}: images directly in {parent} are not used ({len(here.images)}); move them one folder deeper"
+        yield Problem(option,
+            ": images directly in {parent} are not used ({count}); move them one folder deeper",
+            parent=parent, count=len(here.images))  # fmt: skip
     for found in map(concept, (parent / name for name in here.folders)):
         if found and found.repeats == 0:
-            yield f"{found.folder} has 0 repeats and is not used"
+            yield about_images("{folder} has 0 repeats and is not used", folder=found.folder)
         elif found and found.repeats >= MANY_REPEATS:
-            yield f"{found.folder} is read as {found.repeats} repeats of '{found.words}'; rename it if not meant so"
+            yield about_images(
+                "{folder} is read as {repeats} repeats of '{words}'; rename it if not meant so",
+                folder=found.folder, repeats=found.repeats, words=found.words)  # fmt: skip
 
 
 def some(names: Sequence[Any], most: int = 5) -> str:
     """A few of many, for a message: a, b, c and 7 more."""
     shown = ", ".join(str(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    more = len(names) - most
+    return Text("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
 
 
-def number(count: int, noun: str) -> str:
+def number(count: int, noun: str) -> Text:
     """Count things in words: 1 image, 2 images."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return Text("{count} " + noun + ("" if count == 1 else "s"), count=count)
+
+
+def about_images(template: str, **facts: Any) -> Problem:
+    """A problem of images or captions, and of no option."""
+    return Problem("", template, **{"topic": "images", **facts})
+
+
+def capped(problems: list[Problem]) -> Iterator[Problem]:
+    """At most so many problems of one kind, and how many there are besides."""
+    yield from problems[:SHOWN]
+    if len(problems) > SHOWN:
+        yield about_images("and {count} more like these", count=len(problems) - SHOWN)

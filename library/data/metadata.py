@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
+from library.config.values import quoted
 from library.files import write_atomic
 
 CACHE_NAME = "metadata_cache.json"
@@ -31,11 +32,15 @@ def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Metada
         rows = _lines(text) if str(metadata_file).lower().endswith(".jsonl") else list(json.loads(text).items())
         return [_entry(key, about, image_dir, metadata_file) for key, about in rows]
     except OSError as e:
-        raise ConfigError(f"metadata file {metadata_file} cannot be read: {e.strerror or e}") from e
+        raise ConfigError(
+            "metadata file {metadata_file} cannot be read: {value}", metadata_file=metadata_file, value=e.strerror or e
+        ) from e
     except (ValueError, TypeError, AttributeError, KeyError) as e:
         if isinstance(e, ConfigError):
             raise
-        raise ConfigError(f"metadata file {metadata_file} is not what it should be: {e}") from e
+        raise ConfigError(
+            "metadata file {metadata_file} is not what it should be: {why}", metadata_file=metadata_file, why=e
+        ) from e
 
 
 def read_cache(folder: Path) -> dict[str, Any]:
@@ -73,7 +78,9 @@ def _entry(key: str, about: Mapping[str, Any], image_dir: str | Path | None, sou
     path = key
     if not os.path.isabs(key):
         if not image_dir:
-            raise ConfigError(f"metadata file {source}: {key!r} is a relative path, so image_dir must be given")
+            raise ConfigError(
+                "metadata file {source}: {key} is a relative path, so image_dir must be given",
+                source=source, key=quoted(key))  # fmt: skip
         path = os.path.join(image_dir, key)
     return MetadataEntry(
         path, str(about.get("caption") or ""), _tags(about.get("tags")), _size(about.get("image_size"))

@@ -16,7 +16,7 @@ def lines(config: Any, seed: int) -> Iterator[str]:
     config = replace(config, cache_info=False)  # which would write what it finds
     checked = data.check(config, config.grid)
     if checked.problems:
-        raise ConfigError("\n".join(checked.problems))
+        raise ConfigError(*checked.problems)
     images = data.scan(config)
     yield from (f"note: {warning}" for warning in checked.warnings)
     yield from _sets(images)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError, options
 from library.config.sections import Run
-from library.config.values import meant
+from library.config.values import did_you_mean
 from library.families.facts import FamilyFacts
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def config_class(script: str) -> type[Any]:
     """The config class of a script, by its file name with or without .py. Raises ConfigError for an unknown one."""
     name = script.removesuffix(".py")
     if name not in RUNS:
-        raise ConfigError(f"{script} is not a kind of training{meant(name, RUNS)}; there are {', '.join(RUNS)}")
+        raise ConfigError(f"{script} is not a kind of training{did_you_mean(name, RUNS)}; there are {', '.join(RUNS)}")
     return load(RUNS[name])
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 from library.importers.kohya_ss import is_on
 from library.importers.ledger import KeyLedger, is_empty, to_number
 from library.importers.trees import PREPARED, dataset_toml, tables

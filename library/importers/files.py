@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.schema import ConfigError, load_json, load_toml, once, read_text
-from library.config.values import meant
+from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
 from library.importers.ledger import Configs, Imported, KeyLedger, settle
 from library.importers.trees import tables
@@ -78,7 +78,9 @@ def _beside(found: Mapping[str, Any], key: str, path: Path, suffix: str) -> Any:
 def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Imported:
     """The same, from what stands in the file."""
     if script and script not in configs:
-        raise ConfigError(f"{script} is not a kind of training{meant(script, configs)}; there are {', '.join(configs)}")
+        raise ConfigError(
+            f"{script} is not a kind of training{did_you_mean(script, configs)}; there are {', '.join(configs)}"
+        )
     return settle(_ledger(found, configs, script), configs)
 
 

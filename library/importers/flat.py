@@ -5,9 +5,10 @@ from typing import Any
 
 from library.config import schema
 from library.config.converted import OLD_BLOCKS, blocks
-from library.config.retired import ALIASES
-from library.config.schema import ConfigError, options
-from library.config.values import meant
+from library.config.names import ALIASES
+from library.config.problems import ConfigError, Problem
+from library.config.schema import options
+from library.config.values import did_you_mean
 from library.importers.ledger import Configs, KeyLedger, is_empty
 from library.importers.trees import ONLY
 
@@ -52,10 +53,11 @@ def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> KeyLed
 
 def old_blocks(ledger: KeyLedger, keys: Iterable[str], given: bool) -> None:
     """Keys that became blocks_to_swap, as far as they are in the file; `given`: it has that as well."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     here = {key: ledger.source[key] for key in keys if ledger.get(key) is not None}
     old = schema.read_section(OLD_BLOCKS, schema.Layer(here), problems)
-    values, said = blocks(old, given)
+    values, told = blocks(old, given)
+    said = "; ".join(told)
     for key in here:
         if old.get(key) and values:
             ledger.change(key, said, values)
@@ -76,7 +78,7 @@ def script_of(found: Mapping[str, Any], configs: Configs) -> str:
     best = max(fit.values(), default=0)
     if not best:
         names = {name for config in configs.values() for name in options(config)}
-        near = next((f"{name}{hint}" for name in found if (hint := meant(name, names))), "")
+        near = next((f"{name}{hint}" for name in found if (hint := did_you_mean(name, names))), "")
         raise ConfigError("no setting of any training is in this file" + (f": {near}" if near else ""))
     fitting = [script for script, count in fit.items() if count == best]
     if len(fitting) > 1:

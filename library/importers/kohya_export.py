@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.schema import ConfigError, changed, flat, options, values
-from library.config.values import join, number
+from library.config.values import join, to_float
 from library.importers import kohya_adapters, kohya_keys, kohya_ss
 from library.importers.kohya_keys import names
 from library.importers.ledger import Configs, Imported, settle
@@ -190,7 +190,7 @@ def _rates(config: Any, tab: str) -> Fields:
 
 
 def _warmup(config: Any) -> Fields:
-    given = number(config.optim.lr_warmup_steps)
+    given = to_float(config.optim.lr_warmup_steps)
     share = 0 < given < 1
     return {"lr_warmup": round(given * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(given)}
 

@@ -58,8 +58,7 @@ def script_of(found: Mapping[str, Any]) -> str:
         none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
         raise ConfigError(
             f"this file of {TRAINER} is for {title}{none}, which is not trained here: use {TRAINER}, or import it with "
-            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1"
-        )
+            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1")  # fmt: skip
     return f"{family}_train_network" if lora else f"{family}_train"
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from library.config.schema import ConfigError, Option, build, changed, draft, flat, options
+from library.config.problems import ConfigError, Problem
+from library.config.schema import Option, build, changed, draft, flat, options
 from library.config.sections.run import IDLE_EVERYWHERE
-from library.config.values import number
+from library.config.values import to_float
 
 Kind = Literal["kept", "renamed", "changed", "ignored", "empty", "default"]
 Configs = Mapping[str, type]  # script -> its config class
@@ -175,13 +176,14 @@ def settle(ledger: KeyLedger, configs: Configs) -> Imported:
                 read.pop(name)
                 raise ConfigError(f"without effect: {why}")
         except ConfigError as reason:
-            text = str(reason) if name in (key, str(reason).split()[0]) else f"{name}: {reason}"
+            told = name == key or any(problem.option == name for problem in reason.problems)
+            text = str(reason) if told else f"{name}: {reason}"
             ledger.fates[key] = Fate(key, "empty") if value is False else Fate(key, "ignored", text)
-    notes, problems = list(ledger.notes), []
+    notes, problems = list(ledger.notes), list[Problem]()
     try:
         made = build(config, read, notes=notes)
     except ConfigError as error:
-        made, problems = draft(config, read), str(error).splitlines()
+        made, problems = draft(config, read), error.problems
     fates = _told(ledger, config, read)
     texts = {name: text for name, text in ledger.texts.items() if name in options(config)}
     return Imported(ledger.trainer, made, fates, tuple(notes), tuple(problems), texts)
@@ -244,7 +246,7 @@ def is_empty(value: Any) -> bool:
 def to_number(value: Any) -> float | None:
     """A finite number, also written as text; None for anything else."""
     try:
-        return number(value)
+        return to_float(value)
     except (ValueError, OverflowError):
         return None
 

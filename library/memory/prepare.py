@@ -173,7 +173,7 @@ def _blocks_to_compile(
     if not options.compile_blocks:
         return blocks, {}
     if wrong := [*options.beyond({cls: len(group) for cls, group in zip(block_classes, blocks, strict=True)})]:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     ranges, chosen, backends = options.ranges(), [], {}
     for cls, group in zip(block_classes, blocks, strict=True):
         wanted = ranges.get(cls, ())

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from library.config.problems import Problem
 from library.methods import network_args
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def base_weights(config: Any) -> list[tuple[Any, float]]:
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """What only files and installed packages can tell about what learns, a sentence each; no torch."""
     if not config.adapters:
         return
@@ -78,7 +79,7 @@ def problems(config: Any) -> Iterator[str]:
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
     for option, path in files.items():
         if path and not Path(path).is_file():
-            yield f"{option}: {path} does not exist"
+            yield Problem(option, ": {path} does not exist", path=path)
 
 
 def notes(config: Any) -> Iterator[str]:

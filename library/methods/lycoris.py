@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from library import packages
 from library.compiler.subclass import with_gradient
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.methods import lora, network_args, snapshot
 from library.methods.lora import Unmatched, dtype_of, file_of, tell
 
@@ -79,12 +79,13 @@ class LycorisAdapters:
         useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
         for name, tensor in useful.items():
             if name.endswith(".alpha") and not math.isfinite(float(tensor)):
-                raise ConfigError(f"{name} of the file is infinite or NaN; take a file that was saved in float or bf16")
+                told = "{name} of the file is infinite or NaN; take a file that was saved in float or bf16"
+                raise ConfigError(told, name=name)
         try:
             missing, unexpected = self.network.load_state_dict(useful, strict=False)
             taken = [name for adapter in self.network.loras for name in _put_blocks(adapter, tensors)]
         except RuntimeError as e:
-            raise ConfigError(f"the file does not fit this network: {str(e).splitlines()[-1].strip()}") from e
+            raise ConfigError("the file does not fit this network: {why}", why=str(e).splitlines()[-1].strip()) from e
         # The package keeps the strength that it has computed from the config's alpha.
         for adapter in self.network.loras:
             known = before[id(adapter)]
@@ -146,29 +147,32 @@ def unused_alphas(names: Collection[str]) -> set[str]:
     return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """A sentence when the package of the network module is not installed."""
     module = config.network.module
     if module.startswith("networks."):
         return
     package = module.split(".")[0]
     if not packages.installed(package):
-        yield f"network_module {module} {packages.absent(package)}"
+        yield Problem("network_module", "{module} {absent}", module=module, absent=packages.absent(package))
     elif error := packages.failure(package) if package in packages.PACKAGES else "":
-        yield f"network_module {module} {packages.broken(package, error)}"
+        yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
 def attach(parts: Any, family: Any, config: Any) -> LycorisAdapters:
     """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
     if wrong := [*problems(config), *network_args.problems(config)]:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     name, settings = config.network.module, network_args.texts(config)
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a package that does not fit this machine raises what it likes
-        raise ConfigError(f"network_module {name} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(Problem("network_module", "{name} cannot be loaded: {kind}: {why}", name=name,
+            kind=type(error).__name__, why=error)) from error  # fmt: skip
     if not hasattr(module, "create_network"):
-        raise ConfigError(f"network_module {name} has no create_network: write lycoris.kohya, or leave it empty")
+        raise ConfigError(
+            Problem("network_module", "{name} has no create_network: write lycoris.kohya, or leave it empty", name=name)
+        )
     dim, alpha = config.network.network_dim or 4, config.network.network_alpha
     if config.network.dim_from_weights:
         dim, alpha, stored = _of_file(config.network.network_weights)
@@ -201,7 +205,7 @@ def attach(parts: Any, family: Any, config: Any) -> LycorisAdapters:
         try:
             unmatched = method.load_state_dict(tensors)
         except ConfigError as e:
-            raise ConfigError(f"network_weights: {e}") from e
+            raise ConfigError(*(Problem("network_weights", ": {why}", why=why) for why in e.problems)) from e
         # Each kind of adapter has an alpha, so that alone does not make it the same kind.
         tell("network_weights", weights, unmatched, sum(not name.endswith(".alpha") for name in tensors))
     return method
@@ -262,10 +266,10 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
         own = {name: str(value) for name, value in arguments.items() if name != "dropout"}
         return int(facts["ss_network_dim"]), float(facts["ss_network_alpha"]), own
     except (KeyError, ValueError, AttributeError) as e:
-        raise ConfigError(
-            f"dim_from_weights: {path} does not say which network it was made by (ss_network_dim); "
-            "set network_dim, network_alpha and network_args to what they were, and leave dim_from_weights out"
-        ) from e
+        raise ConfigError(Problem("dim_from_weights",
+            ": {path} does not say which network it was made by (ss_network_dim); set "
+            "network_dim, network_alpha and network_args to what they were, and leave "
+            "dim_from_weights out", path=path)) from e  # fmt: skip
 
 
 def _encoders(parts: Any, config: Any, settings: Mapping[str, str]) -> dict[str, nn.Module]:
@@ -299,6 +303,7 @@ def _said_briefly(name: str) -> Iterator[None]:
     try:
         yield
     except (AssertionError, KeyError, ValueError, TypeError) as e:
-        raise ConfigError(f"network_module {name} refuses its network_args: {str(e) or type(e).__name__}") from e
+        raise ConfigError(Problem("network_module", "{name} refuses its network_args: {why}", name=name,
+            why=str(e) or type(e).__name__)) from e  # fmt: skip
     finally:
         logger.setLevel(level)

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library import families
-from library.config.schema import ConfigError, Layer, opt, read_section, section_options
+from library.config.problems import ConfigError, Problem, Text
+from library.config.schema import Layer, opt, read_section, section_options
+from library.config.values import quoted
+from library.families.shared.network_args import wrong_argument
 
 PRESETS = ("full", "full-lin", "attn-mlp", "attn-only", "unet-only", "unet-transformer-only", "unet-convblock-only",
            "ia3")  # fmt: skip
@@ -55,10 +58,11 @@ class LycorisArgs:
     loraplus_unet_lr_ratio: float | None = opt(None, "LoRA+ for the denoiser only", min=0.0)
     loraplus_text_encoder_lr_ratio: float | None = opt(None, "LoRA+ for the text encoders only", min=0.0)
 
-    def check(self, _run: Any = None) -> Iterator[str]:
+    def check(self, _run: Any = None) -> Iterator[Problem]:
         """The layers are chosen by a name that the package knows, or by a file."""
         if self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
-            yield f"in network_args: preset {self.preset!r} is no file, and none of {', '.join(PRESETS)}"
+            yield wrong_argument("preset", "{preset} is no file, and none of {presets}",
+                preset=quoted(self.preset), presets=", ".join(PRESETS))  # fmt: skip
 
 
 LYCORIS = "lycoris.kohya"
@@ -67,7 +71,7 @@ ALGORITHMS = {"dylora": "dylora", "oft": "diag-oft", "loha": "loha", "lokr": "lo
 HINTS = {"dropout": "; write --network_dropout instead"}
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """What is wrong with network_module and network_args, a sentence each; no torch."""
     module = config.network.module
     cls = args_class(config)
@@ -75,51 +79,54 @@ def problems(config: Any) -> Iterator[str]:
         if others := [known for known in families.every() if module in known.adapter_modules]:
             own = next(iter(families.facts(config.family).adapter_modules))
             others = " and ".join(known.title for known in others)
-            yield f"network_module {module} is for {others}; for {config.title} write {own} or leave it empty"
+            yield Problem("network_module", "{module} is for {others}; for {title} write {own} or leave it empty",
+                module=module, others=others, title=config.title, own=own, fix={"network_module": None})  # fmt: skip
         elif module.startswith("networks."):
             algorithm = ALGORITHMS.get(module.removeprefix("networks.").split("_")[0])
             offered = ", ".join((*families.facts(config.family).adapter_modules, LYCORIS))
             instead = f"{LYCORIS} with network_args algo={algorithm}" if algorithm else offered
-            yield f"network_module {module} is not offered; write {instead}"
+            yield Problem("network_module", "{module} is not offered; write {other}", module=module, other=instead,
+                fix={"network_module": None})  # fmt: skip
         return
     args, wrong = _read(cls, config.network.network_args)
     yield from wrong
     both = getattr(args, "ggpo_sigma", None) is not None and getattr(args, "ggpo_beta", None) is not None
     if both and config.precision.mixed_precision == "fp16":
-        yield "in network_args: ggpo_sigma and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients"
+        yield wrong_argument("ggpo_sigma", "and ggpo_beta need mixed_precision = bf16, as fp16 scales the gradients")
     if isinstance(args, LycorisArgs):
         yield from _drawn_in_python(args, config)
 
 
-def _drawn_in_python(args: LycorisArgs, config: Any) -> Iterator[str]:
+def _drawn_in_python(args: LycorisArgs, config: Any) -> Iterator[Problem]:
     """What the package decides by chance while a layer computes: a graph has no room for it, and computing the layer
     again for its gradient would decide anew where Python draws."""
     if config.compile.compile and args.module_dropout:
-        yield "in network_args: module_dropout of LyCORIS cannot be compiled: leave it out, or switch compile off"
+        yield wrong_argument("module_dropout", "of LyCORIS cannot be compiled: leave it out, or switch compile off")
     if args.algo.lower() == "dylora" and (config.compile.compile or config.memory.checkpointing):
         what = "compile" if config.compile.compile else "gradient_checkpointing or blocks_to_swap"
-        yield f"in network_args: algo=dylora takes other ranks at every pass, so it cannot be used with {what}"
+        yield wrong_argument("", "algo=dylora takes other ranks at every pass, so it cannot be used with {what}",
+            what=what)  # fmt: skip
 
 
-def notes(config: Any) -> Iterator[str]:
+def notes(config: Any) -> Iterator[Problem]:
     """What has no effect in this run, a sentence each."""
     args = read(config)
     if hasattr(args, "notes"):
         yield from args.notes()
     network = config.network
     if network.network_alpha > STRONG * (network.network_dim or 4):
-        yield (
-            f"network_alpha {network.network_alpha:g} is far above network_dim ({network.network_dim or 4}): the "
-            "adapter's strength is alpha / rank, and so much may end in NaN"
-        )
+        yield Problem("network_alpha",
+            "{alpha} is far above network_dim ({rank}): the adapter's strength is alpha / rank, and so much may end "
+            "in NaN", alpha=f"{network.network_alpha:g}", rank=network.network_dim or 4)  # fmt: skip
     if len(set(config.optim.text_encoder_lr)) > 1 and not getattr(args, "encoder_rates", ()):
-        yield f"text_encoder_lr: {config.network.module} has one rate for all text encoders, the first one given"
+        told = ": {module} has one rate for all text encoders, the first one given"
+        yield Problem("text_encoder_lr", told, module=config.network.module)
 
 
 def read(config: Any) -> Any:
     """The arguments as the module's own dataclass. Raises ConfigError with all that is wrong."""
     if wrong := list(problems(config)):
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     cls = args_class(config)
     return _read(cls, config.network.network_args)[0] if cls else texts(config)
 
@@ -137,12 +144,13 @@ def texts(config: Any) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in config.network.network_args if "=" in pair)
 
 
-def _read(cls: type, pairs: Any) -> tuple[Any, list[str]]:
-    wrong = [f"network_args: {pair!r} must be written key=value" for pair in pairs if "=" not in pair]
+def _read(cls: type, pairs: Any) -> tuple[Any, list[Problem]]:
+    written = ": {pair} must be written key=value"
+    wrong = [Problem("network_args", written, pair=quoted(pair)) for pair in pairs if "=" not in pair]
     given = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
     given = {key: value for key, value in given.items() if not (value in ("", "None") and key in section_options(cls))}
     for name in [n for n in HINTS if n in given and n not in section_options(cls)]:
-        wrong.append(f"in network_args: {name} is not a known key{HINTS[name]}")
+        wrong.append(wrong_argument(name, "is not a known key{hint}", hint=Text(HINTS[name])))
         given.pop(name)
     made = cls(**read_section(cls, Layer(given, "network_args"), wrong))
     return made, [*wrong, *(made.check() if hasattr(made, "check") else ())]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem
 
 
 def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -13,15 +13,14 @@ def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in named.items()}
 
 
-def differing(here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> str:
-    """A sentence where what learns here and what was saved, as shapes by name, are not the same; "" where they are."""
+def differing(here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> Problem | None:
+    """The problem where what learns here and what was saved, as shapes by name, are not the same."""
     odd = sorted(here.keys() ^ saved.keys()) or sorted(n for n in here if here[n] != saved[n])
     if not odd:
-        return ""
-    return (
-        f"resume: the state was made with other networks than this config describes ({odd[0]} differs); "
-        "resume with its own config"
-    )
+        return None
+    return Problem("resume",
+        ": the state was made with other networks than this config describes ({layer} differs); "
+        "resume with its own config", layer=odd[0])  # fmt: skip
 
 
 @torch.no_grad()

@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError, replace
+from library.config.problems import ConfigError, Problem
+from library.config.schema import replace
 from library.train.errors import kind_of
 
 KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin
@@ -39,10 +40,10 @@ class Uploads:
         try:
             self._api.create_repo(options.huggingface_repo_id, repo_type=self._kind, private=private, exist_ok=True)
         except Exception as e:  # of the network, the hub or the token, in the words of three libraries
-            raise ConfigError(
-                f"huggingface_repo_id: {options.huggingface_repo_id} can be neither found nor made ({_reason(e)}); "
-                "check the name, the token's right to write and the network, or leave it out"
-            ) from e
+            raise ConfigError(Problem("huggingface_repo_id",
+                ": {repo} can be neither found nor made ({reason}); check the name, "
+                "the token's right to write and the network, or leave it out",
+                repo=options.huggingface_repo_id, reason=_reason(e))) from e  # fmt: skip
         self._run.say(f"What is saved is uploaded to {self._address}")
 
     def add(self, path: Path) -> None:
@@ -92,17 +93,16 @@ class Uploads:
         return f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{self._options.huggingface_repo_id}"
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """Why nothing could be uploaded, as far as that is known without the network."""
     if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
         return
     from huggingface_hub import get_token
 
     if not get_token():
-        yield (
-            "huggingface_repo_id: uploading needs a token that may write; set HF_TOKEN, log in with `hf auth login`, "
-            "or give huggingface_token"
-        )
+        yield Problem("huggingface_repo_id",
+            ": uploading needs a token that may write; set HF_TOKEN, log in with `hf auth "
+            "login`, or give huggingface_token")  # fmt: skip
 
 
 def fetched(config: Any) -> Any:
@@ -120,12 +120,13 @@ def fetched(config: Any) -> Any:
         files = [file for file in HfApi().list_repo_files(repo, **where) if file.startswith(f"{place}/")]
         folder = Path(snapshot_download(repo, allow_patterns=files, **where)) / place if files else None
     except Exception as e:
-        raise ConfigError(
-            f"resume: {config.steps.resume} could not be downloaded ({_reason(e)}); check the name and the network, "
-            "and set HF_TOKEN when it is private"
-        ) from e
+        raise ConfigError(Problem("resume",
+            ": {state} could not be downloaded ({reason}); check the name and the network, and "
+            "set HF_TOKEN when it is private", state=config.steps.resume, reason=_reason(e))) from e  # fmt: skip
     if folder is None:
-        raise ConfigError(f"resume: the repository {repo} has no folder {place}; name one that ends in -state")
+        raise ConfigError(Problem("resume",
+            ": the repository {repo} has no folder {where}; name one that ends in -state", repo=repo,
+            where=place))  # fmt: skip
     return replace(config, resume=os.fspath(folder), resume_from_huggingface=False)
 
 

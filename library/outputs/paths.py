@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem, Text
+from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 
 if TYPE_CHECKING:
@@ -107,31 +108,46 @@ def extension(config: Any) -> str:
     return "" if asked in FOLDERS else f".{asked}"
 
 
-def problems(config: Any) -> Iterator[str]:
-    """What stands in the way of saving, a sentence each; nothing is written or overwritten to find out."""
+def free_name(config: Any) -> dict[str, Any]:
+    """The fix that is an output name like this one that no file has yet."""
+    stem, number = re.sub(r"-\d+$", "", config.save.output_name or config.script), 2
+    folder = Path(config.save.output_dir or ".")
+    while any(folder.glob(f"{stem}-{number}[.-]*")) or any((folder / "runs").glob(f"{stem}-{number}-*")):
+        number += 1
+    return {"output_name": f"{stem}-{number}"}
+
+
+def problems(config: Any) -> Iterator[Problem]:
+    """What stands in the way of saving; nothing is written or overwritten to find out."""
     if not config.save.output_dir:
-        yield "output_dir is not set: choose a folder for the results"
+        yield Problem("output_dir", "is not set: choose a folder for the results")
         return
     name = config.save.output_name
     if name and (Path(name).name != name or name == ".." or re.search(r'[<>:"|?*\\]', name)):
-        yield f'output_name must be a plain name without folders or any of <>:"|?*, got {name!r}'
+        yield Problem(
+            "output_name", 'must be a plain name without folders or any of <>:"|?*, got {name}', name=quoted(name)
+        )
         return
     if name and (name != name.strip(" .") or not name.isprintable() or DEVICES.fullmatch(name)):
-        yield f"output_name must be a name that every system allows, got {name!r}; letters, numbers, - and _ are safe"
+        yield Problem("output_name",
+            "must be a name that every system allows, got {name}; letters, numbers, - and _ are safe",
+            name=quoted(name))  # fmt: skip
         return
     if name and len(name.encode()) > LONGEST:
-        yield f"output_name must be shorter, as {LONGEST} bytes are what fits with a step and an ending behind it"
+        yield Problem("output_name",
+            "must be shorter, as {longest} bytes are what fits with a step and an ending behind it",
+            longest=LONGEST)  # fmt: skip
         return
     here = names(config)
     nearest = next(p for p in (here.folder.absolute(), *here.folder.absolute().parents) if p.exists())
     if not nearest.is_dir():
-        yield f"output_dir: {nearest} is a file; choose a folder"
+        yield Problem("output_dir", ": {nearest} is a file; choose a folder", nearest=nearest)
     elif not config.steps.resume and (there := here.existing()):
-        more = f" and {len(there) - 1} more of that name" if len(there) > 1 else ""
-        yield (
-            f"output_name: {there[0]}{more} would be overwritten; "
-            "choose another output_name or output_dir, move them away, or go on from a state with resume"
-        )
+        more = Text(" and {count} more of that name", count=len(there) - 1) if len(there) > 1 else ""
+        yield Problem("output_name",
+            ": {file}{more} would be overwritten; choose another output_name or output_dir, "
+            "move them away, or go on from a state with resume", file=there[0], more=more,
+            fix=free_name(config))  # fmt: skip
 
 
 def result(path: Path, method: Any, config: Any, metadata: Mapping[str, str], progress: tuple[int, int]) -> Path:
@@ -248,7 +264,8 @@ def _warn_of_nan(path: Path, tensors: "Mapping[str, Tensor]", refuse: bool = Fal
 
     broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if broken and refuse:
-        raise ConfigError(f"{path.name} was not saved: {len(broken)} tensors hold NaN or infinity, first {broken[0]}")
+        raise ConfigError("{name} was not saved: {count} tensors hold NaN or infinity, first {broken}",
+            name=path.name, count=len(broken), broken=broken[0])  # fmt: skip
     if broken:
         log.warning("%s: %d tensors hold NaN or infinity, first %s", path.name, len(broken), broken[0])
 

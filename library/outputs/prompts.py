@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError, section_options
+from library.config.problems import ConfigError, Problem
+from library.config.schema import section_options
 from library.config.sections.outputs import Sample
 
 MAX_STEPS = 1000
@@ -70,33 +71,33 @@ def read(path: str | Path) -> list[Prompt]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(
-            f"sample_prompts: {path} cannot be read as text ({type(e).__name__}); give a prompt file"
-        ) from e
+        raise ConfigError(Problem("sample_prompts",
+            ": {path} cannot be read as text ({kind}); give a prompt file", path=path,
+            kind=type(e).__name__)) from e  # fmt: skip
     readers = {".toml": _from_toml, ".json": _from_json}
     try:
         found = list(readers.get(path.suffix.lower(), _from_lines)(text))
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as e:
-        raise ConfigError(f"sample_prompts: {path.name} is no valid {path.suffix[1:].upper()}: {e}") from e
-    wrong = [f"sample_prompts: {path.name}, {problem}" for _, problem in found if problem]
+        raise ConfigError(Problem("sample_prompts", ": {name} is no valid {format}: {why}", name=path.name,
+            format=path.suffix[1:].upper(), why=e)) from e  # fmt: skip
+    wrong = [Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
+             for _, problem in found if problem]  # fmt: skip
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     if not found:
-        raise ConfigError(f"sample_prompts: {path.name} holds no prompt; write one per line")
+        raise ConfigError(Problem("sample_prompts", ": {name} holds no prompt; write one per line", name=path.name))
     return [prompt for prompt, _ in found]
 
 
-def notes(path: str | Path) -> list[str]:
+def notes(path: str | Path) -> list[Problem]:
     """Options on the lines of a readable .txt file that will not do what they say, a sentence each."""
     path = Path(path)
     if path.suffix.lower() in (".toml", ".json"):
         return []
-    return [
-        f"sample_prompts: {path.name}, line {number}: --{option} {why}"
+    return [Problem("sample_prompts", ": {name}, line {number}: --{letter} {why}", name=path.name,
+        number=number, letter=option, why=why)
         for number, line in _lines(path.read_text(encoding="utf-8-sig"))
-        for option in line.split(" --")[1:]
-        if (why := _why_idle(option))
-    ]
+        for option in line.split(" --")[1:] if (why := _why_idle(option))]  # fmt: skip
 
 
 def parse_line(line: str) -> Prompt:
@@ -162,7 +163,7 @@ def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
 def _from_json(text: str) -> Iterator[tuple[Prompt, str]]:
     entries = json.loads(text)
     if not isinstance(entries, list):
-        raise ConfigError("sample_prompts: a JSON prompt file is a list of texts or of objects")
+        raise ConfigError(Problem("sample_prompts", ": a JSON prompt file is a list of texts or of objects"))
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, str):
             prompt = parse_line(entry)

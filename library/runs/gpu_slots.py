@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.command import launch_problems
-from library.config.values import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 from library.runs import locking, machine, registry
 
 CPU = "cpu"
@@ -66,8 +66,8 @@ def choose(how: Mapping[str, Any], free: Iterable[str]) -> tuple[str, ...]:
     return known[:count] if len(known) >= count else ()
 
 
-def problems(how: Mapping[str, Any]) -> list[str]:
-    """All that is wrong with launch options, a sentence each; of GPUs only where this machine knows what it has."""
+def problems(how: Mapping[str, Any]) -> list[Problem]:
+    """All that is wrong with launch options; of GPUs only where this machine knows what it has."""
     found, every = launch_problems(how), lanes()
     if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
         return found
@@ -76,15 +76,20 @@ def problems(how: Mapping[str, Any]) -> list[str]:
     if wrong := _absent(wanted, every):
         found.append(wrong)
     elif not found and (number := _processes(how)) > len(wanted):
-        what = "gpu_ids names" if asked and asked != ["all"] else "this machine has"
-        found.append(f"num_processes is {number}, and {what} {len(wanted)} GPU{'s' * (len(wanted) > 1)}: one for each")
+        what = Text("gpu_ids names" if asked and asked != ["all"] else "this machine has")
+        gpus = Text("{count} GPUs" if len(wanted) > 1 else "{count} GPU", count=len(wanted))
+        facts = {"number": number, "what": what, "gpus": gpus}
+        found.append(Problem("num_processes", "is {number}, and {what} {gpus}: one for each", **facts))
     return found
 
 
-def _absent(wanted: Iterable[str], every: Iterable[str]) -> str:
-    """A sentence about a GPU that this machine does not have, or ""."""
-    unknown = [name for name in wanted if name not in every]
-    return f"gpu_ids: there is no GPU {unknown[0]} here, only {', '.join(every)}" if unknown else ""
+def _absent(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
+    """The problem of a GPU that this machine does not have, if there is one."""
+    unknown = next((name for name in wanted if name not in every), "")
+    here = ", ".join(every)
+    return (
+        Problem("gpu_ids", ": there is no GPU {name} here, only {here}", name=unknown, here=here) if unknown else None
+    )
 
 
 def free(active: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def _filled(fields: tuple[CommandField, ...], values: Mapping[str, Any], guard: 
             missing.append(f"{field.label}: this must be filled in")
         words += made
     if missing:
-        raise ConfigError("\n".join(missing))
+        raise ConfigError(*missing)
     return words
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import psutil
 
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 from library.files import write_atomic
 from library.runs import layout, process, registry, restoring
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 from library.runs import layout, reader
 from library.runs.lineage import step_of
 
@@ -58,4 +58,4 @@ def problems(run: reader.RecordedRun) -> Iterator[str]:
 def check(run: reader.RecordedRun) -> None:
     """Raise ConfigError when a run cannot be gone on with."""
     if found := list(problems(run)):
-        raise ConfigError("\n".join(found))
+        raise ConfigError(*found)

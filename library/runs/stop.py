@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
 from library.runs.lineage import step_of

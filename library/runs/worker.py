@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from library.config.values import ConfigError
+from library.config.problems import ConfigError
 from library.runs import gpu_slots, layout, locking, process, queue, reader, start
 
 PERIOD = 0.5  # seconds between two looks at the queue

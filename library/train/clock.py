@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.data.length import length
 
 
@@ -35,10 +35,10 @@ class Clock:
         first = epoch * self.per_epoch if steps.initial_step is None else steps.initial_step
         if first >= self.total:
             name = "initial_epoch" if steps.initial_step is None else "initial_step"
-            raise ConfigError(
-                f"{name}: this training has {self.total} steps in {self.epochs} epochs, so nothing is left to do; "
-                f"lower {name}, or raise max_train_steps or max_train_epochs"
-            )
+            raise ConfigError(Problem(name,
+                ": this training has {total} steps in {epochs} epochs, so nothing is left to do; "
+                "lower {name}, or raise max_train_steps or max_train_epochs", total=self.total,
+                epochs=self.epochs, name=name))  # fmt: skip
         done, self.in_epoch = divmod(first, self.per_epoch)
         self.epoch = done + 1
         if steps.skip_until_initial_step:

@@ -185,10 +185,8 @@ def give_up(run: Any, error: BaseException) -> None:
     """From now on without compiling, or, where that is not wanted, a ConfigError that says what is wrong."""
     reason = blocks.why(error)
     if not run.config.compile.compile_fallback:
-        raise ConfigError(
-            f"compile: PyTorch could not compile a block ({reason}); "
-            "add --compile_fallback to go on without, or switch compile off"
-        ) from error
+        raise ConfigError(f"compile: PyTorch could not compile a block ({reason}); "
+            "add --compile_fallback to go on without, or switch compile off") from error  # fmt: skip
     run.compile_log.fallback = reason
     torch.compiler.set_stance("force_eager")
     run.forget_gradients()

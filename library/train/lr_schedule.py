@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from library.config.schema import ConfigError
-from library.config.values import meant
+from library.config.problems import ConfigError, Problem
+from library.config.values import did_you_mean
 from library.train.optimizer_classes import (
     OptimizerSpec,
     import_class,
@@ -40,7 +40,7 @@ def schedule(optimizer: Any, config: Any, total_steps: int) -> Any:
     from torch.optim.lr_scheduler import LambdaLR
 
     if wrong := list(problems(config)):
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
@@ -53,50 +53,56 @@ def schedule(optimizer: Any, config: Any, total_steps: int) -> Any:
     return import_class(FUNCTIONS[name])(optimizer, **{**_settings(name, config.optim, total_steps), **own})
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """What is wrong with the choice of schedule, a sentence each."""
     own: dict[str, Any] = {}
     try:
         own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     except ConfigError as e:
-        yield from str(e).splitlines()
+        yield from e.problems
     if config.optim.lr_scheduler_type:
         yield from _custom_problems(config, own)
         return
     name = config.optim.lr_scheduler.split(":")[0]
     if name not in FUNCTIONS:
-        yield f"lr_scheduler {name} is not known{meant(name, FUNCTIONS)}; known are {', '.join(FUNCTIONS)}"
+        yield Problem("lr_scheduler", "{name} is not known{hint}; known are {functions}", name=name,
+            hint=did_you_mean(name, FUNCTIONS), functions=", ".join(FUNCTIONS))  # fmt: skip
         return
     yield from _needs(name, config, own)
     if own and name != "adafactor":  # loading one loads much else
         yield from unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)
 
 
-def _needs(name: str, config: Any, own: dict[str, Any]) -> Iterator[str]:
+def _needs(name: str, config: Any, own: dict[str, Any]) -> Iterator[Problem]:
     optim = config.optim
     if name == "adafactor" and spec_of(config).name != "Adafactor":
-        yield f"lr_scheduler adafactor goes with optimizer_type Adafactor only, not {optim.optimizer}"
+        yield Problem("lr_scheduler", "adafactor goes with optimizer_type Adafactor only, not {optimizer}",
+            optimizer=optim.optimizer)  # fmt: skip
     if name == "adafactor" and ":" in optim.lr_scheduler:
         try:
             float(optim.lr_scheduler.split(":")[1])
         except ValueError:
-            yield f"lr_scheduler must be written adafactor:<rate>, got {optim.lr_scheduler}"
+            yield Problem("lr_scheduler", "must be written adafactor:<rate>, got {given}", given=optim.lr_scheduler)
     has_minimum = optim.lr_scheduler_min_lr_ratio is not None or {"min_lr", "min_lr_rate"} & own.keys()
     if name == "cosine_with_min_lr" and not has_minimum:
-        yield "lr_scheduler cosine_with_min_lr needs lr_scheduler_min_lr_ratio: 0.1 ends at a tenth of the rate"
+        yield Problem("lr_scheduler",
+            "cosine_with_min_lr needs lr_scheduler_min_lr_ratio: 0.1 ends at a tenth of the rate",
+            fix={"lr_scheduler_min_lr_ratio": 0.1})  # fmt: skip
     if name == "piecewise_constant" and "step_rules" not in own:
-        yield "lr_scheduler piecewise_constant needs lr_scheduler_args, like step_rules='1:100,0.1' (0.1 from step 100)"
+        yield Problem("lr_scheduler",
+            "piecewise_constant needs lr_scheduler_args, like step_rules='1:100,0.1' (0.1 from step 100)")  # fmt: skip
 
 
-def _custom_problems(config: Any, own: dict[str, Any]) -> Iterator[str]:
+def _custom_problems(config: Any, own: dict[str, Any]) -> Iterator[Problem]:
     cls = _custom(config)
     if absent := missing_package(cls.module):
-        yield f"lr_scheduler_type {config.optim.lr_scheduler_type} {absent}"
+        yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type,
+            absent=absent)  # fmt: skip
         return
     try:
         yield from unknown_arguments(import_class(cls), own, "lr_scheduler_args", cls.name)
     except ConfigError as e:
-        yield f"lr_scheduler_type {config.optim.lr_scheduler_type}: {e}"
+        yield Problem("lr_scheduler_type", "{chosen}: {why}", chosen=config.optim.lr_scheduler_type, why=e)
 
 
 def _custom(config: Any) -> OptimizerSpec:

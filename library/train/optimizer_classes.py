@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from library import optimizers, packages
-from library.config.schema import ConfigError
-from library.config.values import meant, shown
+from library.config.problems import ConfigError, Problem
+from library.config.values import did_you_mean, quoted
 from library.optimizers import SPECS, OptimizerSpec
 
 # What belongs to one weight alone, and steps it in the type that it is given: besides these, all of three packages.
@@ -61,7 +61,7 @@ def steps_alone(config: Any) -> bool:
 
 def read_arguments(pairs: Iterable[str], option: str) -> dict[str, Any]:
     """["weight_decay=0.1", "betas=0.9,0.99"] -> Python values. Raises ConfigError naming all that cannot be read."""
-    found, wrong = {}, []
+    found, wrong = dict[str, Any](), list[Problem]()
     for pair in pairs:
         key, equal, text = pair.partition("=")
         try:
@@ -69,11 +69,11 @@ def read_arguments(pairs: Iterable[str], option: str) -> dict[str, Any]:
                 raise ValueError(pair)
             found[key.strip()] = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError):
-            wrong.append(
-                f"{option}: {shown(pair)} must be written key=value with a number, True, False, None or a quoted text"
-            )
+            wrong.append(Problem(option,
+                ": {pair} must be written key=value with a number, True, False, None or a quoted text",
+                pair=quoted(pair)))  # fmt: skip
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     return found
 
 
@@ -89,11 +89,13 @@ def import_class(cls: OptimizerSpec) -> type:
         with _without_warnings(cls.module):
             module = importlib.import_module(cls.module)
     except Exception as e:  # a package that does not fit this machine raises what it likes
-        raise ConfigError(f"{cls.module} cannot be loaded: {e}") from e
+        raise ConfigError("{module} cannot be loaded: {why}", module=cls.module, why=e) from e
     known = {name.lower(): made for name, made in vars(module).items() if isinstance(made, type)}
     if (made := getattr(module, cls.name, None) or known.get(cls.name.lower())) is None:
         names = [made.__name__ for made in known.values()]
-        raise ConfigError(f"{cls.module} has no {cls.name}{meant(cls.name, names)}")
+        raise ConfigError(
+            "{module} has no {name}{hint}", module=cls.module, name=cls.name, hint=did_you_mean(cls.name, names)
+        )
     return made
 
 
@@ -109,7 +111,7 @@ def _without_warnings(module: str) -> Iterator[None]:
         log.setLevel(level)
 
 
-def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str) -> Iterator[str]:
+def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str) -> Iterator[Problem]:
     """A sentence for each argument that a function does not take."""
     function = theirs(function)
     try:
@@ -122,7 +124,9 @@ def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str
         return
     for name in own:
         if name not in known:
-            yield f"{option}: {title} has no argument {name}{meant(name, known)}"
+            yield Problem(
+                option, ": {title} has no argument {name}{hint}", title=title, name=name, hint=did_you_mean(name, known)
+            )
 
 
 def theirs(cls: Any) -> Any:

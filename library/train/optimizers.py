@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from library import optimizers, packages
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 from library.train import fused_step, optimizer_trial
 from library.train.lr_schedule import problems as schedule_problems
 from library.train.lr_schedule import schedule
@@ -42,7 +42,7 @@ def optimizer(method: Any, config: Any, seed: int = 0) -> Any:
     `problems`.
     """
     if wrong := list(problems(config)):
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     groups = method.groups()
     if wrong := _rates(config, {group["name"]: group["lr"] for group in groups}):
         raise ConfigError(wrong)
@@ -83,53 +83,63 @@ def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
     try:
         return import_class(cls)(groups, lr=rate, **always, **own)
     except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which takes nothing but matrices
-        raise ConfigError(
-            f"optimizer_type {config.optim.optimizer} does not take these weights or arguments: {error}"
-        ) from error
+        raise ConfigError(Problem("optimizer_type",
+            "{optimizer} does not take these weights or arguments: {why}",
+            optimizer=config.optim.optimizer, why=error)) from error  # fmt: skip
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """What is wrong with the choice of optimizer and its arguments, a sentence each."""
     cls, own = spec_of(config), {}
     try:
         own = arguments(config)
     except ConfigError as e:
-        yield from str(e).splitlines()
+        yield from e.problems
     is_refused = cls.name.lower() == "automagic"  # by the rules of the options
     if not is_refused and (unusable := _unusable(cls)):
-        advice = optimizers.advice(config.optim.optimizer, config.adapters)
-        yield f"optimizer_type {config.optim.optimizer} {unusable}; or {advice}"
+        advice, fix = optimizers.advice(config)
+        yield Problem("optimizer_type", "{optimizer} {unusable}; or {advice}",
+            optimizer=config.optim.optimizer, unusable=unusable, advice=advice, fix=fix)  # fmt: skip
     elif not is_refused:
         yield from _signature_problems(cls, own, config.optim.optimizer)
     if config.optim.ema_decay and is_schedule_free(config):
-        yield f"ema_decay cannot be used with {cls.name}, which averages by itself: set ema_decay = 0"
+        yield Problem("ema_decay",
+            "cannot be used with {name}, which averages by itself: set ema_decay = 0", name=cls.name,
+            fix={"ema_decay": 0})  # fmt: skip
     if (early := config.optim.stepped_early) and is_schedule_free(config):
-        yield f"{early} cannot be used with {cls.name}: use AdamW or Adafactor, or leave {early} out"
+        yield Problem(early, "cannot be used with {name}: use AdamW or Adafactor, or leave {early} out",
+            name=cls.name, early=early)  # fmt: skip
     encoders = next(iter(config.optim.text_encoder_lr), None) if config.adapters else None
     if config.adapters and (wrong := _rates(config, {"unet_lr": config.optim.unet_lr, "text_encoder_lr": encoders})):
         yield wrong
     yield from schedule_problems(config)
 
 
-def _rates(config: Any, rates: Mapping[str, float | None]) -> str:
-    """A sentence where rates differ and the optimizer has one for all: it would stop at its first step."""
+def _rates(config: Any, rates: Mapping[str, float | None]) -> Problem | None:
+    """The problem where rates differ and the optimizer has one for all: it would stop at its first step."""
     if not spec_of(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
-        return ""
-    told = " and ".join(f"{name} {rate}" for name, rate in rates.items())
-    return (
-        f"optimizer_type {config.optim.optimizer} has one learning rate for all that learns, not {told}: "
-        "set learning_rate alone, or set optimizer_type = ProdigyPlusScheduleFree"
-    )
+        return None
+    given = " and ".join(f"{name} {rate}" for name, rate in rates.items())
+    fix = {
+        "unet_lr": None,
+        "text_encoder_lr": (),
+        "learning_rate": getattr(config.optim, "unet_lr", None) or config.optim.learning_rate,
+    }
+    return Problem("optimizer_type", "{optimizer} has one learning rate for all that learns, not {given}: "
+        "set learning_rate alone, or set optimizer_type = ProdigyPlusScheduleFree",
+        optimizer=config.optim.optimizer, given=given, fix=fix)  # fmt: skip
 
 
-def still(config: Any) -> Iterator[str]:
+def still(config: Any) -> Iterator[Problem]:
     """Nothing would learn, whatever the model is: every rate that counts here is 0."""
     if spec_of(config) is optimizers.SPECS["adafactor"]:
         return
     rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
     if rates and not any(rates.values()):
         usual = "1e-4" if config.adapters else "1e-5"
-        yield f"{next(iter(rates))} is 0, so nothing would be trained: {usual} is usual"
+        told, fix = "is 0, so nothing would be trained: {usual} is usual", {"learning_rate": float(usual)}
+        option = next(iter(rates))
+        yield Problem(option, told, usual=usual, fix=fix if option == "learning_rate" else {})
 
 
 def _rates_of_adapters(config: Any) -> dict[str, float]:
@@ -161,35 +171,44 @@ def _rates_of_models(config: Any) -> dict[str, float]:
     return found
 
 
-def notes(config: Any) -> Iterator[str]:
+def notes(config: Any) -> Iterator[Problem]:
     """What is allowed but seldom meant, or has no effect, a sentence each."""
     name = spec_of(config).name
     if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:
-        yield f"learning_rate {config.optim.learning_rate} is small for {name}, which adapts its own: use about 1.0"
+        yield Problem("learning_rate", "{rate} is small for {name}, which adapts its own: use about 1.0",
+            rate=config.optim.learning_rate, name=name, fix={"learning_rate": 1.0})  # fmt: skip
     if name == "ProdigyPlusScheduleFree" and config.optim.max_grad_norm:
-        yield f"max_grad_norm hinders {name}, which limits its steps by itself: set max_grad_norm = 0"
+        yield Problem("max_grad_norm",
+            "hinders {name}, which limits its steps by itself: set max_grad_norm = 0", name=name,
+            fix={"max_grad_norm": 0.0})  # fmt: skip
     most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
     rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
     for option, rate in (rates or {"learning_rate": config.optim.learning_rate}).items():
         if rate > (most if name in USUAL_RATES else HIGH_FOR_ANY):
-            usual = "1e-4 for LoRA" if config.adapters else "1e-5 for a whole model"
-            yield f"{option} {rate} is very high for {name} and may end in NaN; {usual} is usual"
+            usual = Text("1e-4 for LoRA" if config.adapters else "1e-5 for a whole model")
+            yield Problem(option, "{rate} is very high for {name} and may end in NaN; {usual} is usual",
+                rate=rate, name=name, usual=usual)  # fmt: skip
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
-        yield f"lr_scheduler has no effect: {name} needs no schedule"
+        yield Problem("lr_scheduler", "has no effect: {name} needs no schedule", name=name)
     steps, warm = config.steps, config.optim.lr_warmup_steps
     if not steps.max_train_epochs and warm >= steps.max_train_steps:
-        yield f"lr_warmup_steps {warm} is not below max_train_steps: the learning rate never reaches its value"
+        yield Problem("lr_warmup_steps",
+            "{warm} is not below max_train_steps: the learning rate never reaches its value", warm=warm)  # fmt: skip
     precision = config.precision
     half = "full_bf16" if precision.full_bf16 else "full_fp16" if precision.full_fp16 else ""
     by_chance = name == "ProdigyPlusScheduleFree" and precision.full_bf16  # it rounds as we do
     if half and not steps_alone(config) and not by_chance:
-        yield f"{half}: {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not"
+        yield Problem(half,
+            ": {name} rounds to the nearest number, which loses small updates; AdamW and Adafactor do not",
+            name=name)  # fmt: skip
     if not config.optim.ema_decay:
         for option in ("ema_every_n_steps", "ema_device"):
             if getattr(config.optim, option) not in (1, "gpu"):
-                yield f"{option} has no effect: ema_decay is 0, so no average is kept"
+                yield Problem(option, "has no effect: ema_decay is 0, so no average is kept")
     if relative_step(config):
-        yield "learning rates and lr_scheduler have no effect: Adafactor sets its own (relative_step=True)"
+        yield Problem("", topic="training",
+            template="learning rates and lr_scheduler have no effect: Adafactor sets its own (relative_step=True)"
+            )  # fmt: skip
 
 
 def describe(config: Any) -> str:
@@ -236,15 +255,15 @@ def tried(cls: OptimizerSpec) -> str:
     return error
 
 
-def _signature_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[str]:
+def _signature_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> Iterator[Problem]:
     try:
         if not isinstance(import_class(cls), type):
-            yield f"optimizer_type {title}: this is no class of optimizers; AdamW is one"
+            yield Problem("optimizer_type", "{title}: this is no class of optimizers; AdamW is one", title=title)
             return
         unknown = list(unknown_arguments(import_class(cls), own, "optimizer_args", title))
     except ConfigError as e:
-        yield f"optimizer_type {title}: {e}"
+        yield Problem("optimizer_type", "{title}: {why}", title=title, why=e)
         return
     yield from unknown
     if own and not unknown and (error := optimizer_trial.arguments(cls, own)):
-        yield f"optimizer_args: {title} does not take these values ({error})"
+        yield Problem("optimizer_args", ": {title} does not take these values ({why})", title=title, why=error)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
 from library.optimizers import spec_of
@@ -27,10 +27,9 @@ RANK = 4  # where network_dim is not set
 AVERAGE = "ema.safetensors"
 WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS = "model.safetensors", "optimizer.bin", "scheduler.bin", "train_state.json"
 SCALER = "scaler.pt"
-OTHER_OPTIMIZER = (
-    "resume: the state is of a run with another optimizer, or with other learning rates for other parts; "
-    "resume with its own config"
-)
+OTHER_OPTIMIZER = Problem("resume",
+    ": the state is of a run with another optimizer, or with other learning rates for other parts; "
+    "resume with its own config")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +139,24 @@ def _compare(facts: Mapping[str, Any], run: Any, data: str) -> None:
         run.warn(f"resume: the training continues, but not bit-exactly: {'; '.join([*found, *([data] * bool(data))])}")
 
 
-def problems(folder: Path, config: Any = None, total: int | None = None) -> list[str]:
+def problems(folder: Path, config: Any = None, total: int | None = None) -> list[Problem]:
     """Why a folder cannot be resumed, without loading a model; by the run of this config, if there is one, which has
     `total` steps, where its epochs have been counted."""
     if not folder.is_dir():
-        return [f"resume: there is no folder {folder}; give the path of a folder that ends in -state"]
+        told = ": there is no folder {folder}; give the path of a folder that ends in -state"
+        return [Problem("resume", told, folder=folder)]
     missing = [name for name in (WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS) if not (folder / name).is_file()]
     if missing:
-        return [f"resume: {folder} is no complete state (it lacks {', '.join(missing)}); choose another -state folder"]
+        told = ": {folder} is no complete state (it lacks {missing}); choose another -state folder"
+        return [Problem("resume", told, folder=folder, missing=", ".join(missing))]
     try:
         facts = read_progress(folder)
     except ConfigError as e:
-        return [str(e)]
+        return e.problems
     try:
         header(folder / WEIGHTS)
     except ConfigError:
-        return [f"resume: {folder} is damaged; choose another -state folder"]
+        return [Problem("resume", ": {folder} is damaged; choose another -state folder", folder=folder)]
     if config is None:
         return []
     if other := [*_other_training(folder, facts, config)]:
@@ -170,35 +171,45 @@ def problems(folder: Path, config: Any = None, total: int | None = None) -> list
     return [why] if (why := finished(folder, facts, total, names(config).last)) else []
 
 
-def _other_training(folder: Path, facts: Mapping[str, Any], config: Any) -> Iterator[str]:
+def _other_training(folder: Path, facts: Mapping[str, Any], config: Any) -> Iterator[Problem]:
     """What the state says of itself that cannot go on with this config, whatever the model is."""
     stored, known = header(folder / WEIGHTS), facts.get("settings", {})
     whole = any(name.startswith(f"{part}.") for name in stored for part in WHOLE)
     advice = "resume with its own config"
     if whole == config.adapters:
         kinds = ("a whole model", "adapters") if whole else ("adapters", "a whole model")
-        yield f"resume: {folder} is the state of a training of {kinds[0]}, and this one trains {kinds[1]}; {advice}"
+        yield Problem("resume",
+            ": {folder} is the state of a training of {saved}, and this one trains {now}; {advice}",
+            folder=folder, saved=kinds[0], now=kinds[1], advice=advice)  # fmt: skip
         return
     with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
         layers = (name.removeprefix("denoiser.") if whole else name.partition(".")[0] for name in stored)
         if family_of(layers, {}) != config.family:
-            yield f"resume: {folder} is the state of a training of another family than {config.title}; {advice}"
+            yield Problem("resume",
+                ": {folder} is the state of a training of another family than {title}; {advice}",
+                folder=folder, title=config.title, advice=advice)  # fmt: skip
             return
     saved = str(known.get("optimizer_type", config.optim.optimizer_type) or "")
     if _memory(saved) != _memory(config.optim.optimizer):
         now = config.optim.optimizer
-        yield f"resume: {folder} was saved with optimizer_type {saved or 'AdamW'}, and this is {now}; {advice}"
+        yield Problem("resume",
+            ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}", folder=folder,
+            saved=saved or "AdamW", now=now, advice=advice)  # fmt: skip
     if not config.adapters:
         return
     network = config.network
     if str(known.get("network_module") or network.module) != network.module:
         before = known["network_module"]
-        yield f"resume: {folder} was saved with network_module {before}, and this is {network.module}; {advice}"
+        yield Problem("resume",
+            ": {folder} was saved with network_module {before}, and this is {module}; {advice}",
+            folder=folder, before=before, module=network.module, advice=advice)  # fmt: skip
     elif network.module.startswith("networks.") and not network.dim_from_weights:
         ranks = {shape[0] for name, shape in stored.items() if name.endswith("lora_down.weight")}
         before, now = known.get("network_dim", network.network_dim) or RANK, network.network_dim or RANK
         if before != now and ranks and now not in ranks:
-            yield f"resume: {folder} was saved with network_dim {before}, and this is {now}; {advice}"
+            yield Problem("resume",
+                ": {folder} was saved with network_dim {before}, and this is {now}; {advice}",
+                folder=folder, before=before, now=now, advice=advice)  # fmt: skip
 
 
 def _memory(optimizer: str) -> tuple[str, str]:
@@ -214,14 +225,14 @@ def counts(folder: Path) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
-def finished(folder: Path, facts: Mapping[str, Any], total_steps: int, result: Path) -> str:
-    """The sentence for a training that has nothing left to do, not even to write its result; "" for all others."""
+def finished(folder: Path, facts: Mapping[str, Any], total_steps: int, result: Path) -> Problem | None:
+    """The problem of a training that has nothing left to do, not even to write its result."""
     if facts["current_step"] < total_steps or (facts["current_step"] == total_steps and not result.exists()):
-        return ""
-    return (
-        f"resume: {folder} was saved after step {facts['current_step']}, and this training has {total_steps} steps, so "
-        "nothing is left to do; raise max_train_steps or max_train_epochs to go on"
-    )
+        return None
+    return Problem("resume",
+        ": {folder} was saved after step {step}, and this training has {total} steps, so nothing is left to do; "
+        "raise max_train_steps or max_train_epochs to go on", folder=folder, step=facts["current_step"],
+        total=total_steps)  # fmt: skip
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
@@ -232,10 +243,9 @@ def read_progress(folder: Path) -> dict[str, Any]:
             return facts
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise ConfigError(
-        f"resume: {folder} was not written by this trainer, and cannot be resumed exactly; "
-        "start from its weights instead (network_weights for a LoRA)"
-    )
+    raise ConfigError(Problem("resume",
+        ": {folder} was not written by this trainer, and cannot be resumed exactly; start "
+        "from its weights instead (network_weights for a LoRA)", folder=folder))  # fmt: skip
 
 
 def _randomness(rank: int) -> str:
@@ -259,7 +269,9 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        raise ConfigError(f"resume: {path} cannot be read ({type(e).__name__}); choose another -state folder") from e
+        raise ConfigError(Problem("resume",
+            ": {path} cannot be read ({kind}); choose another -state folder", path=path,
+            kind=type(e).__name__)) from e  # fmt: skip
 
 
 def _size(value: Any) -> int:

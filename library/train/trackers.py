@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError, load_toml, options, values
+from library.config.problems import ConfigError, Problem
+from library.config.schema import load_toml, options, values
 
 logger = logging.getLogger(__name__)
 
@@ -140,16 +141,16 @@ def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
     return made
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """Why the curves could not be written, a sentence each."""
     log = config.log
     if log.log_with in ("wandb", "all") and importlib.util.find_spec("wandb") is None:
-        yield "log_with: wandb is not installed; run: pip install wandb"
+        yield Problem("log_with", ": wandb is not installed; run: pip install wandb")
     if log.log_tracker_config:
         try:
             load_toml(log.log_tracker_config)
         except ConfigError as e:
-            yield f"log_tracker_config: {e}"
+            yield from (Problem("log_tracker_config", ": {why}", why=why) for why in e.problems)
 
 
 def settings(config: Any) -> dict[str, bool | int | float | str]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from library.cli import options_page
+from library.config.problems import Problem
 from library.config.schema import (
     ConfigError,
     build,
@@ -52,13 +53,13 @@ class Choices:
     words: tuple[str, ...] = opt((), "Words.")
     rates: tuple[float, ...] = opt((), "Rates.", min=0.0)
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         if self.kind == "l1" and run.things.rate == 0:
-            yield "kind = l1 needs a rate above 0"
+            yield Problem("kind", "= l1 needs a rate above 0", also="rate")
 
-    def missing(self, run: Any) -> Iterator[str]:
+    def missing(self, run: Any) -> Iterator[Problem]:
         if not run.things.word:
-            yield "word is not set: think of one"
+            yield Problem("word", "is not set: think of one")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +73,9 @@ class Config:
     things: Things = section(Things)
     choices: Choices = section(Choices)
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Problem]:
         if self.things.flag:
-            yield "flag does nothing"
+            yield Problem("flag", "does nothing")
 
 
 def value(name, given):

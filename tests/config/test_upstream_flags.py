@@ -1,4 +1,4 @@
-"""Every flag of sd-scripts is an equal option here, or retired.py says what became of it."""
+"""Every flag of sd-scripts is an equal option here, or names.py says what became of it."""
 
 import csv
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from library import families
-from library.config.retired import ALIASES, FOREIGN, RETIRED
+from library.config.names import ALIASES, FOREIGN, RETIRED
 from library.config.schema import options
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sd_scripts_flags.csv"
@@ -31,7 +31,7 @@ def test_flag_is_equal_or_accounted_for(script, name, row):
         answer = (
             name in families.config_class(script).old or RETIRED.get(name) or FOREIGN.get(name) or ALIASES.get(name)
         )
-        assert answer, f"{name} is neither an option of {script} nor in retired.py"
+        assert answer, f"{name} is neither an option of {script} nor in names.py"
         return
     option, kind = known[name], row["type"].split()[0]
     assert option.many == ("nargs" in row["type"])

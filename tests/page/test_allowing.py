@@ -44,7 +44,7 @@ def test_a_folder_is_asked_for_once_and_holds_at_once_and_after_a_restart(place)
     roots = Roots([place / "root"], asks=True)
     with pytest.raises(ConfigError) as said:
         paths.inside(str(place / "other" / "out"), roots, "output_dir")
-    assert allowed_folders.asked(str(said.value)) == str(place / "other" / "out")
+    assert allowed_folders.asked(said.value.problems[0]) == str(place / "other" / "out")
     allow(roots, place / "other")
     assert paths.inside(str(place / "other" / "out"), roots) == place / "other" / "out"
     assert list(Roots([place / "root"], asks=True)) == [place / "root", place / "other"]
@@ -88,7 +88,7 @@ def test_what_is_no_place_for_a_training_is_refused_and_not_asked_for(place):
         try:
             paths.inside(str(folder / "x"), roots)
         except ConfigError as said:
-            assert allowed_folders.asked(str(said)) not in map(str, bad_places(place)), said
+            assert allowed_folders.asked(said.problems[0]) not in map(str, bad_places(place)), said
     (place / "root" / "plain").write_text("x")
     inside = [f"{place}/{one}" for one in ("root/../other", "oth\ner", "root/plain/sub", "CON", "a:b", "other/..")]
     for text in ("", ".", "other", "../other", "~", "C:", "\\\\server\\share", "x" * 5000, *inside):

@@ -10,6 +10,7 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.check import isolated
+from library.config.problems import Problem
 from library.config.schema import ConfigError, build, values
 from library.families import config_class
 from library.runs import job, keys, layout, registry
@@ -153,9 +154,9 @@ def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
 
 def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
     report = {"findings": [
-        {"topic": "images", "verdict": "bad", "text": "train_data_dir: <b>x</b> is empty",
+        {**Problem("train_data_dir", ": <b>x</b> is empty").as_json(), "topic": "images", "verdict": "bad",
          "fix": {"caption_extension": ".txt"}},
-        {"topic": "disk", "verdict": "ok", "text": "9 GB free", "fix": {}}], "fit": None}  # fmt: skip
+        {**Problem("", "9 GB free").as_json(), "topic": "disk", "verdict": "ok"}], "fit": None}  # fmt: skip
     form = FORMS["lora"]
     shown = messages.report(report, form.places("sdxl"), lambda fix: form.shown("sdxl", fix))
     assert "&lt;b&gt;" in shown and "<b>x" not in shown and "This has to be fixed first" in shown

@@ -7,6 +7,7 @@ import pytest
 
 from kohya_gui.form import messages
 from kohya_gui.panel import charts, html
+from library.config.problems import Problem
 from library.runs import process
 from library.runs.queue import Queue, QueueEntry
 from library.runs.reader import RecordedRun, RunProgress
@@ -134,7 +135,7 @@ def test_nothing_of_a_run_is_taken_for_html(tmp_path):
     )
     page += shown(tmp_path, state=f'failed"{evil}', error=evil) + html.log(evil)
     page += messages.good(evil, [evil]) + messages.problems(
-        f"{evil} is wrong\nseed {evil}", {"seed": ("Seed", "lora-seed")}
+        [Problem("", f"{evil} is wrong"), Problem("seed", evil)], {"seed": ("Seed", "lora-seed")}
     )
     page += messages.command(evil, evil, (Path(evil), evil, False), [evil])
     assert "<img" not in page

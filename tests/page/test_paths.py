@@ -8,8 +8,7 @@ import os
 import pytest
 
 from kohya_gui.server import paths
-from library.config.remedies import remedy
-from library.config.schema import ConfigError, build
+from library.config.schema import ConfigError, build, mending
 from library.families import config_class
 
 
@@ -57,13 +56,13 @@ def test_the_page_of_a_model_leads_to_its_id(root):
     config = build(config_class("sdxl_train"), {"pretrained_model_name_or_path": address}, notes=[])
     with pytest.raises(ConfigError) as error:
         paths.allow(config, [root])
-    mended = remedy(str(error.value), config)
+    mended = mending(error.value.problems[0], config)
     assert mended == {"pretrained_model_name_or_path": "stabilityai/stable-diffusion-xl-base-1.0"}
 
 
 @pytest.mark.parametrize("text", ["C:/x/a.toml", "c:\\x", "/a/b", "a/b", "org/name", "x:y"])
 def test_a_path_is_no_web_address(text):
-    assert paths.web_address(text) == ""
+    assert paths.web_address(text) is None
 
 
 @pytest.mark.parametrize("text", ["", "  ", None, 7, ["a.toml"], "a\0b.toml", "a\nb.toml", "x" * 5000 + ".toml"])

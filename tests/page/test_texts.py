@@ -95,27 +95,64 @@ def test_what_is_wrong_with_a_training_is_in_every_table():
     assert len(said) > 100 and "output_dir is not set: choose a folder for the results" in said
     for text in (re.sub(r"'\{\d\}$", "'", text) for text in said):  # whatever may be added at the end is left off
         # What stands first may be a number or an option.
-        named = re.sub(r"^(--|in \w+: )?\{0\}", r"\1an_option", text)
-        assert not absent([text]) or not absent([named]), f"add this: {text}"
+        named = [re.sub(r"^(--|in \w+: )?\{0\}", r"\1an_option", text), f"an_option {text}", f"an_option: {text}"]
+        assert any(not absent([one]) for one in (text, *named)), f"add this: {text}"
 
 
 def test_why_a_training_failed_is_in_every_table():
     assert not absent(advice for _, advice in (*known_errors.KNOWN, *known_errors.ENDINGS)), "add these"
 
 
+# Callables that make a problem -> which argument is its template, and whether an option's name stands in front.
+MAKERS = {
+    "Problem": (1, True),
+    "ConfigError": (0, False),
+    "about_images": (0, False),
+    "_wrong": (-1, True),
+    "_about": (1, True),
+    "_flag": (1, True),
+    "_wide": (0, True),
+    "_budget": (0, True),
+    "_no_blocks": (0, True),
+}
+
+
 def problems(rules, *more):
-    """The sentences that checks and readers of options yield or raise (and `more`); what is put in is {0} and so on."""
+    """The sentences that checks and readers of options make (and `more` do); what is put in is {0} and so on."""
     for path in (path for rule in rules for path in source.ROOT.glob(rule)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            made = node.value if isinstance(node, (ast.Yield, *more)) else None
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                made = node.exc.args[0] if ast.unparse(node.exc.func) == "ConfigError" else None
+            made = node.value if isinstance(node, more) else None
+            if isinstance(node, ast.Call) and (maker := MAKERS.get(ast.unparse(node.func))):
+                yield from made_by(node, *maker, in_arguments=path.name == "network_args.py")
+            told = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "told" and node.value
+            if isinstance(told, ast.Constant) and isinstance(told.value, str):
+                yield numbered(told.value, "" if re.match(r"[{A-Zn]", told.value) else "an_option")
             if isinstance(made, ast.Constant) and isinstance(made.value, str):
                 yield made.value
             elif isinstance(made, ast.JoinedStr):
                 parts = [p.value if isinstance(p, ast.Constant) else counted(p) for p in made.values]
                 text = "".join(f"{{{parts[:at].count(None)}}}" if p is None else p for at, p in enumerate(parts))
                 yield re.sub(r"(?:1_)?(\{\d\})(?::?\{\d\})*", r"\1", text)
+
+
+def made_by(call, at, about_option, in_arguments):
+    """The sentence that a call makes, if it is written there."""
+    given = [arg.value if isinstance(arg, ast.Constant) else None for arg in call.args]
+    template = given[at] if len(given) > at else None
+    if isinstance(template, str):
+        option = (given[0] if at and given[0] is not None else "an_option") if about_option else ""
+        yield ("in network_args: " if in_arguments and at == -1 else "") + numbered(template, option)
+
+
+# What stands in places of templates, where it is not a number or a name.
+SAMPLES = {"count": "1 image", "captions": "1 caption", "lines": "1 line", "photos": "1 photo", "buckets": "1 bucket",
+           "what": "= a_9", "others": "", "hint": "", "more": ""}  # fmt: skip
+
+
+def numbered(template, option):
+    """A template as a sentence with samples in its places, behind an option's name if that is not ""."""
+    text = re.sub(r"\{(\w+)\}", lambda found: SAMPLES.get(found[1], "a_9"), template)
+    return f"{option}{text}" if not option or text.startswith(":") else f"{option} {text}"
 
 
 def counted(part):

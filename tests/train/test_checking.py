@@ -14,8 +14,19 @@ from library.check import estimate, model_stats
 from library.check import report as checking
 from library.cli import main
 from library.config.idle import ADAPTERS, FLOW, SHARED, WHOLE, idle
-from library.config.remedies import remedy
-from library.config.schema import ConfigError, build, changed, draft, flat, missing, options, read_toml, replace, values
+from library.config.schema import (
+    ConfigError,
+    build,
+    changed,
+    draft,
+    flat,
+    mending,
+    missing,
+    options,
+    read_toml,
+    replace,
+    values,
+)
 from library.families import RUNS, config_class
 from library.runs import layout
 from tests.training import command
@@ -118,7 +129,7 @@ def test_the_command_says_it_in_lines_or_as_json(demo, capsys, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert main.main(["check", str(demo.configs["flux_train_network"]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {"topic", "verdict", "text", "fix"} == set(found["findings"][0])
+    assert {"topic", "verdict", "text", "fix"} <= set(found["findings"][0])
     (tmp_path / "sdxl_train.toml").write_text("learning_rate = -1\n", encoding="utf-8")
     assert main.main(["check", "sdxl_train.toml"]) == 1
     assert "learning_rate must be at least 0" in capsys.readouterr().err
@@ -157,8 +168,8 @@ def test_a_broken_rule_has_a_remedy(cls, given):
     known = options(cls)
     broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
     for _ in range(3):  # one remedy may uncover the next problem
-        problem = str(error.value).splitlines()[0]
-        mends = remedy(problem, broken)
+        problem = error.value.problems[0]
+        mends = mending(problem, broken)
         assert mends, problem
         given = {**given, **mends}
         broken = draft(cls, {name: known[name].read(value) for name, value in given.items()})
@@ -173,7 +184,7 @@ def test_a_broken_rule_has_a_remedy(cls, given):
 
 def test_what_only_a_person_can_know_has_no_remedy():
     empty = build(LORA, {}, notes=[])
-    by_name = {line.split()[0]: remedy(line, empty) for line in missing(empty)}
+    by_name = {line.option: mending(line, empty) for line in missing(empty)}
     assert by_name == {"pretrained_model_name_or_path": {}, "train_data_dir": {}, "output_dir": {},
                        "resolution": {"resolution": "1024"}}  # fmt: skip
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from library.check import estimate
-from library.config.remedies import remedy
-from library.config.schema import ConfigError, build, draft
+from library.config.fixes import carried
+from library.config.schema import ConfigError, build, draft, mending
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
-from library.optimizers import SPECS, carried, spec_of
+from library.optimizers import SPECS, spec_of
 from library.train import optimizers
 from tests.packages import hide
 from tests.training import config_of, train
@@ -222,7 +222,7 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
             group["params"][0].grad = torch.ones(2, 2)
         made.step()
         return
-    mends = remedy(said[0], chosen)
+    mends = mending(said[0], chosen)
     assert mends == {"unet_lr": None, "text_encoder_lr": (), "learning_rate": 1.0}
     with pytest.raises(ConfigError, match="has one learning rate for all that learns"):
         optimizers.optimizer(method, chosen)
@@ -233,7 +233,9 @@ def test_automagic_is_refused_by_name_and_mended(written):
     given = {"optimizer_type": written, "learning_rate": 1e-6, "optimizer_args": ["min_lr=1e-7", "weight_decay=0.1"]}
     with pytest.raises(ConfigError, match="Automagic is a part of ai-toolkit and in no package") as refused:
         build(FluxLora, given)
-    mends = remedy(str(refused.value), draft(FluxLora, {**given, "optimizer_args": tuple(given["optimizer_args"])}))
+    mends = mending(
+        refused.value.problems[0], draft(FluxLora, {**given, "optimizer_args": tuple(given["optimizer_args"])})
+    )
     assert mends == {"optimizer_type": "ProdigyPlusScheduleFree", "learning_rate": 1.0,
                      "optimizer_args": ("weight_decay=0.1",)}  # fmt: skip
     assert list(optimizers.problems(build(FluxLora, {**given, **mends}, notes=[]))) == []
@@ -248,7 +250,7 @@ def test_those_that_find_their_rate_want_one_and_do_without_clipping():
     chosen = config("ProdigyPlusScheduleFree", lr_scheduler="cosine")
     notes = list(optimizers.notes(chosen))
     clipping = next(note for note in notes if note.startswith("max_grad_norm hinders"))
-    assert remedy(clipping, chosen) == {"max_grad_norm": 0.0}
+    assert mending(clipping, chosen) == {"max_grad_norm": 0.0}
     assert any(note.startswith("lr_scheduler has no effect") for note in notes)
     scheduled = config("ProdigyPlusScheduleFree", lr_scheduler="cosine", optimizer_args=["use_schedulefree=False"])
     assert not any("lr_scheduler" in note for note in optimizers.notes(scheduled))
@@ -279,7 +281,7 @@ def test_without_its_package_the_nearest_is_offered(name, package, fix, monkeypa
     chosen = config(name)
     (said,) = optimizers.problems(chosen)
     assert said.startswith(f"optimizer_type {name} needs a package that is not installed: ")
-    assert remedy(said, chosen) == fix
+    assert mending(said, chosen) == fix
     mended = {"optimizer_args": (), **fix, "learning_rate": chosen.optim.learning_rate}
     assert list(optimizers.problems(build(FluxLora, mended, notes=[]))) == []
 
@@ -288,7 +290,7 @@ def test_a_rate_of_one_does_not_stay_with_adamw(monkeypatch):
     hide(monkeypatch, "prodigyopt", "prodigyplus", "dadaptation")
     chosen = config("Prodigy", unet_lr=1.0, text_encoder_lr=[1.0])
     (said,) = optimizers.problems(chosen)
-    assert remedy(said, chosen) == {"optimizer_type": "AdamW", "optimizer_args": (), "learning_rate": 1e-4,
+    assert mending(said, chosen) == {"optimizer_type": "AdamW", "optimizer_args": (), "learning_rate": 1e-4,
                                     "unet_lr": None, "text_encoder_lr": ()}  # fmt: skip
 
 

@@ -12,8 +12,7 @@ from kohya_gui.form import presets
 from kohya_gui.i18n import texts
 from library import optimizers, packages
 from library.bench import doctor, optional
-from library.config.remedies import remedy
-from library.config.schema import build
+from library.config.schema import build, mending
 from library.families import config_class
 from library.train import optimizer_trial
 from library.train import optimizers as optim
@@ -90,7 +89,7 @@ def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monk
     words = error.partition("(")[2].strip("')")
     assert said.startswith("optimizer_type AdamW8bit needs bitsandbytes, which does not load here (") and words in said
     assert packages.command("bitsandbytes", again=True) in said
-    assert remedy(said, lora(optimizer_type="AdamW8bit")) == {"optimizer_type": "AdamW"}
+    assert mending(said, lora(optimizer_type="AdamW8bit")) == {"optimizer_type": "AdamW"}
     told = []
     made = presets.apply(eight_bit(tmp_path), LORA, {}, told)
     assert made.optim.optimizer_type == "AdamW" and "does not load here" in told[0] and words in told[0]

@@ -20,7 +20,7 @@ from library.bench.diffusers.inputs import DiffusersInputs
 from library.bench.subjects import TrainableModel, usual
 from library.compiler.torch_private import pytree
 from library.config.schema import ConfigError, build
-from library.config.values import meant
+from library.config.values import did_you_mean
 from library.families.base import ModelComponents
 from library.families.shared.random_networks import empty
 from library.methods.adapters import AdapterSpec, LoraLinear
@@ -143,7 +143,7 @@ def class_of(name: str) -> type[Any]:
     found = getattr(diffusers, name, None) if name.isidentifier() else None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         known = [known for known in dir(diffusers) if "Transformer" in known]
-        raise ConfigError(f"diffusers {diffusers.__version__} has no network called {name}{meant(name, known)}")
+        raise ConfigError(f"diffusers {diffusers.__version__} has no network called {name}{did_you_mean(name, known)}")
     return found
 
 

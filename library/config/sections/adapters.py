@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from library.config.problems import Problem
 from library.config.schema import opt
 from library.config.sections.inputs import Data
 from library.config.sections.learning import Optim, Steps
@@ -63,19 +64,22 @@ class Network:
         """The kind of adapter that is meant."""
         return self.network_module or self.usual
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """Rules about which adapters learn and where they start."""
         if self.network_train_unet_only and self.network_train_text_encoder_only:
-            yield "network_train_unet_only and network_train_text_encoder_only leave nothing to train: choose one"
+            yield Problem("network_train_unet_only", "and {other} leave nothing to train: choose one",
+                other="network_train_text_encoder_only", also="network_train_text_encoder_only",
+                fix={"network_train_text_encoder_only": False})  # fmt: skip
         if self.dim_from_weights and not self.network_weights:
-            yield "dim_from_weights needs network_weights, the file to take the ranks from"
-        if self.network_dropout == 1:
-            yield "network_dropout must be below 1: at 1 nothing would be trained"
-        if len(self.base_weights_multiplier) > len(self.base_weights):
-            yield (
-                f"base_weights_multiplier has {len(self.base_weights_multiplier)} values for "
-                f"{len(self.base_weights)} base_weights: give at most one for each file"
+            yield Problem(
+                "dim_from_weights", "needs network_weights, the file to take the ranks from", also="network_weights"
             )
+        if self.network_dropout == 1:
+            yield Problem("network_dropout", "must be below 1: at 1 nothing would be trained")
+        if len(self.base_weights_multiplier) > len(self.base_weights):
+            yield Problem("base_weights_multiplier",
+                "has {count} values for {files} base_weights: give at most one for each file",
+                count=len(self.base_weights_multiplier), files=len(self.base_weights), also="base_weights")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,10 +106,11 @@ class AdapterOptim(Optim):
         label="Text encoder learning rates",
     )
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """What is for the whole model only."""
         if self.fused_backward_pass:
-            yield "fused_backward_pass has no effect here: adapters have few gradients to save"
+            yield Problem("fused_backward_pass", "has no effect here: adapters have few gradients to save",
+                fix={"fused_backward_pass": False})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,22 +135,31 @@ class AdapterSteps(Steps):
         """Whether the training begins somewhere else than at its first step, or than its state says."""
         return self.initial_step is not None or self.initial_epoch is not None
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """The first step lies before the last."""
         yield from Steps.check(self, run)
         if self.max_train_epochs and (self.initial_epoch or 0) > self.max_train_epochs and self.initial_step is None:
-            yield f"initial_epoch ({self.initial_epoch}) must not be above max_train_epochs ({self.max_train_epochs})"
+            yield Problem("initial_epoch", "({first}) must not be above max_train_epochs ({last})",
+                also="max_train_epochs initial_step", first=self.initial_epoch, last=self.max_train_epochs)  # fmt: skip
         if not self.max_train_epochs and (self.initial_step or 0) >= self.max_train_steps:
-            yield f"initial_step ({self.initial_step}) must be below max_train_steps ({self.max_train_steps})"
+            yield Problem("initial_step", "({first}) must be below max_train_steps ({last})",
+                also="max_train_steps max_train_epochs", first=self.initial_step,
+                last=self.max_train_steps)  # fmt: skip
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """What begins anew all the same."""
         if self.initial_epoch and self.initial_step is not None:
-            yield "initial_epoch has no effect here: initial_step says where to begin"
+            yield Problem(
+                "initial_epoch", "has no effect here: initial_step says where to begin", fix={"initial_epoch": None}
+            )
         if self.skip_until_initial_step and not self.moved:
-            yield "skip_until_initial_step has no effect here: neither initial_step nor initial_epoch is set"
+            yield Problem("skip_until_initial_step",
+                "has no effect here: neither initial_step nor initial_epoch is set",
+                fix={"skip_until_initial_step": False})  # fmt: skip
         if self.moved and not self.resume:
-            yield "without resume, the optimizer and the learning rate schedule start again, whatever the first step"
+            yield Problem("",
+                "without resume, the optimizer and the learning rate schedule start again, whatever the first step",
+                also="resume initial_step initial_epoch", topic="training")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +183,7 @@ class AdapterPrecision(Precision):
         """Whether the frozen text encoders are kept in 8 bits."""
         return self.fp8_base and not self.fp8_base_unet
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """LyCORIS adds its product to the weights, in the type they are kept in, unless told to go around them."""
         yield from Precision.check(self, run)
         module = run.network.module
@@ -177,6 +191,11 @@ class AdapterPrecision(Precision):
             return
         name = "fp8_base" if self.fp8_base else "fp8_base_unet" if self.fp8_base_unet else "int8_base"
         if "algo=full" in map(str.lower, run.network.network_args):
-            yield f"{name} cannot be used with algo=full, which learns whole weights: write algo=lokr, or another"
+            yield Problem(name,
+                "cannot be used with algo=full, which learns whole weights: write algo=lokr, or another",
+                also="network_args network_module")  # fmt: skip
         elif "bypass_mode=True" not in run.network.network_args:
-            yield f"{name} cannot be used with network_module = {module}: add bypass_mode=True to network_args"
+            yield Problem(name,
+                "cannot be used with network_module = {module}: add bypass_mode=True to network_args",
+                module=module, also="network_args network_module",
+                fix={"network_args": (*run.network.network_args, "bypass_mode=True")})  # fmt: skip

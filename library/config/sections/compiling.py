@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from library.config.problems import ConfigError, Problem, Text
 from library.config.reading import switch
 from library.config.schema import opt
-from library.config.values import ConfigError, meant
+from library.config.values import did_you_mean, quoted
 
 Chosen = tuple[tuple[int, int], ...] | None  # the first and last of each range, None for all
 
@@ -113,14 +114,16 @@ class Compile:
     # What compile_blocks calls the repeated blocks of a family -> their classes.
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """Names of blocks, a budget that holds, and a comparison that has something to time."""
         try:
             self.ranges()
         except ConfigError as e:
-            yield str(e)
+            yield from e.problems
         if self.compile_compare_steps == 1:
-            yield "compile_compare_steps = 1 measures nothing, as the first step is a warm-up: use 5, or 0"
+            yield Problem("compile_compare_steps",
+                "= 1 measures nothing, as the first step is a warm-up: use 5, or 0",
+                fix={"compile_compare_steps": 5})  # fmt: skip
 
         if not self.compile:
             return
@@ -130,12 +133,16 @@ class Compile:
             yield from self._against_recording(run)
         yield from self._against_the_scope(run)
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """What does nothing without compiling."""
         if not self.compile and self.compile_activation_budget < 1:
-            yield "compile_activation_budget has no effect here: add compile, or use gradient_checkpointing"
+            yield Problem("compile_activation_budget",
+                "has no effect here: add compile, or use gradient_checkpointing",
+                fix={"compile_activation_budget": 1.0})  # fmt: skip
         if self.compile and self.compile_scope == "inner" and not run.memory.checkpointing:
-            yield "compile_scope = inner is the same as blocks here: there is no gradient_checkpointing to leave out"
+            yield Problem(
+                "compile_scope", "= inner is the same as blocks here: there is no gradient_checkpointing to leave out"
+            )
 
     @property
     def records_graphs(self) -> bool:
@@ -150,62 +157,69 @@ class Compile:
         except ConfigError:
             return {self.compile_backend}
 
-    def _against_recording(self, run: Any) -> Iterator[str]:
-        what = f"compile_mode = {self.compile_mode}"
-        instead = "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
-        if "cudagraphs" in self._backends:
-            what, instead = "the backend cudagraphs", "inductor"
+    def _against_recording(self, run: Any) -> Iterator[Problem]:
+        other = "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
+        option, what, fix = "compile_mode", f"= {self.compile_mode}", {"compile_mode": other}
+        if recorded := "cudagraphs" in self._backends:
+            option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
+        facts: dict[str, Any] = {"what": Text(what), "other": other, "fix": fix, "topic": "compiling"}
+        named = "compile_mode compile_backend compile_blocks compile"
         if run.memory.blocks_to_swap:
-            yield f"{what} needs weights that stay where they are, and blocks_to_swap moves them: use {instead}"
+            yield Problem(option,
+                "{what} needs weights that stay where they are, and blocks_to_swap moves them: use {other}",
+                also=f"{named} blocks_to_swap", **facts)  # fmt: skip
         if run.memory.cpu_offload_checkpointing:
-            yield (
-                f"{what} needs inputs that stay where they are, and "
-                f"cpu_offload_checkpointing moves them: use {instead}, or gradient_checkpointing"
-            )
+            yield Problem(option,
+                "{what} needs inputs that stay where they are, and cpu_offload_checkpointing moves them: "
+                "use {other}, or gradient_checkpointing", also=f"{named} cpu_offload_checkpointing",
+                **facts)  # fmt: skip
         outside = self.compile_scope == "inner" or self.compile_blocks
-        if what.startswith("compile_mode") and outside and run.memory.gradient_checkpointing:
+        if not recorded and outside and run.memory.gradient_checkpointing:
             which = "compile_scope = inner" if self.compile_scope == "inner" else "compile_blocks"
-            yield (
-                f"{what} cannot be used with gradient_checkpointing outside of compiled blocks, which {which} asks "
-                f"for: use {instead}, or drop one of them"
-            )
+            yield Problem(option,
+                "{what} cannot be used with gradient_checkpointing outside of compiled blocks, "
+                "which {which} asks for: use {other}, or drop one of them", which=which,
+                also=f"{named} gradient_checkpointing compile_scope", **facts)  # fmt: skip
 
-    def _against_the_scope(self, run: Any) -> Iterator[str]:
+    def _against_the_scope(self, run: Any) -> Iterator[Problem]:
         memory = run.memory
         if self.compile_scope == "inner" and getattr(memory, "checkpoint_keep_attention", False):
-            yield (
-                "compile_scope = inner cannot be used with checkpoint_keep_attention, which has to see the attention "
-                "in the graph: use compile_scope = blocks"
-            )
+            yield _wide(
+                "= inner cannot be used with checkpoint_keep_attention, which has to see the attention in the graph: "
+                "use compile_scope = blocks", "checkpoint_keep_attention")  # fmt: skip
         if self.compile_scope != "model":
             return
         if self.compile_blocks:
-            yield "compile_scope = model compiles all blocks as one, so compile_blocks has nothing to choose: drop one"
+            yield _wide(
+                "= model compiles all blocks as one, so compile_blocks has nothing to choose: drop one",
+                "compile_blocks")  # fmt: skip
         if memory.blocks_to_swap:
-            yield (
-                "compile_scope = model cannot be used with blocks_to_swap, which moves weights between blocks, "
-                "which one graph cannot do: use compile_scope = blocks"
-            )
+            yield _wide(
+                "= model cannot be used with blocks_to_swap, which moves weights between blocks, which one graph "
+                "cannot do: use compile_scope = blocks", "blocks_to_swap")  # fmt: skip
         elif memory.checkpointing:
-            yield (
-                "compile_scope = model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "
-                "use compile_activation_budget, or compile_scope = blocks"
-            )
+            yield _wide(
+                "= model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "
+                "use compile_activation_budget, or compile_scope = blocks", "gradient_checkpointing")  # fmt: skip
 
-    def _against_the_budget(self, run: Any) -> Iterator[str]:
+    def _against_the_budget(self, run: Any) -> Iterator[Problem]:
         if run.memory.checkpointing:
-            yield (
-                "compile_activation_budget cannot be used with gradient_checkpointing, its offloading or "
-                "blocks_to_swap, which all keep no activations of a block: choose one"
-            )
+            yield _budget(
+                "cannot be used with gradient_checkpointing, its offloading or blocks_to_swap, which all keep no "
+                "activations of a block: choose one",
+                "gradient_checkpointing cpu_offload_checkpointing blocks_to_swap")  # fmt: skip
         for backend in sorted(self._backends - {"inductor", "aot_eager"}):
-            yield f"compile_activation_budget needs compile_backend = inductor; {backend} keeps everything"
+            yield _budget(
+                "needs compile_backend = inductor; {backend} keeps everything", "compile_backend", backend=backend
+            )
         # PyTorch may then draw another mask for the backward pass than for the forward one (pytorch#190717).
         network = getattr(run, "network", None)
         if network and (
             network.network_dropout or any("dropout=" in arg or "ggpo_" in arg for arg in network.network_args or ())
         ):
-            yield "compile_activation_budget cannot be used with dropout or GGPO: set one of them to its default"
+            yield _budget(
+                "cannot be used with dropout or GGPO: set one of them to its default", "network_dropout network_args"
+            )
 
     def choices(self) -> list[tuple[str, tuple[int, int] | None, str]]:
         """What `compile_blocks` says, part by part: class of block, first and last (None: all), backend or "".
@@ -219,28 +233,29 @@ class Compile:
             name, colon, text = where.rpartition(":")
             kind = name.strip() if colon else kind
             if kind not in self.kinds:
-                raise ConfigError(
-                    f"compile_blocks: there are no blocks called {kind or part!r}{meant(kind or part, self.kinds)}; "
-                    f"choose from {', '.join(self.kinds)}, such as {next(iter(self.kinds))}:0-9"
-                )
+                raise _no_blocks(
+                    ": there are no blocks called {name}{hint}; choose from {names}, such as {first}:0-9",
+                    name=quoted(kind or part), hint=did_you_mean(kind or part, self.kinds),
+                    names=", ".join(self.kinds), first=next(iter(self.kinds)))  # fmt: skip
             if equals and not backend:
-                raise ConfigError(f"compile_blocks: {part} names no backend; write {where}=aot_eager, or {where}")
+                raise _no_blocks(
+                    ": {part} names no backend; write {where}=aot_eager, or {where}", part=part, where=where
+                )
             found.append((self.kinds[kind], None if text.strip() == "all" else _range(kind, text), backend))
         if self.compile_blocks and not found:
-            such = f"{next(iter(self.kinds), 'blocks')}:all"
-            raise ConfigError(f"compile_blocks: {self.compile_blocks!r} names no blocks; write {such}, or nothing")
+            such, given = f"{next(iter(self.kinds), 'blocks')}:all", quoted(self.compile_blocks)
+            raise _no_blocks(": {given} names no blocks; write {such}, or nothing", given=given, such=such)
         return found
 
-    def beyond(self, numbers: Mapping[str, int]) -> Iterator[str]:
+    def beyond(self, numbers: Mapping[str, int]) -> Iterator[Problem]:
         """What `compile_blocks` asks for and a model does not have; `numbers` are its blocks by class."""
         names = {cls: name for name, cls in self.kinds.items()}
         for cls, chosen, _ in self.choices() if self.compile else ():
             name, number = names[cls], numbers.get(cls, 0)
             if chosen and number and chosen[1] >= number:
-                yield (
-                    f"compile_blocks: this model has {number} {name} blocks, so there is no {name}:{chosen[1]}; "
-                    f"the last is {name}:{number - 1}"
-                )
+                yield Problem("compile_blocks",
+                    ": this model has {number} {name} blocks, so there is no {asked}; the last is {last}",
+                    number=number, name=name, asked=f"{name}:{chosen[1]}", last=f"{name}:{number - 1}")  # fmt: skip
 
     def ranges(self) -> dict[str, Chosen]:
         """Classes of blocks -> which of them to compile, counted from 0. Empty where all are. Raises ConfigError."""
@@ -268,12 +283,25 @@ class Compile:
         return {"auto": None, "true": True, "false": False}[self.compile_dynamic]
 
 
+def _wide(template: str, also: str) -> Problem:
+    return Problem("compile_scope", template, also=f"compile {also}", fix={"compile_scope": "blocks"})
+
+
+def _budget(template: str, also: str, **arguments: Any) -> Problem:
+    fix = {"compile_activation_budget": 1.0}
+    return Problem("compile_activation_budget", template, also=f"compile {also}", fix=fix, **arguments)
+
+
+def _no_blocks(template: str, **arguments: Any) -> ConfigError:
+    return ConfigError(Problem("compile_blocks", template, **arguments))
+
+
 def _range(kind: str, text: str) -> tuple[int, int]:
     """3 or "0-9" -> the first and the last."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if first > last:
-        raise ConfigError(
-            f"compile_blocks: {kind}:{text.strip()} is no range of blocks; write {kind}:all or {kind}:0-9"
+        raise _no_blocks(
+            ": {given} is no range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=f"{kind}:{text.strip()}"
         )
     return first, last

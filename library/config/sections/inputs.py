@@ -5,19 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from library.config.fixes import bucket_limits
+from library.config.problems import Problem
 from library.config.reading import LARGEST, count, extension, pair, positive_pair, resolution, token_length
-from library.config.schema import opt
+from library.config.schema import defaults, opt
 
 
-def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> Iterator[str]:
+def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> Iterator[Problem]:
     """The resolution lies within the limits of the buckets, and no bucket is empty."""
+    fix = {} if place else bucket_limits(size, buckets)  # the options of the run are not those of a file
     if buckets.min_bucket_reso < buckets.bucket_reso_steps:
         steps = buckets.bucket_reso_steps
-        yield f"{place}min_bucket_reso must not be below bucket_reso_steps ({steps}): raise the former"
+        yield Problem("min_bucket_reso", "must not be below bucket_reso_steps ({steps}): raise the former",
+            place=place, also="bucket_reso_steps", steps=steps)  # fmt: skip
     if min(size) < buckets.min_bucket_reso:
-        yield f"{place}resolution must not be below min_bucket_reso ({buckets.min_bucket_reso}): lower the latter"
+        yield Problem("resolution", "must not be below min_bucket_reso ({least}): lower the latter",
+            place=place, also="min_bucket_reso", least=buckets.min_bucket_reso, fix=fix)  # fmt: skip
     if max(size) > buckets.max_bucket_reso:
-        yield f"{place}resolution must not be above max_bucket_reso ({buckets.max_bucket_reso}): raise the latter"
+        yield Problem("resolution", "must not be above max_bucket_reso ({most}): raise the latter",
+            place=place, also="max_bucket_reso", most=buckets.max_bucket_reso, fix=fix)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,15 +71,15 @@ class Model:
         advanced=True,
     )
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """SD 2.x has no trainer here."""
         if self.v2:
-            yield "v2 must be off: Stable Diffusion 2.x is not trained here"
+            yield Problem("v2", "must be off: Stable Diffusion 2.x is not trained here")
 
-    def missing(self, run: Any) -> Iterator[str]:
+    def missing(self, run: Any) -> Iterator[Problem]:
         """A training needs a model."""
         if not self.pretrained_model_name_or_path:
-            yield "pretrained_model_name_or_path is not set: choose the model to start from"
+            yield Problem("pretrained_model_name_or_path", "is not set: choose the model to start from")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,32 +192,41 @@ class Data:
         low, high = self.face_crop_aug_range.split(",")
         return float(low), float(high)
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """Rules about buckets and about which data is meant."""
         if self.enable_bucket and self.bucket_reso_steps % run.grid:
-            yield f"bucket_reso_steps must be a multiple of {run.grid} for {run.title}, got {self.bucket_reso_steps}"
+            yield Problem("bucket_reso_steps", "must be a multiple of {grid} for {title}, got {steps}",
+                grid=run.grid, title=run.title, steps=self.bucket_reso_steps, also="enable_bucket",
+                fix={"bucket_reso_steps": 64})  # fmt: skip
         if self.enable_bucket and self.min_bucket_reso > self.max_bucket_reso:
-            yield f"min_bucket_reso ({self.min_bucket_reso}) must not be above max_bucket_reso ({self.max_bucket_reso})"
+            yield Problem("min_bucket_reso", "({least}) must not be above max_bucket_reso ({most})",
+                least=self.min_bucket_reso, most=self.max_bucket_reso,
+                also="max_bucket_reso enable_bucket", fix=bucket_limits(self.size or (1024, 1024), self))  # fmt: skip
         # Buckets that never enlarge are cut to each image's own size, and these two limits do not apply.
         if self.enable_bucket and self.size and not self.bucket_no_upscale and not self.dataset_config:
             yield from resolution_rules(self.size, self)
         if self.face_crop_aug_range and self.enable_bucket:
-            yield "face_crop_aug_range works without buckets only: switch enable_bucket off"
+            yield Problem("face_crop_aug_range", "works without buckets only: switch enable_bucket off",
+                also="enable_bucket", fix={"enable_bucket": False})  # fmt: skip
         if self.in_json and not self.train_data_dir and not self.dataset_config:
-            yield "in_json needs train_data_dir, the folder its images are in"
+            yield Problem(
+                "in_json", "needs train_data_dir, the folder its images are in", also="train_data_dir dataset_config"
+            )
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """What a dataset config replaces."""
         ignored = [name for name in ("train_data_dir", "reg_data_dir", "in_json") if getattr(self, name)]
         if self.dataset_config and ignored:
-            yield f"{' and '.join(ignored)} not used: dataset_config describes the data"
+            yield Problem(ignored[0], "{others}not used: dataset_config describes the data",
+                others="".join(f"and {name} " for name in ignored[1:]), also=ignored[1:])  # fmt: skip
 
-    def missing(self, run: Any) -> Iterator[str]:
+    def missing(self, run: Any) -> Iterator[Problem]:
         """A training needs images and a size."""
         if not self.train_data_dir and not self.dataset_config:
-            yield "train_data_dir is not set: choose the folder of your images"
+            yield Problem("train_data_dir", "is not set: choose the folder of your images", also="dataset_config")
         if not self.resolution and not self.dataset_config:
-            yield "resolution is not set: 1024 is usual"
+            yield Problem("resolution", "is not set: 1024 is usual", also="dataset_config",
+                fix={"resolution": "1024"})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,23 +306,28 @@ class Cache:
         """Whether captions are encoded once: to disk means in any case."""
         return self.cache_text_encoder_outputs or self.cache_text_encoder_outputs_to_disk
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """What changes from epoch to epoch cannot be encoded once."""
         if self.latents:
             for name in ("color_aug", "random_crop"):
                 if getattr(run.data, name):
-                    yield f"{name} cannot be used with cache_latents: switch one of them off"
+                    yield Problem(name, "cannot be used with cache_latents: switch one of them off",
+                        also="cache_latents cache_latents_to_disk", fix=defaults(run, name))  # fmt: skip
         if self.text:
             for name in ("shuffle_caption", "caption_dropout_rate", "caption_tag_dropout_rate", "token_warmup_step"):
                 if getattr(run.captions, name):
-                    yield f"{name} cannot be used with cache_text_encoder_outputs: switch one of them off"
+                    yield Problem(name,
+                        "cannot be used with cache_text_encoder_outputs: switch one of them off",
+                        also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk",
+                        fix=defaults(run, name))  # fmt: skip
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """What a cached caption freezes without being wrong."""
         if self.text and run.captions.caption_dropout_every_n_epochs:
-            yield "caption_dropout_every_n_epochs has no effect with cache_text_encoder_outputs"
+            yield Problem("caption_dropout_every_n_epochs",
+                "has no effect with cache_text_encoder_outputs", fix={"caption_dropout_every_n_epochs": 0})  # fmt: skip
         if self.skip_cache_check and (self.cache_latents_to_disk or self.cache_text_encoder_outputs_to_disk):
-            yield "skip_cache_check: caches of changed images and captions are used as they are"
+            yield Problem("skip_cache_check", ": caches of changed images and captions are used as they are")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from library.config.fixes import exclusive, other_optimizer
+from library.config.problems import Problem
 from library.config.reading import count, steps_or_share
 from library.config.schema import opt
 
@@ -110,17 +112,20 @@ class Noise:
         advanced=True,
     )
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """Rules about noise."""
         if self.adaptive_noise_scale is not None and self.noise_offset is None:
-            yield "adaptive_noise_scale needs noise_offset: set it too, or leave both off"
+            yield Problem("adaptive_noise_scale", "needs noise_offset: set it too, or leave both off",
+                also="noise_offset", fix={"adaptive_noise_scale": None})  # fmt: skip
         if (self.min_timestep or 0) > (1000 if self.max_timestep is None else self.max_timestep):
-            yield f"min_timestep ({self.min_timestep}) must not be above max_timestep ({self.max_timestep})"
+            yield Problem("min_timestep", "({least}) must not be above max_timestep ({most})",
+                also="max_timestep", least=self.min_timestep, most=self.max_timestep)  # fmt: skip
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """What is allowed but seldom meant."""
         if self.zero_terminal_snr and not run.model.v_parameterization:
-            yield "zero_terminal_snr is made for v-prediction models; v_parameterization is off"
+            yield Problem("zero_terminal_snr",
+                "is made for v-prediction models; v_parameterization is off", also="v_parameterization")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,12 +168,16 @@ class Loss:
         advanced=True,
     )
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """Weights that belong to one kind of prediction."""
         if self.scale_v_pred_loss_like_noise_pred and not run.model.v_parameterization:
-            yield "scale_v_pred_loss_like_noise_pred needs v_parameterization: it is for v-prediction models"
+            yield Problem("scale_v_pred_loss_like_noise_pred",
+                "needs v_parameterization: it is for v-prediction models", also="v_parameterization",
+                fix={"scale_v_pred_loss_like_noise_pred": False})  # fmt: skip
         if self.v_pred_like_loss and run.model.v_parameterization:
-            yield "v_pred_like_loss cannot be used with v_parameterization: that loss is v-prediction already"
+            yield Problem("v_pred_like_loss",
+                "cannot be used with v_parameterization: that loss is v-prediction already",
+                also="v_parameterization", fix={"v_pred_like_loss": None})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +201,7 @@ class Optim:
         "Steps in which the learning rate rises from 0; below 1 or with % a share of all steps.",
         label="Warm-up",
         parse=steps_or_share,
+        min=0,
     )
     lr_scheduler_num_cycles: int = opt(1, "Restarts of cosine_with_restarts.", label="Scheduler cycles", min=1)
     max_grad_norm: float = opt(1.0, "Clip gradients to this norm. 0 does not clip.", label="Gradient clipping", min=0.0)
@@ -200,6 +210,7 @@ class Optim:
         "Steps of the final decay of warmup_stable_decay; below 1 or with % a share of all steps.",
         label="Decay",
         parse=steps_or_share,
+        min=0,
         advanced=True,
     )
     lr_scheduler_power: float = opt(1.0, "The power of polynomial.", label="Scheduler power", advanced=True)
@@ -258,30 +269,38 @@ class Optim:
         old = "AdamW8bit" if self.use_8bit_adam else "Lion" if self.use_lion_optimizer else "AdamW"
         return self.optimizer_type or old
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """One optimizer, and what it can be combined with."""
         chosen = {"use_8bit_adam": self.use_8bit_adam, "use_lion_optimizer": self.use_lion_optimizer}
         chosen["optimizer_type"] = bool(self.optimizer_type)
         if sum(chosen.values()) > 1:
             names = [name for name, on in chosen.items() if on]
-            yield f"{' and '.join(names)} both choose an optimizer: keep optimizer_type only"
+            yield Problem(names[0], "and {others} both choose an optimizer: keep optimizer_type only",
+                others=" and ".join(names[1:]), also=names)  # fmt: skip
         if self.optimizer.rpartition(".")[2].lower() == "automagic":
-            yield (
-                "optimizer_type Automagic is a part of ai-toolkit and in no package: "
-                "set optimizer_type = ProdigyPlusScheduleFree and learning_rate = 1, which finds its rate as well"
-            )
+            yield Problem("optimizer_type", "Automagic is a part of ai-toolkit and in no package: "
+                "set optimizer_type = ProdigyPlusScheduleFree and learning_rate = 1, which finds its rate as well",
+                fix=other_optimizer(run, "ProdigyPlusScheduleFree", rate=1.0))  # fmt: skip
         schedule = self.lr_scheduler_type or self.lr_scheduler
         if self.lr_warmup_steps and (self.lr_scheduler_type or schedule.split(":")[0] in ("constant", "adafactor")):
-            yield (
-                f"lr_warmup_steps does not go with lr_scheduler = {schedule}, which has no warm-up: "
-                "set it to 0, or use constant_with_warmup"
-            )
+            other = {"lr_warmup_steps": 0} if self.lr_scheduler_type else {"lr_scheduler": "constant_with_warmup"}
+            yield Problem("lr_warmup_steps",
+                "does not go with lr_scheduler = {schedule}, which has no warm-up: "
+                "set it to 0, or use constant_with_warmup", also="lr_scheduler lr_scheduler_type",
+                fix=other, schedule=schedule)  # fmt: skip
         if not self.fused_backward_pass:
             return
         if self.optimizer.lower() != "adafactor":
-            yield "fused_backward_pass works with Adafactor only: set optimizer_type = Adafactor"
+            yield Problem("fused_backward_pass",
+                "works with Adafactor only: set optimizer_type = Adafactor", also="optimizer_type",
+                fix={"optimizer_type": "Adafactor"})  # fmt: skip
         if run.steps.gradient_accumulation_steps > 1:
-            yield "fused_backward_pass cannot accumulate: set gradient_accumulation_steps = 1"
+            yield _no_accumulation("fused_backward_pass")
+
+
+def _no_accumulation(name: str) -> Problem:
+    also, fix = "gradient_accumulation_steps", {"gradient_accumulation_steps": 1}
+    return Problem(name, "cannot accumulate: set gradient_accumulation_steps = 1", also=also, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,19 +319,23 @@ class FullOptim(Optim):
         """The option that asks for steps within the backward pass, or nothing."""
         return next((name for name in EARLY if getattr(self, name, None)), "")
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """One way of stepping early, and only with gradients that are whole and unscaled."""
         yield from Optim.check(self, run)
         chosen = [name for name in EARLY if getattr(self, name, None)]
         if len(chosen) > 1:
-            yield f"{' and '.join(chosen)} exclude each other: choose one"
+            yield exclusive(run, *chosen)
         for name in chosen:
             if run.steps.gradient_accumulation_steps > 1 and name != "fused_backward_pass":
-                yield f"{name} cannot accumulate: set gradient_accumulation_steps = 1"
+                yield _no_accumulation(name)
             if run.precision.mixed_precision == "fp16":
-                yield f"{name} cannot be used with fp16, whose gradients are scaled: set mixed_precision = bf16"
+                yield Problem(name,
+                    "cannot be used with fp16, whose gradients are scaled: set mixed_precision = bf16",
+                    also="mixed_precision", fix={"mixed_precision": "bf16"})  # fmt: skip
         if self.fused_optimizer_groups and run.memory.blocks_to_swap:
-            yield "fused_optimizer_groups cannot be used with blocks_to_swap: use fused_backward_pass with Adafactor"
+            yield Problem("fused_optimizer_groups",
+                "cannot be used with blocks_to_swap: use fused_backward_pass with Adafactor",
+                also="blocks_to_swap")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,10 +365,11 @@ class Steps:
         """Whether the training begins somewhere else than at its first step, or than its state says."""
         return False
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """A state on the hub needs a name."""
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
-            yield "resume_from_huggingface needs resume, written owner/repository/folder[:revision[:type]]"
+            yield Problem("resume_from_huggingface",
+                "needs resume, written owner/repository/folder[:revision[:type]]", also="resume")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

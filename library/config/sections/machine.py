@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from library.config.fixes import exclusive
+from library.config.problems import Problem
 from library.config.schema import opt
 
 
@@ -40,29 +42,42 @@ class Precision:
         """Whether the frozen text encoders are kept in 8 bits."""
         return self.fp8_base
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """What needs which mixed precision."""
         if self.full_fp16 and self.full_bf16:
-            yield "full_fp16 and full_bf16 exclude each other: choose one"
+            yield exclusive(run, "full_fp16", "full_bf16")
         for name, needs in (("full_fp16", "fp16"), ("full_bf16", "bf16")):
             if getattr(self, name) and self.mixed_precision != needs:
-                yield f"{name} needs mixed_precision = {needs}, which is {self.mixed_precision}"
+                yield Problem(name, "needs mixed_precision = {needs}, which is {now}", needs=needs,
+                    now=self.mixed_precision, also="mixed_precision", fix={"mixed_precision": needs})  # fmt: skip
         if self.fp8_denoiser and self.mixed_precision == "no":
             name = "fp8_base" if self.fp8_base else "fp8_base_unet"
-            yield f"{name} needs mixed_precision = bf16 or fp16: 8-bit weights are converted to it for computing"
+            yield Problem(name,
+                "needs mixed_precision = bf16 or fp16: 8-bit weights are converted to it for computing",
+                also="mixed_precision", fix={"mixed_precision": "bf16"})  # fmt: skip
         if self.int8_base and (self.fp8_denoiser or self.fp8_compute):
-            yield "int8_base and fp8_base, fp8_base_unet, fp8_compute exclude each other: choose one 8-bit format"
+            yield Problem("int8_base",
+                "and fp8_base, fp8_base_unet, fp8_compute exclude each other: choose one 8-bit format",
+                also="fp8_base fp8_base_unet fp8_compute", fix={"int8_base": False})  # fmt: skip
         elif self.fp8_compute and run.adapters and not self.fp8_denoiser:
-            yield "fp8_compute needs a base model in 8 bits: add fp8_base, or leave fp8_compute out"
+            yield Problem("fp8_compute",
+                "needs a base model in 8 bits: add fp8_base, or leave fp8_compute out",
+                also="fp8_base fp8_base_unet", fix={"fp8_base": True})  # fmt: skip
         if self.fp8_compute and self.mixed_precision == "fp16":
-            yield "fp8_compute needs mixed_precision = bf16, which GPUs that multiply in 8 bits have too"
+            yield Problem("fp8_compute",
+                "needs mixed_precision = bf16, which GPUs that multiply in 8 bits have too",
+                also="mixed_precision", fix={"mixed_precision": "bf16"})  # fmt: skip
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """A model that learns cannot be kept in 8 bits."""
         if self.fp8_base and not run.adapters:
-            yield "fp8_base has no effect here: the whole model is trained, which needs more than 8 bits"
+            yield Problem("fp8_base",
+                "has no effect here: the whole model is trained, which needs more than 8 bits",
+                fix={"fp8_base": False})  # fmt: skip
         if self.fp8_compute and run.adapters and not run.compile.compile:
-            yield "fp8_compute is faster with compile only: without it, rounding to fp8 takes longer than fp8 saves"
+            yield Problem("fp8_compute",
+                "is faster with compile only: without it, rounding to fp8 takes longer than fp8 saves",
+                also="compile")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,26 +126,26 @@ class Memory:
         """Whether activations are computed again in backward: offloading them means so too."""
         return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """Opposite wishes, and two ways of using the same road to host memory."""
         if self.blocks_to_swap and self.cpu_offload_checkpointing:
-            yield "blocks_to_swap and cpu_offload_checkpointing exclude each other: choose one"
+            yield exclusive(run, "blocks_to_swap", "cpu_offload_checkpointing")
         if self.checkpoint_keep_attention and self.cpu_offload_checkpointing:
-            yield "checkpoint_keep_attention and cpu_offload_checkpointing exclude each other: choose one"
+            yield exclusive(run, "checkpoint_keep_attention", "cpu_offload_checkpointing")
         if self.lowram and self.highvram:
-            yield "lowram and highvram exclude each other: choose one"
+            yield exclusive(run, "lowram", "highvram")
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """The attention that is really used, what needs checkpointing, and what is slow."""
         if self.blocks_to_swap and not run.adapters and not run.optim.stepped_early:
-            yield (
-                "blocks_to_swap: swapped blocks are updated by the processor, which is slow; "
-                "optimizer_type = Adafactor with fused_backward_pass updates them on the GPU"
-            )
+            yield Problem("blocks_to_swap",
+                ": swapped blocks are updated by the processor, which is slow; "
+                "optimizer_type = Adafactor with fused_backward_pass updates them on the GPU")  # fmt: skip
         if self.checkpoint_keep_attention and not self.checkpointing:
-            yield "checkpoint_keep_attention has no effect here: add gradient_checkpointing"
+            yield Problem("checkpoint_keep_attention", "has no effect here: add gradient_checkpointing",
+                fix={"checkpoint_keep_attention": False})  # fmt: skip
         if self.xformers:
-            yield "xformers is not used: PyTorch's own attention (SDPA) is as fast and needs no package"
+            yield Problem("xformers", "is not used: PyTorch's own attention (SDPA) is as fast and needs no package")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

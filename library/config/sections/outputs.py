@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from library.config.problems import Problem
 from library.config.reading import count, count_or_off, minutes
 from library.config.schema import opt
+from library.config.values import quoted
 
 REPOSITORIES = ("model", "dataset", "space")  # that Hugging Face has
 
@@ -60,10 +62,10 @@ class Save:
         parse=minutes,
     )
 
-    def missing(self, run: Any) -> Iterator[str]:
+    def missing(self, run: Any) -> Iterator[Problem]:
         """A result needs a place."""
         if not self.output_dir:
-            yield "output_dir is not set: choose a folder for the results"
+            yield Problem("output_dir", "is not set: choose a folder for the results")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,16 +174,22 @@ class Hub:
     save_state_to_huggingface: bool = opt(False, "Upload saved states too.", label="Upload states")
     async_upload: bool = opt(False, "Upload in the background, during the training.", label="Upload in the background")
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """An upload needs an address."""
         if self.save_state_to_huggingface and not self.huggingface_repo_id:
-            yield "save_state_to_huggingface needs huggingface_repo_id, the repository to upload to"
+            yield Problem("save_state_to_huggingface",
+                "needs huggingface_repo_id, the repository to upload to", also="huggingface_repo_id",
+                fix={"save_state_to_huggingface": False})  # fmt: skip
         if self.huggingface_repo_id and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.huggingface_repo_id):
-            yield f"huggingface_repo_id must be written owner/name, got {self.huggingface_repo_id!r}"
+            yield Problem(
+                "huggingface_repo_id", "must be written owner/name, got {value}", value=quoted(self.huggingface_repo_id)
+            )
         if self.huggingface_repo_type not in (None, *REPOSITORIES):
-            yield f"huggingface_repo_type must be model, dataset or space, got {self.huggingface_repo_type!r}"
+            yield Problem("huggingface_repo_type", "must be model, dataset or space, got {value}",
+                value=quoted(self.huggingface_repo_type))  # fmt: skip
         if (self.huggingface_repo_visibility or "private").lower() not in ("public", "private"):
-            yield f"huggingface_repo_visibility must be public or private, got {self.huggingface_repo_visibility!r}"
+            yield Problem("huggingface_repo_visibility", "must be public or private, got {value}",
+                value=quoted(self.huggingface_repo_visibility))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +223,8 @@ class Log:
     )
     console_log_simple: bool = opt(False, "Print plain lines, without colors.", label="Simple log", advanced=True)
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """TensorBoard writes into a folder."""
         if self.log_with in ("tensorboard", "all") and not self.logging_dir:
-            yield f"log_with = {self.log_with} needs logging_dir, the folder for the logs"
+            yield Problem("log_with", "= {chosen} needs logging_dir, the folder for the logs",
+                chosen=self.log_with, also="logging_dir", fix={"log_with": None})  # fmt: skip

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from library.config import converted, schema
-from library.config.retired import ALIASES, FOREIGN, RETIRED
+from library.config.names import ALIASES, FOREIGN, RETIRED
+from library.config.problems import Problem, Text
 
 IDLE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are always read directly from the file",
@@ -37,30 +38,32 @@ class Run:
     old: ClassVar[Mapping[str, schema.Option]] = {}  # options that `convert` makes others of
 
     @staticmethod
-    def convert(old: Mapping[str, Any], given: Collection[str]) -> tuple[dict[str, Any], str]:
-        """Checked values of `old` options -> values of those that took their place, and a sentence for the user.
+    def convert(old: Mapping[str, Any], given: Collection[str]) -> tuple[dict[str, Any], list[Problem]]:
+        """Checked values of `old` options -> values of those that took their place, and what to tell the user.
 
         `given` are the options that are set besides.
         """
         return converted.blocks(old, "blocks_to_swap" in given)
 
-    def check(self) -> Iterator[str]:
+    def check(self) -> Iterator[Problem]:
         """Refuse what this version cannot do yet, so that no flag is accepted and ignored."""
         for name, value in self._touched():
-            if refusal := self.refusal(name, value):
-                yield refusal
+            if problem := self.refusal(name, value):
+                yield problem
 
     @classmethod
-    def refusal(cls, name: str, value: Any) -> str:
-        """Why an option that differs from its default cannot be used in this script, or "" when it can."""
+    def refusal(cls, name: str, value: Any) -> Problem | None:
+        """The problem of an option that differs from its default and cannot be used in this script yet."""
         reason = cls.pending.get(name) or cls.pending.get(f"{name}={value}", "")
-        return f"{name} does not work yet: {reason}" if reason else ""
+        fix = {name: schema.options(cls)[name].default}
+        return Problem(name, "does not work yet: {reason}", reason=Text(reason), fix=fix) if reason else None
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Problem]:
         """Say which options are set but do nothing in this kind of run."""
         for name, _ in self._touched():
             if reason := self.idle.get(name) or IDLE_EVERYWHERE.get(name):
-                yield f"{name} has no effect here: {reason}"
+                fix = schema.defaults(self, name)
+                yield Problem(name, "has no effect here: {reason}", reason=Text(reason), fix=fix)
 
     def _touched(self) -> Iterator[tuple[str, Any]]:
         for members in schema.changed(self).values():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 from library.families import recognition
 from library.families.flux import keys
 from library.families.flux.facts import FACTS
@@ -100,7 +100,9 @@ def located(config: Any, part: str, fetch: bool = True) -> Path | None:
         return path
     found = within(path, part)
     if found is None:
-        raise ConfigError(f"{about.option}: the folder {path} does not hold {about.what}: give its file or folder")
+        raise ConfigError(Problem(about.option,
+            ": the folder {path} does not hold {what}: give its file or folder", path=path,
+            what=Text(about.what)))  # fmt: skip
     return found
 
 
@@ -113,10 +115,10 @@ def wanted_files(names: Iterable[str], part: str) -> list[str]:
                 return found[:1]
         elif any(name.startswith(f"{pattern}/") and name.endswith(".safetensors") for name in names):
             return [n for n in names if n.startswith(f"{pattern}/") and n.endswith((".safetensors", ".json"))]
-    raise ConfigError(f"{PARTS[part].option}: this repository has no {PARTS[part].what}")
+    raise ConfigError(Problem(PARTS[part].option, ": this repository has no {what}", what=Text(PARTS[part].what)))
 
 
-def problems(config: Any) -> Iterator[str]:
+def problems(config: Any) -> Iterator[Problem]:
     """What is missing or wrong among the four parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
     for part, about in PARTS.items():
@@ -130,18 +132,18 @@ def problems(config: Any) -> Iterator[str]:
                 continue
             entries = read_entries(path)
             if problem := unfit(path, entries, part):
-                yield f"{about.option}: {problem}"
+                yield Problem(about.option, ": {problem}", problem=problem)
             else:
                 found[part] = plain_shapes(entries)
                 if part == "denoiser":
                     yield from config.compile.beyond(keys.blocks(found[part]))
         except ConfigError as e:
-            text = str(e)
-            yield text if text.startswith(about.option) else f"{about.option}: {text}"
+            for why in e.problems:
+                yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
     yield from mismatched(found)
 
 
-def _far(config: Any, part: str) -> str | None:
+def _far(config: Any, part: str) -> Problem | None:
     """Why a part on the hub cannot be fetched; of a repository that has several parts, the first one says so."""
     name = named(config, part) or ""
     if name == named(config, "denoiser") and part != "denoiser":
@@ -155,7 +157,7 @@ def read_entries(path: Path) -> dict[str, dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
     for file in weights.files(path):
         if file.suffix.lower() in weights.PICKLED:
-            raise ConfigError(f"{file} may hold code and is not opened: convert it to .safetensors")
+            raise ConfigError("{file} may hold code and is not opened: convert it to .safetensors", file=file)
         entries |= weights.entries(file)
     return entries
 
@@ -212,8 +214,8 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
     return None
 
 
-def mismatched(shapes: Mapping[str, Shapes]) -> Iterator[str]:
-    """ModelComponents that are each in order but do not belong together: a smaller T5, another VAE."""
+def mismatched(shapes: Mapping[str, Shapes]) -> Iterator[Problem]:
+    """Parts that are each in order but do not belong together: a smaller T5, another VAE."""
     if "denoiser" not in shapes:
         return
     model = bfl_shapes(shapes["denoiser"])
@@ -225,7 +227,9 @@ def mismatched(shapes: Mapping[str, Shapes]) -> Iterator[str]:
     for part, (name, dimension, expected) in widths.items():
         got = next((shape[dimension] for key, shape in shapes.get(part, {}).items() if key.endswith(name)), expected)
         if got != expected:
-            yield f"{part}: has {got} channels where this FLUX model expects {expected}: give {PARTS[part].what}"
+            yield Problem(part,
+                ": has {got} channels where this FLUX model expects {expected}: give {what}", got=got,
+                expected=expected, what=Text(PARTS[part].what))  # fmt: skip
 
 
 def bfl_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -244,9 +248,12 @@ def complete(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except KeyError as e:
-        raise ConfigError(f"{path} is not {what} that is complete, {e.args[0]} is missing: get it again") from e
+        raise ConfigError("{path} is not {what} that is complete, {tensor} is missing: get it again",
+            path=path, what=what, tensor=e.args[0]) from e  # fmt: skip
     except RuntimeError as e:  # torch's word for wrong shapes; the last line names one
-        raise ConfigError(f"{path} does not fit together: {str(e).strip().splitlines()[-1].strip()}") from e
+        raise ConfigError(
+            "{path} does not fit together: {why}", path=path, why=str(e).strip().splitlines()[-1].strip()
+        ) from e
 
 
 def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) -> Any:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from library.config.schema import ConfigError
+from library.config import idle
+from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux import checkpoint, packing
 from library.families.flux.model import Sizes
@@ -95,26 +96,28 @@ class Flux:
         """Of the arrays in the text cache."""
         return dict.fromkeys(("t5_out", "txt_ids", "t5_attn_mask"), self.text_length)
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
         if self.config.model.model_type == "chroma":
-            yield "model_type: Chroma is not trained here: use FLUX.1 dev or schnell with model_type = flux"
+            yield Problem("model_type",
+                ": Chroma is not trained here: use FLUX.1 dev or schnell with model_type = flux",
+                fix={"model_type": "flux"})  # fmt: skip
         wrong = list(checkpoint.problems(self.config))
         yield from wrong
         for encoder in TOKENIZERS:  # one is looked for beside the networks, so it is said once these are found
-            if not checkpoint.named(self.config, encoder) or any(line.startswith((encoder, BASE)) for line in wrong):
+            if not checkpoint.named(self.config, encoder) or any(one.option in (encoder, BASE) for one in wrong):
                 continue
             try:
                 self._tokenizer_folder(encoder)
             except ConfigError as e:
-                yield str(e)
+                yield from (problem.replaced(topic="model") for problem in e.problems)
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Problem]:
         """What is set and has no meaning for this very model, unless that has to be fetched to be known."""
         if not checkpoint.located(self.config, "denoiser", fetch=False):
             return
         if not self.guided and self.config.model.guidance_scale != 3.5:
-            yield "guidance_scale has no effect here: FLUX.1 schnell takes no guidance"
+            yield idle.remark("guidance_scale", "FLUX.1 schnell takes no guidance")
 
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, TOKENIZERS[encoder]

@@ -5,8 +5,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from library.config.schema import ConfigError, opt
-from library.families.shared.network_args import LARGEST, NO_ADAPTER, Layer, NetworkArgs, indices, patterns, ranks
+from library.config.problems import ConfigError, Problem
+from library.config.schema import opt
+from library.families.shared.network_args import (
+    LARGEST,
+    NO_ADAPTER,
+    PLACE,
+    Layer,
+    NetworkArgs,
+    indices,
+    patterns,
+    ranks,
+)
 
 EMBEDDERS = ("img_in", "time_in", "vector_in", "guidance_in", "txt_in")  # in the order of in_dims
 TYPES = (
@@ -48,28 +58,30 @@ class FluxArgs(NetworkArgs):
     ggpo_sigma: float | None = opt(None, "strength of GGPO's weight-scaled noise", min=0.0)
     ggpo_beta: float | None = opt(None, "strength of GGPO's gradient-scaled noise", min=0.0)
 
-    def check(self, _run: Any = None) -> Iterator[str]:
+    def check(self, _run: Any = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""
         for name in ("train_double_block_indices", "train_single_block_indices", "in_dims"):
             try:
                 (ranks if name == "in_dims" else indices)(getattr(self, name))
             except ConfigError as e:
-                yield f"in network_args: {name} {e}"
+                yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
         for name, kind in (("network_reg_dims", int), ("network_reg_lrs", float)):
             try:
                 patterns(getattr(self, name), kind)
             except ConfigError as e:
-                yield f"in network_args: {name} {e}"
+                yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
 
-    def notes(self, _run: Any = None) -> Iterator[str]:
+    def notes(self, _run: Any = None) -> Iterator[Problem]:
         """What has no effect, and why."""
         for name in ("conv_dim", "conv_alpha"):
             if getattr(self, name) is not None:
-                yield f"network_args {name} has no effect: its blocks have no convolutions"
+                yield Problem("network_args", "{name} has no effect: its blocks have no convolutions", name=name)
         given = {"ggpo_sigma": self.ggpo_sigma, "ggpo_beta": self.ggpo_beta}
         alone = [name for name, value in given.items() if value is not None]
         if len(alone) == 1:
-            yield f"network_args {alone[0]} has no effect: GGPO needs both ggpo_sigma and ggpo_beta"
+            yield Problem(
+                "network_args", "{alone} has no effect: GGPO needs both ggpo_sigma and ggpo_beta", alone=alone[0]
+            )
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Only the kind of blocks that train_blocks names."""

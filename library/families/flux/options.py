@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from library.config import sections
 from library.config.converted import OLD_BLOCKS
+from library.config.names import FOREIGN
+from library.config.problems import Problem, Text
 from library.config.reading import count
-from library.config.retired import FOREIGN
 from library.config.schema import Option, opt, section
 
 _NOISE = "it is for diffusion models, and FLUX.1 is trained by flow matching"
@@ -71,14 +72,16 @@ class FluxModel(sections.Model):
     )
     model_type: Literal["flux", "chroma"] = opt("flux", "The type of the transformer.", advanced=True)
 
-    def missing(self, run: Any) -> Iterator[str]:
+    def missing(self, run: Any) -> Iterator[Problem]:
         """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
         yield from sections.Model.missing(self, run)
         base = self.pretrained_model_name_or_path or ".safetensors"
         if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
             for name, what in OTHERS.items():
                 if not getattr(self, name):
-                    yield f"{name} is not set: choose {what}"
+                    yield Problem(
+                        name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path"
+                    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,11 +97,13 @@ class FluxLoraModel(FluxModel):
 class FluxAdapterCache(sections.TextBatchCache):
     """What is encoded once, when adapters learn."""
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """T5 that learns cannot be asked once; CLIP-L can learn while T5 is cached."""
         yield from sections.TextBatchCache.check(self, run)
         if self.text and "train_t5xxl=True" in run.network.network_args:
-            yield "cache_text_encoder_outputs cannot be used with train_t5xxl=True: switch one of them off"
+            yield Problem("cache_text_encoder_outputs",
+                "cannot be used with train_t5xxl=True: switch one of them off",
+                also="cache_text_encoder_outputs_to_disk network_args")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,10 +141,12 @@ class Flow(sections.Noise):
 class FluxLoss(sections.Loss):
     """Loss function and loss weighting."""
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """A straight path has no signal-to-noise table to take a threshold from."""
         if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
-            yield f"huber_schedule = snr is not possible with FLUX.1 and loss_type = {self.loss_type}: use constant"
+            yield Problem("huber_schedule",
+                "= snr is not possible with FLUX.1 and loss_type = {kind}: use constant",
+                kind=self.loss_type, also="loss_type", fix={"huber_schedule": "constant"})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,10 +202,11 @@ class FluxFullSave(sections.FullSave):
 
     only_safetensors: ClassVar[bool] = True
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """One kind of file."""
         if self.save_model_as not in (None, "safetensors"):
-            yield "save_model_as has no effect here: FLUX.1 is always saved as safetensors"
+            yield Problem("save_model_as", "has no effect here: FLUX.1 is always saved as safetensors",
+                fix={"save_model_as": None})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

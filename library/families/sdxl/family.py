@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.sdxl import conditions, folder, keys, model
@@ -64,7 +64,7 @@ class Sdxl:
         """The Hugging Face token of the config; the environment's is used without it."""
         return self.config.hub.huggingface_token
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Problem]:
         """What is wrong with the files of this run, each in a sentence; reads headers only."""
         options = self.config.model
         name, vae = options.pretrained_model_name_or_path, options.vae
@@ -87,17 +87,16 @@ class Sdxl:
             for encoder in conditions.TOKENIZERS:
                 self._tokenizer_folder(encoder)
         except ConfigError as e:
-            yield str(e)
+            yield from (problem.replaced(topic="model") for problem in e.problems)
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Problem]:
         """What is set and seldom does what was meant."""
         config = self.config
         half = config.precision.mixed_precision == "fp16" and not config.model.no_half_vae
         if half and not config.model.vae:
-            yield (
-                "mixed_precision = fp16: the VAE of SDXL overflows in fp16, and its images are black (NaN); "
-                "add no_half_vae, give a vae that was made for fp16, or use bf16"
-            )
+            yield Problem("mixed_precision",
+                "= fp16: the VAE of SDXL overflows in fp16, and its images are black (NaN); add "
+                "no_half_vae, give a vae that was made for fp16, or use bf16")  # fmt: skip
 
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, conditions.TOKENIZERS[encoder]
@@ -257,28 +256,32 @@ def _vae_files(names: Sequence[str]) -> list[str]:
     return [n for n in names if n.endswith((".safetensors", ".json")) and "/" not in n.removeprefix("vae/")]
 
 
-def _problems_of(path: Path, vae: str | None) -> Iterator[str]:
+def _problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
     try:
         if path.is_file():
             if path.suffix.lower() not in weights.PICKLED and (problem := _whole(path, vae)):
-                yield f"--{OPTION}: {problem}"
+                yield Problem(OPTION, ": {problem}", place="--", problem=problem)
             return
         if not (path / "unet").is_dir():
             kind = "a FLUX model's folder" if (path / "transformer").is_dir() else "no folder of an SDXL model"
-            yield f"--{OPTION}: {path} is {kind} (it has no unet folder): give {WANTED}"
+            yield Problem(OPTION, ": {path} is {kind} (it has no unet folder): give {wanted}", place="--",
+                path=path, kind=kind, wanted=WANTED)  # fmt: skip
             return
         for part, folder in model.FOLDERS.items():
             if not (path / folder).is_dir() and not (part == "vae" and vae):
-                yield f"--{OPTION}: {path} has no {folder} folder, so it is no complete SDXL model: download it again"
+                yield Problem(OPTION,
+                    ": {path} has no {folder} folder, so it is no complete SDXL model: download it again",
+                    place="--", path=path, folder=folder)  # fmt: skip
         shapes = {}
         for file in weights.files(path / "unet"):
             shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
         if shapes and "add_embedding.linear_1.weight" not in shapes:
-            yield f"--{OPTION}: {path} is {recognition.describe(shapes)}, not an SDXL model: choose an SDXL one"
+            yield Problem(OPTION, ": {path} is {found}, not an SDXL model: choose an SDXL one", place="--",
+                path=path, found=recognition.describe(shapes))  # fmt: skip
         elif shapes and (problem := model.odd(path, shapes)):
-            yield f"--{OPTION}: {problem}"
+            yield Problem(OPTION, ": {problem}", place="--", problem=problem)
     except ConfigError as e:
-        yield f"--{OPTION}: {e}"
+        yield Problem(OPTION, ": {why}", place="--", why=e.problems[0])
 
 
 def _blocks(path: Path) -> dict[str, int]:
@@ -296,7 +299,7 @@ def _whole(path: Path, vae: str | None) -> str | None:
     return model.absent(path, shapes, vae)
 
 
-def _problems_of_vae(vae: str, token: str | None) -> Iterator[str]:
+def _problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
     if problem := hub.missing("--vae", vae, "a VAE's .safetensors file or folder, or leave it out"):
         yield problem
         return
@@ -309,16 +312,18 @@ def _problems_of_vae(vae: str, token: str | None) -> Iterator[str]:
             shapes = weights.header(path)
             ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
             if not any(name.endswith(ends) for name in shapes):
-                yield f"--vae: {path} is {recognition.describe(shapes)}, not a VAE: give an SDXL VAE, or leave it out"
+                yield Problem("vae", place="--",
+                    template=": {path} is {found}, not a VAE: give an SDXL VAE, or leave it out",
+                    path=path, found=recognition.describe(shapes))  # fmt: skip
             elif (channels := _channels(shapes)) != CHANNELS:
-                yield (
-                    f"--vae: {path} is the VAE of another model: its latents have {channels} channels, and SDXL's have "
-                    f"{CHANNELS}; give an SDXL VAE, or leave it out"
-                )
+                yield Problem("vae", place="--",
+                    template=": {path} is the VAE of another model: its latents have {channels} channels, "
+                    "and SDXL's have {ours}; give an SDXL VAE, or leave it out", path=path,
+                    channels=channels, ours=CHANNELS)  # fmt: skip
         elif path.is_dir():
             weights.files(path / "vae" if (path / "vae").is_dir() else path)
     except ConfigError as e:
-        yield f"--vae: {e}"
+        yield Problem("vae", place="--", template=": {why}", why=e.problems[0])
 
 
 def _channels(shapes: dict[str, tuple[int, ...]]) -> int:

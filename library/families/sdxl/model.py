@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families import recognition
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
@@ -186,7 +186,8 @@ def build(stored: Stored, kinds: Mapping[str, torch.dtype], keep_fp8: bool) -> d
         try:
             out[part] = PARTS[part](tensors)
         except (RuntimeError, KeyError, StopIteration, ZeroDivisionError) as e:
-            raise ConfigError(f"{stored.path}: its {BLAME[part]} is not that of an SDXL model ({_short(e)})") from e
+            raise ConfigError("{path}: its {blame} is not that of an SDXL model ({short})",
+                path=stored.path, blame=BLAME[part], short=_short(e)) from e  # fmt: skip
     return out
 
 

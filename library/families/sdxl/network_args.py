@@ -5,8 +5,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from library.config.schema import ConfigError, opt
-from library.families.shared.network_args import LARGEST, NO_ADAPTER, SHAPES, Layer, NetworkArgs, block_factors
+from library.config.problems import ConfigError, Problem
+from library.config.schema import opt
+from library.families.shared.network_args import (
+    LARGEST,
+    NO_ADAPTER,
+    PLACE,
+    SHAPES,
+    Layer,
+    NetworkArgs,
+    block_factors,
+    wrong_argument,
+)
 
 # Blocks of the SDXL U-Net as the file format counts them: 0 time and label embedding, 1-9 input, 10-12 middle,
 # 13-21 output, 22 out.
@@ -29,18 +39,23 @@ class SdxlArgs(NetworkArgs):
     up_lr_weight: str = opt("", f"factors of the learning rate of the {UP} output blocks, or a shape's name")
     block_lr_zero_threshold: float = opt(0.0, "factors up to this count as 0", min=0.0)
 
-    def check(self, _run: Any = None) -> Iterator[str]:
+    def check(self, _run: Any = None) -> Iterator[Problem]:
         """The lists that must have one value per block."""
         for name in ("block_dims", "block_alphas", "conv_block_dims", "conv_block_alphas"):
             if (given := len(getattr(self, name))) not in (0, NUM_BLOCKS):
-                yield f"in network_args: {name} needs {NUM_BLOCKS} values separated by commas, got {given}"
+                yield wrong_argument(
+                    name,
+                    "needs {num_blocks} values separated by commas, got {given}",
+                    num_blocks=NUM_BLOCKS,
+                    given=given,
+                )
         for name, length in (("down_lr_weight", DOWN), ("mid_lr_weight", MID), ("up_lr_weight", UP)):
             try:
                 block_factors(getattr(self, name), length)
             except ConfigError as e:
-                yield f"in network_args: {name} {e}"
+                yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
         if self.conv_block_alphas and not (self.conv_block_dims or self.conv_dim):
-            yield "in network_args: conv_block_alphas needs conv_block_dims or conv_dim"
+            yield wrong_argument("conv_block_alphas", "needs conv_block_dims or conv_dim")
 
     @property
     def block_weights(self) -> tuple[float, ...]:

@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library.config import sections
+from library.config.names import FOREIGN
+from library.config.problems import Problem
 from library.config.reading import numbers
-from library.config.retired import FOREIGN
 from library.config.schema import opt, section
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
@@ -29,24 +30,33 @@ class SdxlModel(sections.Model):
 class SdxlAdapterCache(sections.Cache):
     """What is encoded once, when adapters learn."""
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """A text encoder that learns cannot be asked once."""
         yield from sections.Cache.check(self, run)
         if self.text and not run.network.network_train_unet_only:
-            yield "cache_text_encoder_outputs needs network_train_unet_only: trained text encoders run in each step"
+            yield Problem("cache_text_encoder_outputs",
+                "needs network_train_unet_only: trained text encoders run in each step",
+                also="cache_text_encoder_outputs_to_disk network_train_unet_only",
+                fix={"network_train_unet_only": True})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdxlFullCache(sections.Cache):
     """What is encoded once, when the model learns."""
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """A text encoder that learns cannot be asked once."""
         yield from sections.Cache.check(self, run)
         if self.text and run.steps.train_text_encoder:
-            yield "cache_text_encoder_outputs cannot be used with train_text_encoder: switch one of them off"
+            yield Problem("cache_text_encoder_outputs",
+                "cannot be used with train_text_encoder: switch one of them off",
+                also="cache_text_encoder_outputs_to_disk train_text_encoder",
+                fix={"train_text_encoder": False})  # fmt: skip
         if self.text and run.model.weighted_captions:
-            yield "cache_text_encoder_outputs cannot be used with weighted_captions: switch one of them off"
+            yield Problem("cache_text_encoder_outputs",
+                "cannot be used with weighted_captions: switch one of them off",
+                also="cache_text_encoder_outputs_to_disk weighted_captions",
+                fix={"weighted_captions": False})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +118,11 @@ class SdxlFullOptim(sections.FullOptim):
         """The 23 rates of block_lr, or none."""
         return tuple(float(rate) for rate in self.block_lr.split(",")) if self.block_lr else ()
 
-    def check(self, run: Any) -> Iterator[str]:
+    def check(self, run: Any) -> Iterator[Problem]:
         """The U-Net has 23 places for a rate."""
         yield from sections.FullOptim.check(self, run)
         if self.block_lrs and len(self.block_lrs) != 23:
-            yield f"block_lr needs 23 rates with commas between, got {len(self.block_lrs)}"
+            yield Problem("block_lr", "needs 23 rates with commas between, got {count}", count=len(self.block_lrs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

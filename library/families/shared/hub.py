@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Problem, Text
 
 PATIENCE = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -19,13 +19,18 @@ def is_id(name: str) -> bool:
     return bool(ID.fullmatch(name)) and not path.parent.exists() and path.suffix not in (".safetensors", ".ckpt")
 
 
-def missing(option: str, name: str | None, wanted: str) -> str | None:
-    """The sentence for a model that is nowhere, or None when `name` is a file, a folder or can be a Hugging Face id."""
+def _about(option: str, template: str, **facts: Any) -> Problem:
+    place = "--" if option.startswith("--") else ""
+    return Problem(option.removeprefix("--"), template, place=place, **facts)
+
+
+def missing(option: str, name: str | None, wanted: str) -> Problem | None:
+    """The problem of a model that is nowhere, or None when `name` is a file, a folder or can be a Hugging Face id."""
     if not name:
-        return f"{option}: give {wanted}"
+        return _about(option, ": give {wanted}", wanted=Text(wanted))
     if Path(name).exists() or is_id(name):
         return None
-    return f"{option}: {name} does not exist: give {wanted}"
+    return _about(option, ": {name} does not exist: give {wanted}", name=name, wanted=Text(wanted))
 
 
 def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:
@@ -51,7 +56,7 @@ def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], 
 
 def unreachable(
     option: str, name: str, wanted: Callable[[Iterable[str]], list[str]], token: str | None = None
-) -> str | None:
+) -> Problem | None:
     """Why a model on the hub could not be fetched, known within seconds and without fetching it; None when it can."""
     here = kept(name)
     if here and _holds((file.relative_to(here).as_posix() for file in here.rglob("*")), wanted):
@@ -61,9 +66,9 @@ def unreachable(
         wanted(files)  # may say in its own words what is not there
     except Exception as e:
         return why(option, name, e)
-    return (
-        None if _holds(files, wanted) else f"{option}: {name} does not hold what is needed: choose another repository"
-    )
+    if _holds(files, wanted):
+        return None
+    return _about(option, ": {name} does not hold what is needed: choose another repository", name=name)
 
 
 def _holds(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -> bool:
@@ -107,20 +112,22 @@ def listed(name: str, token: str | None = None) -> list[str]:
     return found
 
 
-def why(option: str, name: str, error: Exception) -> str:
-    """The sentence for a repository that cannot be had."""
+def why(option: str, name: str, error: Exception) -> Problem:
+    """The problem of a repository that cannot be had."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, ConfigError):  # it is there, and holds something else
-        return str(error)
+        return error.problems[0]
     if isinstance(error, GatedRepoError):
-        advice = f"accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
-        return f"{option}: {name} asks for a licence to be accepted: {advice}"
+        steps = "accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
+        told = ": {name} asks for a licence to be accepted: {advice}"
+        return _about(option, told, name=name, advice=Text(steps, name=name))
     if isinstance(error, RepositoryNotFoundError):
-        advice = "check the spelling, or set HF_TOKEN when it is private"
-        return f"{option}: there is no Hugging Face repository {name}: {advice}"
+        advice = Text("check the spelling, or set HF_TOKEN when it is private")
+        return _about(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network, in whichever library's words
-    return (
-        f"{option}: {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
+    told = (
+        ": {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
         "go online, or give a file or folder"
     )
+    return _about(option, told, name=name, reason=reason)

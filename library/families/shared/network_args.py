@@ -10,12 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from library.config.schema import ConfigError, opt
+from library.config.problems import ConfigError, Problem
+from library.config.schema import opt
+from library.config.values import quoted
 
 LARGEST = 2**16  # rank; no layer of these models has so many rows and columns
 SHAPES = ("cosine", "sine", "linear", "reverse_linear", "zeros")
 CONVOLUTIONS = ("ResnetBlock2D", "Downsample2D", "Upsample2D")  # classes of convolutions, of models that have some
 NO_ADAPTER = (0, 0.0)
+PLACE = "in network_args: "  # where a problem of one of these was set
+
+
+def wrong_argument(name: str, template: str, **facts: Any) -> Problem:
+    """A problem of one argument, or of none where the name is ""."""
+    return Problem(name, template, place=PLACE, topic="training", **facts)
 
 
 class Layer(Protocol):
@@ -69,10 +77,10 @@ class NetworkArgs:
     )
     conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", min=0.0)
 
-    def notes(self, _run: Any = None) -> Iterator[str]:
+    def notes(self, _run: Any = None) -> Iterator[Problem]:
         """What has no effect, and why."""
         if self.conv_alpha is not None and not self.conv_dim:
-            yield "network_args conv_alpha has no effect without conv_dim"
+            yield Problem("network_args", "conv_alpha has no effect without conv_dim")
 
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Classes in the denoiser whose layers can carry adapters, of those that the family offers."""
@@ -111,7 +119,12 @@ def block_factors(text: str, length: int) -> list[float]:
     except ValueError:
         factors = []
     if len(factors) != length or any(not math.isfinite(f) or f < 0 for f in factors):
-        raise ConfigError(f"needs {length} numbers separated by commas, or one of {', '.join(SHAPES)}, got {text!r}")
+        raise ConfigError(
+            "needs {length} numbers separated by commas, or one of {shapes}, got {text}",
+            length=length,
+            shapes=", ".join(SHAPES),
+            text=quoted(text),
+        )
     return factors
 
 
@@ -137,7 +150,7 @@ def indices(text: str) -> frozenset[int] | None:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise ConfigError(f'must be "all", "none" or like "0-3,5", got {text!r}')
+            raise ConfigError('must be "all", "none" or like "0-3,5", got {text}', text=quoted(text))
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(found)
 
@@ -148,7 +161,7 @@ def ranks(text: str) -> tuple[int, ...]:
         return ()
     parts = text.strip().strip("[]").split(",")
     if len(parts) != 5 or not all(part.strip().isdigit() for part in parts):
-        raise ConfigError(f"needs five whole numbers like [4,0,0,0,4], got {text!r}")
+        raise ConfigError("needs five whole numbers like [4,0,0,0,4], got {text}", text=quoted(text))
     return tuple(int(part) for part in parts)
 
 
@@ -164,6 +177,10 @@ def patterns(text: str, kind: type) -> tuple[tuple[str, Any], ...]:
                 raise ValueError(rest)
             found.append((re.compile(match[1].strip()).pattern, kind(match[2])))
         except (ValueError, re.error):
-            raise ConfigError(f"must be written regex={'rank' if kind is int else 'rate'},..., got {text!r}") from None
+            raise ConfigError(
+                "must be written regex={value},..., got {text}",
+                value="rank" if kind is int else "rate",
+                text=quoted(text),
+            ) from None
         rest = rest[match.end() :].lstrip()
     return tuple(found)

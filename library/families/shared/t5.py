@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families import recognition
 from library.families.shared import weights
 
@@ -70,9 +70,13 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
         stored = {name: embedding(file) if name in EMBEDDINGS else name for name in model.state_dict()}
         return weights.assign(model, {name: weights.cast(file[key], dtype) for name, key in stored.items()})
     except KeyError as e:
-        raise ConfigError(f"{path} is not a complete T5 encoder, {e.args[0]} is missing: get it again") from e
+        raise ConfigError(
+            "{path} is not a complete T5 encoder, {tensor} is missing: get it again", path=path, tensor=e.args[0]
+        ) from e
     except RuntimeError as e:  # torch's word for tensors of a wrong shape; the last line names one
-        raise ConfigError(f"{path} does not fit together: {str(e).strip().splitlines()[-1].strip()}") from e
+        raise ConfigError(
+            "{path} does not fit together: {why}", path=path, why=str(e).strip().splitlines()[-1].strip()
+        ) from e
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
 from library.families.shared import hub
 from library.files import write_atomic
 
@@ -97,12 +97,14 @@ def download(name: str, token: str | None, looked: list[Path]) -> Path:
         places_tried = ", ".join(map(str, looked)) or "no local folder was given"
         where = looked[-1] if looked else Path("tokenizers") / name.replace("/", "_")
         raise ConfigError(
-            f"the tokenizer {name} is on this machine neither in its folders ({places_tried}) nor in the Hugging Face "
-            f"cache, and could not be downloaded ({reason[0]}): go online once, or copy its files "
-            f"({' and '.join(STORED[kind(name)][0])}) into {where}"
-        ) from e
+            "the tokenizer {name} is on this machine neither in its folders ({places_tried}) nor "
+            "in the Hugging Face cache, and could not be downloaded ({reason}): go online once, "
+            "or copy its files ({stored}) into {where}", name=name, places_tried=places_tried,
+            reason=reason[0], stored=" and ".join(STORED[kind(name)][0]), where=where) from e  # fmt: skip
     if not holds(folder, kind(name)):
-        raise ConfigError(f"the repository {name} has no tokenizer of the expected kind ({kind(name)})")
+        raise ConfigError(
+            "the repository {name} has no tokenizer of the expected kind ({kind})", name=name, kind=kind(name)
+        )
     return folder
 
 
@@ -122,4 +124,6 @@ def load(folder: Path, name: str) -> Any:
     try:
         return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
     except Exception as e:
-        raise ConfigError(f"the tokenizer in {folder} cannot be read ({e}): copy {name} there again") from e
+        raise ConfigError(
+            "the tokenizer in {folder} cannot be read ({why}): copy {name} there again", folder=folder, why=e, name=name
+        ) from e

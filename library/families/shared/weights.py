@@ -11,7 +11,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError
+from library.config.values import quoted
 
 COMPILED = "_orig_mod."  # torch.compile's wrapper, left in the names by other tools
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
@@ -46,25 +47,26 @@ def entries(path: str | Path) -> dict[str, dict[str, Any]]:
     """The raw header of a .safetensors file: dtype, shape and data_offsets by tensor name."""
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
+        raise ConfigError("{path}: no such file", path=path)
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= LARGEST_HEADER:
-            raise ConfigError(f"{path} is not a safetensors file: give a .safetensors checkpoint")
+            raise ConfigError("{path} is not a safetensors file: give a .safetensors checkpoint", path=path)
         text = file.read(length)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as e:
         why = "was cut short: download it again" if len(text) < length else "is not a safetensors file"
-        raise ConfigError(f"{path} {why}") from e
+        raise ConfigError("{path} {why}", path=path, why=why) from e
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not a safetensors file: its header is no table")
+        raise ConfigError("{path} is not a safetensors file: its header is no table", path=path)
     found.pop("__metadata__", None)
     end = 8 + length + _data_length(path, found)
     if end > size:
-        raise ConfigError(f"{path} was cut short: it has {size:,} of {end:,} bytes, download it again")
+        raise ConfigError("{path} was cut short: it has {size} of {end} bytes, download it again",
+            path=path, size=f"{size:,}", end=f"{end:,}")  # fmt: skip
     return found
 
 
@@ -79,11 +81,12 @@ def _data_length(path: Path, table: Mapping[str, Any]) -> int:
         except (TypeError, KeyError, ValueError):
             sound = False
         if not sound or dtype in BITS and math.prod(shape) * BITS[dtype] != (last - first) * 8:
-            raise ConfigError(f"{path} is a damaged safetensors file: the header's entry {name[:80]!r} is wrong")
+            raise ConfigError("{path} is a damaged safetensors file: the header's entry {name} is wrong",
+                path=path, name=quoted(name[:80]))  # fmt: skip
         places.append((first, last))
     places.sort()
     if any(here[1] > after[0] for here, after in itertools.pairwise(places)):
-        raise ConfigError(f"{path} is a damaged safetensors file: tensors lie over each other")
+        raise ConfigError("{path} is a damaged safetensors file: tensors lie over each other", path=path)
     return places[-1][1] if places else 0
 
 
@@ -128,7 +131,7 @@ def _opened(path: Path, mmap: bool) -> Any:
     try:
         return safe_open(path, framework="pt") if mmap else load(path.read_bytes())
     except SafetensorError as e:
-        raise ConfigError(f"{path} is a damaged safetensors file ({e}): download it again") from e
+        raise ConfigError("{path} is a damaged safetensors file ({why}): download it again", path=path, why=e) from e
 
 
 def _without_numbers(about: Mapping[str, Any]) -> Any:
@@ -145,7 +148,7 @@ def _unpickled(path: Path) -> dict[str, Any]:
         found = torch.load(path, map_location="meta" if _shapes_only.get() else "cpu", weights_only=True)
     except Exception as e:  # what else is raised by bytes that are no archive at all has no common kind
         raise ConfigError(
-            f"{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors"
+            "{path} holds more than tensors or is damaged, and is not opened: convert it to .safetensors", path=path
         ) from e
     found = found.get("state_dict", found) if isinstance(found, dict) else {}
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
@@ -175,7 +178,7 @@ def files(path: Path, variant: str | None = None) -> list[Path]:
 
 def _present(path: Path) -> Path:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
+        raise ConfigError("{path}: no such file", path=path)
     return path
 
 
@@ -189,7 +192,7 @@ def _main(folder: Path, variant: str | None) -> Path:
     for name in ("diffusion_pytorch_model.bin", "pytorch_model.bin"):
         if (folder / name).is_file():
             return folder / name
-    raise ConfigError(f"{folder}: no .safetensors weights in this folder")
+    raise ConfigError("{folder}: no .safetensors weights in this folder", folder=folder)
 
 
 def assign(model: Any, tensors: Mapping[str, Any]) -> Any:

@@ -1,0 +1,39 @@
+"""Values of options that mend what several rules find, and the problems that go with them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from library.config.problems import Problem
+from library.config.schema import defaults
+
+COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # of optimizers, which mean the same in most of them
+
+
+def exclusive(config: Any, first: str, *others: str) -> Problem:
+    """The problem of options that exclude each other; its fix switches the second off."""
+    return Problem(first, "and {others} exclude each other: choose one", others=" and ".join(others), also=others,
+                   fix=defaults(config, others[0]))  # fmt: skip
+
+
+def bucket_limits(size: tuple[int, int], buckets: Any) -> dict[str, Any]:
+    """The fix that is limits of buckets around a resolution, by multiples of 64."""
+    least, most = min(buckets.min_bucket_reso, min(size)), max(buckets.max_bucket_reso, max(size))
+    return {"min_bucket_reso": least // 64 * 64 or 64, "max_bucket_reso": -(-most // 64) * 64}
+
+
+def carried(arguments: Iterable[str]) -> tuple[str, ...]:
+    """Of the arguments of one optimizer, those that mean the same to another."""
+    return tuple(pair for pair in arguments if pair.partition("=")[0].strip() in COMMON_ARGUMENTS)
+
+
+def other_optimizer(run: Any, name: str, rate: float | None = None) -> dict[str, Any]:
+    """The fix that is another optimizer, with the arguments that mean the same to it; `rate` is for all that learns."""
+    optim = run.optim
+    kept = carried(optim.optimizer_args)
+    found: dict[str, Any] = {"optimizer_type": name}
+    found |= {"optimizer_args": kept} if kept != optim.optimizer_args else {}
+    found |= {old: False for old in ("use_8bit_adam", "use_lion_optimizer") if getattr(optim, old)}
+    if rate:
+        own = [name for name in ("unet_lr", "text_encoder_lr") if getattr(optim, name, None)]
+        found |= {"learning_rate": rate, **defaults(run, *own)}
+    return found

@@ -1,0 +1,123 @@
+"""Problems as values: what is wrong with a training, or worth knowing about it, made where the rule is.
+
+A problem is a sentence, so that it can be printed and compared like any text; and it carries what a form needs besides:
+the option that it is about, the values that would mend it, and the template and arguments that it was made of, by which
+it is translated. Nobody has to take sentences apart.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+__all__ = ["FLAG", "ConfigError", "Problem", "Text", "problems_of", "read"]
+FLAG = "--"  # the place of an option of a command line
+FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
+
+
+class Text(str):
+    """A text made of a `template`, the key of its translations, and of `arguments`, which may be such texts too."""
+
+    __slots__ = ("arguments", "template")
+    template: str
+    arguments: Mapping[str, str]
+
+    def __new__(cls, template: str, **arguments: Any) -> Self:
+        """`{name}` in the template stands for the argument of that name; without arguments braces mean nothing."""
+        return cls._made(template, template, arguments)
+
+    @classmethod
+    def _made(cls, shape: str, template: str, arguments: Mapping[str, Any]) -> Self:
+        filled = {name: value if isinstance(value, Text) else str(value) for name, value in arguments.items()}
+        made = super().__new__(cls, shape.format_map(filled) if filled else shape)
+        made.template, made.arguments = template, filled
+        return made
+
+    def as_json(self) -> dict[str, Any]:
+        """The template and its arguments, for another process or a browser."""
+        inner = {name: value.as_json() if isinstance(value, Text) else value for name, value in self.arguments.items()}
+        return {"template": self.template, "arguments": inner}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _text, (self.as_json(),)
+
+
+class Problem(Text):
+    """A sentence about an option, or about something else where `option` is "".
+
+    `also` are the other options whose values the rule reads; `fix` are values by option name that would mend it;
+    `place` stands before the option's name where it was not set in a form ("--", "in cat.toml: "); `topic` is said
+    where no option tells it; `code` is for programs that treat this very problem in a way of its own.
+    """
+
+    __slots__ = ("also", "code", "fix", "option", "place", "topic")
+    option: str
+    also: frozenset[str]
+    fix: Mapping[str, Any]
+    place: str
+    topic: str
+    code: str
+
+    def __new__(cls, option: str, template: str, *, also: str | Iterable[str] = (), fix: Mapping[str, Any] = {},
+                topic: str = "", code: str = "", **arguments: Any) -> Self:  # fmt: skip
+        """The sentence is the option and the template, which begins with ":" where a colon follows the option.
+
+        `also` may be written as names with blanks between.
+        """
+        place = arguments.pop("place", "")
+        head = f"{place}{option}{' ' if option and not template.startswith(':') else ''}"
+        escaped = head.replace("{", "{{").replace("}", "}}") if arguments else head
+        made = cls._made(escaped + template, template, arguments)
+        made.option, made.place, made.topic, made.code = option, place, topic, code
+        made.also = frozenset(also.split() if isinstance(also, str) else also)
+        made.fix = dict(fix)
+        return made
+
+    @property
+    def options(self) -> frozenset[str]:
+        """All options that it depends on."""
+        return self.also | {self.option} if self.option else self.also
+
+    @property
+    def about(self) -> str:
+        """The sentence without the option in front, as it stands below a field."""
+        return Text(self.template.removeprefix(":").lstrip(), **self.arguments)
+
+    def replaced(self, **changes: Any) -> "Problem":
+        """The same with another option, place or fix."""
+        facts = {name: getattr(self, name) for name in FACTS}
+        return Problem(**{"option": self.option, "template": self.template, **facts, **self.arguments, **changes})
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for another process; `read` makes a problem of it again."""
+        facts = {name: getattr(self, name) for name in FACTS}
+        return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also), "text": str(self)}
+
+
+def read(sent: Mapping[str, Any]) -> Problem:
+    """What `Problem.as_json` wrote -> the problem."""
+    return Problem(**{name: sent[name] for name in ("option", "template", *FACTS)}, **_arguments(sent))
+
+
+def _arguments(sent: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _text(one) if isinstance(one, dict) else one for name, one in sent["arguments"].items()}
+
+
+def _text(sent: Mapping[str, Any]) -> Text:
+    return read(sent) if "option" in sent else Text(sent["template"], **_arguments(sent))
+
+
+class ConfigError(ValueError):
+    """Everything the user must fix: `problems`. As text it is one line for each."""
+
+    def __init__(self, *problems: str, **arguments: Any) -> None:
+        """Problems, or one template with its arguments."""
+        self.problems = [Problem("", problems[0], **arguments)] if arguments else [*problems_of(problems)]
+        super().__init__("\n".join(self.problems))
+
+
+def problems_of(texts: Iterable[str]) -> Iterator[Problem]:
+    """Problems as they are, and of plain texts one for each line."""
+    for text in texts:
+        if isinstance(text, Problem):
+            yield text
+        else:
+            yield from (Problem("", line) for line in str(text).splitlines() or [""])
