@@ -72,10 +72,11 @@ class SdxlNetwork(sections.Network):
 class SdxlAdapterPrecision(sections.AdapterPrecision):
     """The kind of numbers that are used, when adapters learn."""
 
-    def notes(self, run: Any) -> Iterator[str]:
+    def notes(self, run: Any) -> Iterator[Problem]:
         """8-bit products that do not pay."""
         if self.fp8_compute:
-            yield "fp8_compute makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
+            told = "makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
+            yield Problem("fp8_compute", told)
         else:
             yield from sections.AdapterPrecision.notes(self, run)
 
