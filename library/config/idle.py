@@ -20,7 +20,7 @@ def remark(name: str, reason: str, **arguments: Any) -> Problem:
 
 def remarks(config: Any, told: Iterable[str]) -> Iterator[Problem]:
     """A remark on each option that is set and does nothing, but for those that others speak of already."""
-    spoken = {one.option for one in told if isinstance(one, Problem) and one.code == "idle"}
+    spoken = {name for one in told if isinstance(one, Problem) for name in one.options}
     sleeping, known = idle(config), options(type(config))
     for name, value in values(config).items():
         if name in sleeping and name not in spoken and value != known[name].default:

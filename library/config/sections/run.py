@@ -63,7 +63,7 @@ class Run:
         for name, _ in self._touched():
             if reason := self.idle.get(name) or IDLE_EVERYWHERE.get(name):
                 fix = schema.defaults(self, name)
-                yield Problem(name, "has no effect here: {reason}", reason=Text(reason), fix=fix)
+                yield Problem(name, "has no effect here: {reason}", reason=Text(reason), fix=fix, code="idle")
 
     def _touched(self) -> Iterator[tuple[str, Any]]:
         for members in schema.changed(self).values():
