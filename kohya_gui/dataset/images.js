@@ -1,311 +1,389 @@
-"use strict";
 // The data set tab: a folder's images in pages, their captions, and changes that can be taken back.
-window.kohyaImages = (() => {
-  const { ask, address, make, say, wait, count } = window.kohyaAsk;
-  const PAGE = 48;
-  let root, now = null, view = { start: 0, show: "all", place: null, words: "" }, chosen = new Set(), turn = 0, working = "";
-  const one = (selector) => root.querySelector(selector);
-  const all = (selector) => [...root.querySelectorAll(selector)];
+import { all, count, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
+import { ask, messageOf } from "../server/http.js";
+import { badges, captionField, facts, frame } from "./images_cards.js";
+import * as panels from "./images_panels.js";
+import * as sources from "./images_sources.js";
 
-  let saying = 0;
-  /** A message stays in view while one scrolls; a good one goes by itself. */
-  function said(kind, text) {
-    const mine = ++saying;
-    say(one(":scope > .said-of"), kind, text);
-    if (kind === "good" && text) setTimeout(() => mine === saying && say(one(":scope > .said-of"), kind, ""), 9000);
-  }
-  const trigger = () => one("#images-trigger").value;
-  const described = () => one("[data-setting=dataset_config]").value.trim();
-  const asked = (more = {}) => ({ folder: now.folder, album: now.album, trigger: trigger(), show: view.show, place: view.place, words: view.words, ...more });
+/** @typedef {import("./images_cards.js").Row} Row */
+/** @typedef {{ folder: string, path: string, images: number, repeats: number, words: string, span: number[], used: number, seen: number, role: string, held: number, unused: string, fixed: string }} Place a folder of images */
+/** @typedef {{ images: number, repeats: number, batch: number, steps_per_epoch: number, steps: number, epochs: number, world: number, regularisation: number, validation: number, buckets: { size: [number, number], repeats: number, dataset: number }[] }} Count what a training would make of the images */
 
-  function settings() {
-    return Object.fromEntries(all("[data-setting]").map((field) => [field.dataset.setting, field.type === "checkbox" ? field.checked : field.value.trim()]));
-  }
+/**
+ * @typedef {object} Overview a folder, as the server describes it
+ * @property {string} folder
+ * @property {string} album its id
+ * @property {string} fixed how to come to change it, or ""
+ * @property {Count} count
+ * @property {Record<string, number>} kinds how many images there are of each kind of finding
+ * @property {Record<string, string>} titles of the kinds
+ * @property {number} captioned
+ * @property {boolean} compared
+ * @property {string[]} notes
+ * @property {string[]} problems
+ * @property {Place[]} places
+ * @property {{ title: string, when: number }[]} past
+ */
 
-  /** Ask for work, and wait for its end; its progress is shown, and it can be stopped. */
-  async function work(name, question) {
-    const bar = one(".working");
-    let answer = await ask(name, question);
-    try {
-      while (answer.work) {
-        working = answer.work;
-        bar.hidden = false;
-        bar.querySelector("span").textContent = answer.total ? `${answer.phase} ${answer.done.toLocaleString("en")} / ${answer.total.toLocaleString("en")}` : "Looking";
-        bar.querySelector("i").style.width = `${answer.total ? (100 * answer.done) / answer.total : 0}%`;
-        answer = await ask("images_work", { work: answer.work });
-      }
-    } finally {
-      working = "";
-      bar.hidden = true;
+/**
+ * @typedef {object} Tab what the tab's other modules use of this one
+ * @property {() => Overview | null} overview
+ * @property {() => Row[]} rows
+ * @property {(more?: Record<string, unknown>) => Record<string, unknown>} query
+ * @property {(name: string, question: Record<string, unknown>, tell: (found: any) => string) => Promise<boolean>} change
+ * @property {<T>(what: () => Promise<T>) => Promise<T | null>} attempt
+ * @property {(kind: "good" | "bad" | "plain", text: string) => void} notify
+ * @property {(keep?: boolean) => Promise<void>} open
+ * @property {(row: Row) => HTMLTextAreaElement} captionOf
+ * @property {() => string} described
+ * @property {Record<string, () => unknown>} actions by data-do of the buttons
+ */
+
+const PAGE = 48;
+const KEY = "images-tab";
+
+/** @type {HTMLElement} */
+let root;
+/** @type {Overview | null} */
+let now = null;
+/** @type {Row[]} */
+let rows = [];
+/** @type {{ start: number, show: string, place: string | null, words: string }} */
+const view = { start: 0, show: "all", place: null, words: "" };
+/** @type {Set<string>} */
+const chosen = new Set();
+let pages = 0, messages = 0, working = ""; // answers and messages that are out of date are left alone
+
+/**
+ * @template {Element} [T=HTMLElement]
+ * @param {string} selector
+ * @param {new () => T} [type]
+ */
+const part = (selector, type) => one(root, selector, type);
+const folder = () => part("#images-folder", HTMLInputElement);
+const trigger = () => part("#images-trigger", HTMLInputElement);
+const described = () => part("[data-setting=dataset_config]", HTMLInputElement).value.trim();
+
+/** @param {Record<string, unknown>} [more] */
+const query = (more = {}) => ({ folder: now?.folder, album: now?.album, trigger: trigger().value, show: view.show, place: view.place, words: view.words, ...more });
+
+/**
+ * A message stays in view while one scrolls; a good one goes by itself.
+ * @param {"good" | "bad" | "plain"} kind
+ * @param {string} text
+ */
+function notify(kind, text) {
+  const mine = ++messages, where = part(":scope > .said-of");
+  showMessage(where, kind, text);
+  if (kind === "good" && text) setTimeout(() => mine === messages && showMessage(where, kind, ""), 9000);
+}
+
+const settingFields = () => all(root, "[data-setting]").filter(isField);
+const settings = () => Object.fromEntries(settingFields().map((field) => [field.dataset.setting, isBox(field) ? field.checked : field.value.trim()]));
+
+/**
+ * Ask for work, and wait for its end; its progress is shown, and it can be stopped.
+ * @param {string} name
+ * @param {Record<string, unknown>} question
+ */
+async function work(name, question) {
+  const bar = part(".working");
+  let answer = await ask(name, question);
+  try {
+    while (answer.work) {
+      working = answer.work;
+      bar.hidden = false;
+      one(bar, "span").textContent = answer.total ? `${answer.phase} ${answer.done.toLocaleString("en")} / ${answer.total.toLocaleString("en")}` : "Looking";
+      one(bar, "i").style.width = `${answer.total ? (100 * answer.done) / answer.total : 0}%`;
+      answer = await ask("images_work", { work: answer.work });
     }
-    return answer;
+  } finally {
+    working = "";
+    bar.hidden = true;
   }
+  return answer;
+}
 
-  async function attempt(what) {
-    try {
-      return await what();
-    } catch (error) {
-      said("bad", error.message);
-      return null;
-    }
+/**
+ * Do something; what goes wrong is shown, and the answer is null then.
+ * @template T
+ * @param {() => Promise<T>} what
+ * @returns {Promise<T | null>}
+ */
+async function attempt(what) {
+  try {
+    return await what();
+  } catch (error) {
+    notify("bad", messageOf(error));
+    return null;
   }
+}
 
-  async function open(keep = false) {
-    const found = await attempt(() => work("images_open", { folder: one("#images-folder").value, settings: settings(), trigger: trigger(), ...window.kohyaImageSources.question() }));
-    if (!found) return;
-    if (!keep) {
-      Object.assign(view, { start: 0, show: "all", place: null, words: "" });
-      chosen.clear();
-      one(".sieve .words").value = "";
-    }
-    said("good", "");
-    overview(found);
-    await page();
-    panels();
-    remember();
+/** @param {boolean} [keep] whether the same images are looked at again */
+async function open(keep = false) {
+  const found = await attempt(() => work("images_open", { folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question() }));
+  if (!found) return;
+  if (!keep) {
+    Object.assign(view, { start: 0, show: "all", place: null, words: "" });
+    chosen.clear();
+    part(".sieve .words", HTMLInputElement).value = "";
   }
+  notify("good", "");
+  showOverview(found);
+  await showPage();
+  panels.refresh();
+  remember();
+}
 
-  const KEY = "images-tab";
+/** A reload shows the same folder again. */
+function remember() {
+  try {
+    sessionStorage.setItem(KEY, JSON.stringify({ folder: folder().value, trigger: trigger().value, settings: settings(), taken: sources.state() }));
+  } catch {} // a browser that keeps nothing only forgets
+}
 
-  /** A reload shows the same folder again. */
-  function remember() {
-    try {
-      sessionStorage.setItem(KEY, JSON.stringify({ folder: one("#images-folder").value, trigger: trigger(), settings: settings(), taken: window.kohyaImageSources.state() }));
-    } catch {} // a browser that keeps nothing only forgets
-  }
+function recall() {
+  let before = null;
+  try {
+    before = JSON.parse(sessionStorage.getItem(KEY) ?? "null");
+  } catch {}
+  if (!before) return;
+  folder().value = before.folder;
+  trigger().value = before.trigger;
+  for (const field of settingFields()) setValue(field, before.settings[field.dataset.setting ?? ""]);
+  sources.restore(before.taken);
+  new IntersectionObserver((seen, watch) => {
+    if (!seen.some((entry) => entry.isIntersecting)) return;
+    watch.disconnect();
+    if (!now) open();
+  }).observe(root);
+}
 
-  function recall() {
-    let before = null;
-    try {
-      before = JSON.parse(sessionStorage.getItem(KEY));
-    } catch {}
-    if (!before) return;
-    one("#images-folder").value = before.folder;
-    one("#images-trigger").value = before.trigger;
-    for (const field of all("[data-setting]")) {
-      const value = before.settings[field.dataset.setting];
-      if (field.type === "checkbox") field.checked = value;
-      else field.value = value ?? "";
-    }
-    window.kohyaImageSources.restore(before.taken);
-    new IntersectionObserver((seen, watch) => {
-      if (!seen.some((entry) => entry.isIntersecting)) return;
-      watch.disconnect();
-      if (!now) open();
-    }).observe(root);
-  }
+/**
+ * What changes a folder answers with the folder as it is then. Whether it was done.
+ * @param {string} name
+ * @param {Record<string, unknown>} question
+ * @param {(found: any) => string} tell
+ */
+async function change(name, question, tell) {
+  const found = await attempt(() => work(name, query(question)));
+  if (!found) return false;
+  showOverview(found);
+  notify("good", tell(found));
+  await showPage();
+  panels.refresh();
+  return true;
+}
 
-  /** What changed a folder answers with the folder as it is now. */
-  async function change(name, question, tell) {
-    const found = await attempt(() => work(name, asked(question)));
-    if (!found) return false;
-    overview(found);
-    said("good", tell(found));
-    await page();
-    panels();
-    return true;
-  }
+/** @param {Overview} found */
+function showOverview(found) {
+  now = found;
+  const { count: training, kinds } = found;
+  const of = (/** @type {number} */ n) => `${n.toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`;
+  if (!described()) folder().value = found.folder;
+  part(".album").hidden = false;
+  part(".album").classList.toggle("fixed", Boolean(found.fixed));
+  part("[data-do=give]").hidden = Boolean(found.fixed);
+  sources.show(found);
+  const numbers = [
+    ["Images used", of(training.images)],
+    ["With a caption", of(found.captioned)],
+    ["Steps per epoch", training.steps_per_epoch.toLocaleString("en")],
+    ["Buckets", training.buckets.length.toLocaleString("en")],
+  ];
+  if ("trigger" in kinds) numbers.push(["With the trigger word", of(kinds.all - kinds.trigger)]);
+  part(".numbers").replaceChildren(...numbers.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
+  part(".steps").textContent = training.repeats
+    ? `${count(training.images, "image")} with repeats are ${count(training.repeats, "picture")} per epoch; in batches of ${training.batch} that is ${count(training.steps_per_epoch, "step")}. ${count(training.steps, "step")} are ${count(training.epochs, "epoch")}.`
+    : "A training would find no images here.";
+  part(".findings").replaceChildren(...findings(found));
+  part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
+  showBuckets(training.buckets);
+  const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`])];
+  fill(part(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
+  fill(part(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
+  part("[data-do=compare]").textContent = found.compared ? "Find duplicates again" : "Find duplicates";
+  showHistory(found.past);
+}
 
-  function overview(found) {
-    now = found;
-    if (!described()) one("#images-folder").value = found.folder;
-    one(".album").hidden = false;
-    one(".album").classList.toggle("fixed", Boolean(found.fixed));
-    one("[data-do=give]").hidden = Boolean(found.fixed);
-    window.kohyaImageSources.show(found);
-    const { count: told, kinds } = found;
-    const numbers = [
-      ["Images used", `${told.images.toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`],
-      ["With a caption", `${found.captioned.toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`],
-      ["Steps per epoch", told.steps_per_epoch.toLocaleString("en")],
-      ["Buckets", told.buckets.length.toLocaleString("en")],
-    ];
-    if ("trigger" in kinds) numbers.push(["With the trigger word", `${(kinds.all - kinds.trigger).toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`]);
-    one(".numbers").replaceChildren(...numbers.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
-    one(".steps").textContent = told.repeats
-      ? `${count(told.images, "image")} with repeats are ${count(told.repeats, "picture")} per epoch; in batches of ${told.batch} that is ${count(told.steps_per_epoch, "step")}. ${count(told.steps, "step")} are ${count(told.epochs, "epoch")}.`
-      : "A training would find no images here.";
-    one(".findings").replaceChildren(...Object.entries(kinds).filter(([kind, n]) => (n || kind === view.show) && kind !== "all").map(([kind, n]) => {
-      const chip = make("button", { type: "button", "data-kind": kind, "aria-pressed": String(view.show === kind), className: ["broken", "foreign"].includes(kind) ? "bad" : ["reg", "held"].includes(kind) ? "calm" : "" }, make("b", {}, n.toLocaleString("en")), make("span", {}, found.titles[kind]));
-      chip.onclick = () => sieve({ show: view.show === kind ? "all" : kind });
-      return chip;
-    }));
-    one(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
-    one(".buckets").hidden = !told.buckets.length;
-    one(".buckets summary").textContent = `${count(told.buckets.length, "bucket")}: number of images per epoch`;
-    const several = told.buckets.some((bucket) => bucket.dataset);
-    one(".buckets .chips").replaceChildren(...told.buckets.map((bucket) => make("span", { title: several ? `Data set ${bucket.dataset + 1}` : "" }, `${bucket.size[0]} × ${bucket.size[1]}`, make("b", {}, bucket.repeats.toLocaleString("en")))));
-    const places = [["", "All folders"], ...found.places.map((place) => [`/${place.folder}`, place.folder || "the folder itself", ` (${place.images.toLocaleString("en")})`])];
-    fill(one(".sieve .place"), places, view.place === null ? "" : `/${view.place}`);
-    fill(one(".sieve .show"), Object.entries(kinds).map(([kind, n]) => [kind, found.titles[kind], ` (${n.toLocaleString("en")})`]), view.show);
-    one("[data-do=compare]").textContent = found.compared ? "Find duplicates again" : "Find duplicates";
-    history(found.past);
-  }
+/**
+ * A button for each kind of finding, which shows those images alone.
+ * @param {Overview} found
+ */
+function findings({ kinds, titles }) {
+  return Object.entries(kinds).filter(([kind, n]) => (n || kind === view.show) && kind !== "all").map(([kind, n]) => {
+    const className = ["broken", "foreign"].includes(kind) ? "bad" : ["reg", "held"].includes(kind) ? "calm" : "";
+    const chip = makeButton("", () => narrow({ show: view.show === kind ? "all" : kind }), { "data-kind": kind, "aria-pressed": String(view.show === kind), className });
+    chip.append(make("b", {}, n.toLocaleString("en")), make("span", {}, titles[kind]));
+    return chip;
+  });
+}
 
-  function fill(select, entries, value) {
-    select.replaceChildren(...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
-  }
+/** @param {Count["buckets"]} buckets */
+function showBuckets(buckets) {
+  const several = buckets.some((bucket) => bucket.dataset);
+  part(".buckets").hidden = !buckets.length;
+  part(".buckets summary").textContent = `${count(buckets.length, "bucket")}: number of images per epoch`;
+  part(".buckets .chips").replaceChildren(...buckets.map(({ size, repeats, dataset }) =>
+    make("span", { title: several ? `Data set ${dataset + 1}` : "" }, `${size[0]} × ${size[1]}`, make("b", {}, repeats.toLocaleString("en")))));
+}
 
-  function history(past) {
-    now.past = past;
-    const undo = one("[data-do=undo]");
-    undo.disabled = !past.length;
-    undo.title = past.length ? `Take back: ${past[0].title}` : "Nothing to take back";
-    one("[data-panel=past] summary small").textContent = past.length ? `${past.length} can be taken back, last: ${past[0].title}` : "nothing to take back";
-    one(".past").replaceChildren(...past.map((entry) => make("li", {}, make("span", {}, entry.title), make("small", {}, new Date(entry.when * 1000).toLocaleString()))));
-  }
+/**
+ * @param {HTMLElement} select
+ * @param {string[][]} entries a key and the pieces of its text each
+ * @param {string} value
+ */
+function fill(select, entries, value) {
+  select.replaceChildren(...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
+}
 
-  function sieve(changes) {
-    Object.assign(view, { start: 0 }, changes);
-    one(".sieve .show").value = view.show;
-    for (const chip of all(".findings button")) chip.setAttribute("aria-pressed", String(chip.dataset.kind === view.show));
-    page();
-    window.kohyaImagePanels.tags();
-  }
+/** @param {Overview["past"]} past */
+function showHistory(past) {
+  const undo = part("[data-do=undo]", HTMLButtonElement);
+  undo.disabled = !past.length;
+  undo.title = past.length ? `Take back: ${past[0].title}` : "Nothing to take back";
+  part("[data-panel=past] summary small").textContent = past.length ? `${past.length} can be taken back, last: ${past[0].title}` : "nothing to take back";
+  part(".past").replaceChildren(...past.map((entry) => make("li", {}, make("span", {}, entry.title), make("small", {}, new Date(entry.when * 1000).toLocaleString()))));
+}
 
-  // ---- the cards
+/**
+ * Show other images: of a kind, in a folder, with words.
+ * @param {Partial<typeof view>} changes
+ */
+function narrow(changes) {
+  Object.assign(view, { start: 0 }, changes);
+  part(".sieve .show", HTMLSelectElement).value = view.show;
+  for (const chip of all(root, ".findings button")) chip.setAttribute("aria-pressed", String(chip.dataset.kind === view.show));
+  showPage();
+  panels.showTags();
+}
 
-  async function page() {
-    const mine = ++turn;
-    const found = await attempt(() => ask("images_page", asked({ start: view.start, count: PAGE })));
-    if (!found || mine !== turn) return;
-    view.start = found.start;
-    one(".cards").replaceChildren(...found.rows.map(card));
-    if (!found.rows.length) one(".cards").append(make("p", { className: "quiet" }, "No image matches."));
-    for (const pager of all(".pager")) pager.replaceChildren(...turns(found));
-    now.rows = found.rows;
-    selection();
-  }
+// ---- the cards
 
-  function turns({ start, total }) {
-    if (total <= PAGE) return [make("span", {}, count(total, "image"))];
-    const pages = Math.ceil(total / PAGE), at = Math.floor(start / PAGE);
-    const go = (to) => {
-      view.start = Math.max(0, Math.min(pages - 1, to)) * PAGE;
-      page().then(() => one(".sieve").scrollIntoView({ block: "start" }));
-    };
-    const button = (text, to, off) => Object.assign(make("button", { type: "button", disabled: off }, text), { onclick: () => go(to) });
-    const where = make("input", { value: String(at + 1), inputMode: "numeric", "aria-label": "Page" });
-    where.onchange = () => go((parseInt(where.value, 10) || 1) - 1);
-    return [button("Previous", at - 1, at === 0), make("span", {}, where, ` of ${pages.toLocaleString("en")} · ${(start + 1).toLocaleString("en")} to ${Math.min(start + PAGE, total).toLocaleString("en")} of ${count(total, "image")}`), button("Next", at + 1, at === pages - 1)];
-  }
+async function showPage() {
+  const mine = ++pages;
+  const found = await attempt(() => ask("images_page", query({ start: view.start, count: PAGE })));
+  if (!found || mine !== pages) return;
+  view.start = found.start;
+  rows = found.rows;
+  part(".cards").replaceChildren(...rows.map(card));
+  if (!rows.length) part(".cards").append(make("p", { className: "quiet" }, "No image matches."));
+  for (const pager of all(root, ".pager")) pager.replaceChildren(...turns(found.start, found.total));
+  showChosen();
+}
 
-  const source = (row, side) => address("images_thumb", { path: row.path, side, v: row.version });
+/**
+ * What turns the pages.
+ * @param {number} start
+ * @param {number} total
+ */
+function turns(start, total) {
+  if (total <= PAGE) return [make("span", {}, count(total, "image"))];
+  const last = Math.ceil(total / PAGE) - 1, at = Math.floor(start / PAGE);
+  const go = (/** @type {number} */ to) => {
+    view.start = Math.max(0, Math.min(last, to)) * PAGE;
+    showPage().then(() => part(".sieve").scrollIntoView({ block: "start" }));
+  };
+  const where = make("input", { value: String(at + 1), inputMode: "numeric", "aria-label": "Page" });
+  where.onchange = () => go((parseInt(where.value, 10) || 1) - 1);
+  const range = ` of ${(last + 1).toLocaleString("en")} · ${(start + 1).toLocaleString("en")} to ${Math.min(start + PAGE, total).toLocaleString("en")} of ${count(total, "image")}`;
+  return [makeButton("Previous", () => go(at - 1), { disabled: at === 0 }), make("span", {}, where, range), makeButton("Next", () => go(at + 1), { disabled: at === last })];
+}
 
-  /** A picture, and in shade what the bucket cuts away. */
-  function frame(row, side) {
-    if (row.broken) return make("div", { className: "frame none" }, "no picture");
-    const picture = make("img", { src: source(row, side), loading: "lazy", decoding: "async", alt: row.name });
-    if (row.size[0]) picture.style.aspectRatio = `${row.size[0]} / ${row.size[1]}`;
-    const made = make("div", { className: "frame" }, picture);
-    picture.onerror = () => made.replaceChildren("no picture");
-    const [left, top, width, height] = row.seen;
-    if (width < 0.999 || height < 0.999) {
-      const shade = make("i", { className: "seen" });
-      Object.assign(shade.style, { left: `${left * 100}%`, top: `${top * 100}%`, width: `${width * 100}%`, height: `${height * 100}%` });
-      made.append(shade);
-    }
-    return made;
-  }
+/** @param {Row} row */
+function card(row) {
+  const box = make("input", { type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name), "aria-label": `Choose ${row.name}` });
+  box.onchange = () => {
+    if (box.checked) chosen.add(row.name);
+    else chosen.delete(row.name);
+    showChosen();
+  };
+  const picture = makeButton("", () => panels.showLarge(row), { className: "look", title: "Enlarge" });
+  picture.append(frame(row, 320));
+  return make("article", { "data-name": row.name }, picture,
+    make("div", { className: "about" }, make("label", { className: "name" }, box, make("span", {}, row.name)), captionField(row, storeCaption),
+      make("small", { className: "quiet" }, facts(row)), make("div", { className: "badges" }, badges(row))));
+}
 
-  function badges(row) {
-    const found = [];
-    if (row.broken) found.push(["bad", row.broken]);
-    if (row.role) found.push(["", row.role === "reg" ? "regularisation" : "used for validation"]);
-    if (row.unused) found.push(["warn", `not used: ${row.unused}`]);
-    if (row.foreign) found.push(["bad", "caption is no UTF-8"]);
-    if (row.caption === null) found.push(["warn", "no caption"]);
-    else if (!row.caption.trim()) found.push(["warn", "empty caption"]);
-    if (row.trigger === false) found.push(["warn", "no trigger word"]);
-    if (row.double) found.push(["warn", row.double === "alike" ? `similar to others (group ${row.group + 1})` : `duplicate of others (group ${row.group + 1})`]);
-    if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", `${Math.round(row.cut * 100)} % cropped`]);
-    if (row.larger > 1.5) found.push(["warn", `enlarged ${row.larger.toFixed(1)} times`]);
-    if (row.turned) found.push(["warn", "EXIF rotation, ignored"]);
-    return found.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
-  }
+/**
+ * @param {Row} row
+ * @param {HTMLTextAreaElement} text
+ */
+async function storeCaption(row, text) {
+  if (!now || text.value === (row.caption ?? "")) return;
+  const { folder, album } = now;
+  text.dataset.state = "storing";
+  const answer = await attempt(() => ask("images_caption", { folder, album, name: row.name, text: text.value, expected: row.caption, trigger: trigger().value }));
+  text.dataset.state = answer && !answer.said ? "stored" : "failed";
+  if (!answer) return;
+  Object.assign(row, answer.row);
+  if (answer.said) {
+    notify("bad", answer.said);
+    text.value = row.caption ?? "";
+  } else showOverview(answer);
+  const about = root.querySelector(`.cards [data-name="${CSS.escape(row.name)}"] .about`);
+  about?.querySelector(".badges")?.replaceChildren(...badges(row));
+  const other = about?.querySelector("textarea");
+  if (other && other !== text) other.value = row.caption ?? "";
+  panels.showTags();
+}
 
-  function facts(row) {
-    if (!row.bucket) return row.size[0] ? `${row.size[0]} × ${row.size[1]}` : "";
-    return `${row.size[0]} × ${row.size[1]} → ${row.bucket[0]} × ${row.bucket[1]}, ${count(row.repeats, "repeat")}`;
-  }
+function showChosen() {
+  part(".chosen").hidden = !chosen.size;
+  part(".chosen span").textContent = `${count(chosen.size, "image")} chosen`;
+}
 
-  function card(row) {
-    const box = make("input", { type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name), "aria-label": `Choose ${row.name}` });
-    box.onchange = () => (box.checked ? chosen.add(row.name) : chosen.delete(row.name), selection());
-    const picture = make("button", { type: "button", className: "look", title: "Enlarge" }, frame(row, 320));
-    picture.onclick = () => window.kohyaImagePanels.closer(row);
-    const made = make("article", { "data-name": row.name }, picture,
-      make("div", { className: "about" }, make("label", { className: "name" }, box, make("span", {}, row.name)), writer(row),
-        make("small", { className: "quiet" }, facts(row)), make("div", { className: "badges" }, badges(row))));
-    return made;
-  }
+// ---- what the buttons do
 
-  /** A caption to write in. It is stored when one leaves it, or presses Ctrl+Enter. */
-  function writer(row) {
-    const text = make("textarea", { value: row.caption ?? "", rows: 4, "aria-label": `Caption of ${row.name}`, placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true, readOnly: row.foreign || Boolean(row.fixed), title: row.fixed });
-    text.onchange = () => store(row, text);
-    text.onkeydown = (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) text.blur();
-      if (event.key === "Escape") text.value = row.caption ?? "";
-    };
-    return text;
-  }
+async function compare() {
+  const done = await change("images_compare", {}, ({ kinds }) => kinds.double ? `${count(kinds.double, "image")} are duplicates of others, or similar to them.` : "No duplicates and no similar images were found.");
+  if (done && now?.kinds.double) narrow({ show: "double" });
+}
 
-  async function store(row, text) {
-    if (text.value === (row.caption ?? "")) return;
-    text.dataset.state = "storing";
-    const answer = await attempt(() => ask("images_caption", { folder: now.folder, album: now.album, name: row.name, text: text.value, expected: row.caption, trigger: trigger() }));
-    text.dataset.state = answer && !answer.said ? "stored" : "failed";
-    if (!answer) return;
-    Object.assign(row, answer.row);
-    if (answer.said) {
-      said("bad", answer.said);
-      text.value = row.caption ?? "";
-    } else overview({ ...answer, rows: now.rows });
-    const about = one(`.cards [data-name="${CSS.escape(row.name)}"] .about`);
-    about?.querySelector(".badges").replaceChildren(...badges(row));
-    const other = about?.querySelector("textarea");
-    if (other && other !== text) other.value = row.caption ?? "";
-    window.kohyaImagePanels.tags();
-  }
+async function remove() {
+  const done = await change("images_remove", { names: [...chosen] }, (found) => `${count(found.done, "image")} moved to the trash. Undo brings back what was moved.`);
+  if (!done) return;
+  chosen.clear();
+  showChosen();
+}
 
-  function selection() {
-    one(".chosen").hidden = !chosen.size;
-    one(".chosen span").textContent = `${count(chosen.size, "image")} chosen`;
-  }
+const undo = () => change("images_undo", {}, (found) => {
+  const left = `${count(found.lefts, "file")} had been changed since and were left: ${found.left.join(", ")}`;
+  return `Taken back: ${found.undone}.${found.lefts ? `\n${left}` : ""}`;
+});
 
-  function undone(found) {
-    const left = `${count(found.lefts, "file")} had been changed since and were left: ${found.left.join(", ")}`;
-    return `Taken back: ${found.undone}.${found.lefts ? "\n" + left : ""}`;
-  }
-
-  const panels = () => window.kohyaImagePanels.refresh();
-
-  const acts = {
+/** @type {Tab} */
+const tab = {
+  overview: () => now, rows: () => rows, query, change, attempt, notify, open, described,
+  captionOf: (row) => captionField(row, storeCaption),
+  actions: {
     open: () => open(),
     halt: () => working && ask("images_stop", { work: working }).catch(() => {}),
-    compare: () => change("images_compare", {}, (found) => found.kinds.double ? `${count(found.kinds.double, "image")} are duplicates of others, or similar to them.` : "No duplicates and no similar images were found.").then((done) => done && now.kinds.double && sieve({ show: "double" })),
-    undo: () => change("images_undo", {}, undone),
-    remove: () => change("images_remove", { names: [...chosen] }, (found) => `${count(found.done, "image")} moved to the trash. Undo brings back what was moved.`).then((done) => done && (chosen.clear(), selection())),
-    none: () => (chosen.clear(), page()),
-  };
+    none: () => {
+      chosen.clear();
+      showPage();
+    },
+    compare, remove, undo,
+  },
+};
 
-  function mount(element) {
-    root = element.querySelector(".images");
-    root.addEventListener("click", ({ target }) => acts[target.closest("[data-do]")?.dataset.do]?.());
-    one("#images-folder").addEventListener("keydown", ({ key }) => key === "Enter" && open());
-    one(".how").addEventListener("change", () => now && open(true));
-    one(".sieve .show").onchange = ({ target }) => sieve({ show: target.value });
-    one(".sieve .place").onchange = ({ target }) => sieve({ place: target.value ? target.value.slice(1) : null });
-    let pause;
-    one(".sieve .words").oninput = ({ target }) => {
-      clearTimeout(pause);
-      pause = setTimeout(() => sieve({ words: target.value }), 200);
-    };
-    now = null;
-    window.kohyaImageSources.mount(root, { said, open, acts, described, work, attempt });
-    recall();
-    window.kohyaImagePanels.mount(root, { ask, asked, change, attempt, said, state: () => now, reload: () => open(true), frame, writer, facts, badges, sieve, acts });
-  }
-  return { mount, wait };
-})();
+/** @param {Element} element */
+export function mount(element) {
+  root = one(element, ".images");
+  now = null;
+  root.addEventListener("click", (event) => tab.actions[hit(event, "[data-do]")?.dataset.do ?? ""]?.());
+  folder().addEventListener("keydown", ({ key }) => key === "Enter" && open());
+  part(".how").addEventListener("change", () => now && open(true));
+  const show = part(".sieve .show", HTMLSelectElement), place = part(".sieve .place", HTMLSelectElement);
+  show.onchange = () => narrow({ show: show.value });
+  place.onchange = () => narrow({ place: place.value ? place.value.slice(1) : null });
+  const words = part(".sieve .words", HTMLInputElement);
+  let pause = 0;
+  words.oninput = () => {
+    clearTimeout(pause);
+    pause = setTimeout(() => narrow({ words: words.value }), 200);
+  };
+  sources.mount(root, tab);
+  recall();
+  panels.mount(root, tab);
+}

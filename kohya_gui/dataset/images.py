@@ -37,7 +37,7 @@ class DatasetTab:
         self.albums: OrderedDict[str, Album] = OrderedDict()
         self.works: OrderedDict[str, BackgroundTask] = OrderedDict()
         self.busy = threading.Lock()
-        gr.HTML(settings.markup(), js_on_load="window.kohyaImages.mount(element)", apply_default_css=False)
+        gr.HTML(settings.markup(), js_on_load="window.kohya.mountImages(element)", apply_default_css=False)
 
     @property
     def answers(self) -> dict[str, Handler]:

@@ -1,152 +1,184 @@
-"use strict";
-// The panels of the data set tab: tags, captions by a model, folder preparation; and the close look at one image.
-window.kohyaImagePanels = (() => {
-  const { make, count } = window.kohyaAsk;
-  let root, base, ready = "", dialog, at = -1;
-  const one = (selector) => root.querySelector(selector);
-  const isOpen = (name) => one(`[data-panel=${name}]`).open;
+// The panels of the data set tab: tags, captions by a model, folder preparation; and the large view of one image.
+import { all, count, make, makeButton, one } from "../server/elements.js";
+import { ask } from "../server/http.js";
+import * as commands from "../tools/commands.js";
+import { badges, facts, frame } from "./images_cards.js";
 
-  // ---- tags
+/** @typedef {import("./images_cards.js").Row} Row */
+/** @typedef {import("./images.js").Tab} Tab */
+/** @typedef {{ name: string, before: string, after: string }} Sample a caption that a change of tags would change */
 
-  let turn = 0;
-  async function tags() {
-    if (!base?.state() || !isOpen("tags")) return;
-    const mine = ++turn;
-    const found = await base.attempt(() => base.ask("images_tags", base.asked({ prefix: one("#tags-filter").value })));
-    if (!found || mine !== turn) return;
-    one(".frequencies").replaceChildren(...found.tags.map(([tag, n]) => {
-      const chip = make("button", { type: "button", title: "Use as the search text" }, make("code", {}, tag), make("b", {}, n.toLocaleString("en")));
-      chip.onclick = () => {
-        const field = one(one("#tags-action").value === "add" ? "#tags-put" : "#tags-find");
-        field.value = tag;
-        forget();
-        field.focus();
-      };
-      return chip;
-    }), found.more ? make("span", {}, `+ ${found.more.toLocaleString("en")}`) : "");
-  }
+/** @type {HTMLElement} */
+let root;
+/** @type {Tab} */
+let tab;
+let ready = ""; // the change that was looked at, and may be applied
+let turn = 0;
 
-  function edit() {
-    const action = one("#tags-action").value;
-    return { action, find: one("#tags-find").value, put: one("#tags-put").value, at_end: one("#tags-end").checked, match_case: one("#tags-case").checked };
-  }
+/**
+ * @template {Element} [T=HTMLElement]
+ * @param {string} selector
+ * @param {new () => T} [type]
+ */
+const part = (selector, type) => one(root, selector, type);
+const input = (/** @type {string} */ selector) => part(selector, HTMLInputElement);
+const action = () => part("#tags-action", HTMLSelectElement).value;
 
-  /** A change that is not the one which was looked at cannot be applied. */
-  function forget() {
-    const { action } = edit();
-    one(".change .find").hidden = action === "add";
-    one(".change .put").hidden = action === "remove";
-    one(".change .end").hidden = action !== "add";
-    one(".change .put label").textContent = action === "add" ? "Tags to add" : "Replace with";
-    ready = "";
-    one("[data-do=edit]").disabled = true;
-    one(".preview").replaceChildren();
-  }
+// ---- tags
 
-  async function preview() {
-    const found = await base.attempt(() => base.ask("images_edit", base.asked({ ...edit(), apply: false })));
-    if (!found) return;
-    base.said("good", "");
-    ready = found.changes ? JSON.stringify(base.asked(edit())) : "";
-    one("[data-do=edit]").disabled = !found.changes;
-    const [changes, shown] = [count(found.changes, "caption"), count(found.of, "shown image")];
-    one(".preview").replaceChildren(
-      make("p", {}, found.changes ? `${changes} of ${shown} would change:` : `None of ${shown} would change.`),
-      make("ul", {}, found.samples.map((sample) => make("li", {}, make("small", {}, sample.name), make("del", {}, make("code", {}, sample.before)), make("ins", {}, make("code", {}, sample.after))))));
-  }
+/** How often each tag is in the captions that are shown. */
+export async function showTags() {
+  if (!tab?.overview() || !part("[data-panel=tags]", HTMLDetailsElement).open) return;
+  const mine = ++turn;
+  const found = await tab.attempt(() => ask("images_tags", tab.query({ prefix: input("#tags-filter").value })));
+  if (!found || mine !== turn) return;
+  /** @type {[string, number][]} */
+  const tags = found.tags;
+  part(".frequencies").replaceChildren(...tags.map(([tag, n]) => {
+    const chip = makeButton("", () => {
+      const field = input(action() === "add" ? "#tags-put" : "#tags-find");
+      field.value = tag;
+      forget();
+      field.focus();
+    }, { title: "Use as the search text" });
+    chip.append(make("code", {}, tag), make("b", {}, n.toLocaleString("en")));
+    return chip;
+  }), found.more ? make("span", {}, `+ ${found.more.toLocaleString("en")}`) : "");
+}
 
-  async function apply() {
-    if (ready !== JSON.stringify(base.asked(edit()))) return preview();
-    const done = await base.change("images_edit", { ...edit(), apply: true }, (found) => `${count(found.done, "caption")} changed. Undo brings the old ones back.`);
-    if (done) forget();
-  }
+const edit = () => ({
+  action: action(), find: input("#tags-find").value, put: input("#tags-put").value, at_end: input("#tags-end").checked, match_case: input("#tags-case").checked,
+});
 
-  // ---- folders
+/** A change that is not the one which was looked at cannot be applied. */
+function forget() {
+  part(".change .find").hidden = action() === "add";
+  part(".change .put").hidden = action() === "remove";
+  part(".change .end").hidden = action() !== "add";
+  part(".change .put label").textContent = action() === "add" ? "Tags to add" : "Replace with";
+  ready = "";
+  part("[data-do=edit]", HTMLButtonElement).disabled = true;
+  part(".preview").replaceChildren();
+}
 
-  function prepare() {
-    const { places } = base.state();
-    const own = places.find((place) => place.folder === "");
-    const entries = [];
-    const lying = own && count(own.images, "image");
-    if (own && !own.words) entries.push(["gather", `Move the ${lying} that lie directly here into a folder`]);
-    for (const place of places) if (place.folder) entries.push([`rename/${place.folder}`, `Rename ${place.folder}`]);
-    entries.push(["bring", "Copy images from another folder"]);
-    const select = one("#prepare-how"), before = select.value;
-    select.replaceChildren(...entries.map(([value, text]) => make("option", { value, selected: value === before }, text)));
-    chooseHow();
-  }
+async function preview() {
+  const found = await tab.attempt(() => ask("images_edit", tab.query({ ...edit(), apply: false })));
+  if (!found) return;
+  tab.notify("good", "");
+  ready = found.changes ? JSON.stringify(tab.query(edit())) : "";
+  part("[data-do=edit]", HTMLButtonElement).disabled = !found.changes;
+  const [changes, shown] = [count(found.changes, "caption"), count(found.of, "shown image")];
+  /** @type {Sample[]} */
+  const samples = found.samples;
+  part(".preview").replaceChildren(
+    make("p", {}, found.changes ? `${changes} of ${shown} would change:` : `None of ${shown} would change.`),
+    make("ul", {}, samples.map(({ name, before, after }) => make("li", {}, make("small", {}, name), make("del", {}, make("code", {}, before)), make("ins", {}, make("code", {}, after))))));
+}
 
-  function chooseHow() {
-    const how = one("#prepare-how").value;
-    one(".prepare .source").hidden = how !== "bring";
-    const place = base.state()?.places.find((p) => `rename/${p.folder}` === how);
-    if (place) {
-      one("#prepare-repeats").value = place.repeats;
-      one("#prepare-words").value = place.words || place.folder;
-    }
-  }
+async function applyEdit() {
+  if (ready !== JSON.stringify(tab.query(edit()))) return preview();
+  const done = await tab.change("images_edit", { ...edit(), apply: true }, (found) => `${count(found.done, "caption")} changed. Undo brings the old ones back.`);
+  if (done) forget();
+}
 
-  function doPrepare() {
-    const [how, ...rest] = one("#prepare-how").value.split("/");
-    const repeats = Number(one("#prepare-repeats").value);
-    if (!Number.isInteger(repeats) || repeats < 1) return base.said("bad", "Repeats: write a whole number from 1.");
-    const question = { how, place: rest.join("/"), repeats, words: one("#prepare-words").value, source: one("#prepare-source").value };
-    return base.change("images_prepare", question, (found) => `The folder is called ${found.made} now.`);
-  }
+// ---- folders
 
-  // ---- one image, large
+const preparation = () => part("#prepare-how", HTMLSelectElement);
 
-  function closer(row) {
-    if (!dialog) {
-      dialog = make("dialog", { className: "closer" });
-      dialog.addEventListener("keydown", (event) => {
-        if (event.target.tagName === "TEXTAREA") return;
-        const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-        if (step) show(at + step);
-      });
-      dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
-      root.append(dialog);
-    }
-    dialog.showModal();
-    show(base.state().rows.indexOf(row));
-  }
+function showPreparations() {
+  const places = tab.overview()?.places ?? [];
+  const own = places.find((place) => place.folder === "");
+  const entries = places.filter((place) => place.folder).map(({ folder }) => [`rename/${folder}`, `Rename ${folder}`]);
+  const lying = own && count(own.images, "image");
+  if (own && !own.words) entries.unshift(["gather", `Move the ${lying} that lie directly here into a folder`]);
+  entries.push(["bring", "Copy images from another folder"]);
+  const before = preparation().value;
+  preparation().replaceChildren(...entries.map(([value, text]) => make("option", { value, selected: value === before }, text)));
+  showPreparation();
+}
 
-  function show(to) {
-    const { rows } = base.state();
-    at = Math.max(0, Math.min(rows.length - 1, to));
-    const row = rows[at];
-    const button = (text, act, off) => Object.assign(make("button", { type: "button", disabled: off }, text), { onclick: act });
-    dialog.replaceChildren(
-      make("div", { className: "head" }, make("b", {}, row.name), make("span", { className: "acts" },
-        button("Previous", () => show(at - 1), at === 0), button("Next", () => show(at + 1), at === rows.length - 1), button("Close", () => dialog.close()))),
-      make("div", { className: "large" }, base.frame(row, 1280)),
-      make("small", { className: "quiet" }, base.facts(row), row.cut > 0.001 ? ". The shaded part is cropped." : ""),
-      make("div", { className: "badges" }, base.badges(row)), base.writer(row));
-    dialog.setAttribute("aria-label", row.name);
-  }
+function showPreparation() {
+  const how = preparation().value;
+  part(".prepare .source").hidden = how !== "bring";
+  const place = tab.overview()?.places.find(({ folder }) => `rename/${folder}` === how);
+  if (!place) return;
+  input("#prepare-repeats").value = String(place.repeats);
+  input("#prepare-words").value = place.words || place.folder;
+}
 
-  function refresh() {
-    tags();
-    prepare();
-  }
+function prepare() {
+  const [how, ...rest] = preparation().value.split("/");
+  const repeats = Number(input("#prepare-repeats").value);
+  if (!Number.isInteger(repeats) || repeats < 1) return tab.notify("bad", "Repeats: write a whole number from 1.");
+  const question = { how, place: rest.join("/"), repeats, words: input("#prepare-words").value, source: input("#prepare-source").value };
+  return tab.change("images_prepare", question, (found) => `The folder is called ${found.made} now.`);
+}
 
-  function mount(element, given) {
-    [root, base] = [element, given];
-    Object.assign(base.acts, { preview, edit: apply, prepare: doPrepare });
-    for (const panel of root.querySelectorAll(".panel")) panel.addEventListener("toggle", () => base.state() && refresh());
-    for (const id of ["tags-action", "tags-find", "tags-put", "tags-end", "tags-case"]) one(`#${id}`).addEventListener("input", forget);
-    for (const id of ["tags-find", "tags-put"]) one(`#${id}`).addEventListener("keydown", (event) => event.key === "Enter" && preview());
-    let pause;
-    one("#tags-filter").oninput = () => {
-      clearTimeout(pause);
-      pause = setTimeout(tags, 200);
-    };
-    one("#prepare-how").onchange = chooseHow;
-    window.kohyaCommands.mount(one("[data-panel=caption]"), {
-      more: () => ({ folder: base.state()?.folder ?? "", extension: root.querySelector("[data-setting=caption_extension]").value }),
-      ended: () => base.reload(),
-    });
-    forget();
-  }
-  return { mount, tags, refresh, closer };
-})();
+// ---- one image, large
+
+/** @type {HTMLDialogElement | undefined} */
+let dialog;
+let at = -1; // which of the rows is shown
+
+/** @param {Row} row */
+export function showLarge(row) {
+  dialog ??= buildDialog();
+  dialog.showModal();
+  show(dialog, tab.rows().indexOf(row));
+}
+
+function buildDialog() {
+  const built = make("dialog", { className: "closer" });
+  built.addEventListener("keydown", ({ target, key }) => {
+    if (target instanceof HTMLTextAreaElement) return;
+    if (key === "ArrowLeft") show(built, at - 1);
+    if (key === "ArrowRight") show(built, at + 1);
+  });
+  built.addEventListener("click", ({ target }) => target === built && built.close());
+  root.append(built);
+  return built;
+}
+
+/**
+ * @param {HTMLDialogElement} where
+ * @param {number} to
+ */
+function show(where, to) {
+  const rows = tab.rows();
+  at = Math.max(0, Math.min(rows.length - 1, to));
+  const row = rows[at];
+  where.replaceChildren(
+    make("div", { className: "head" }, make("b", {}, row.name), make("span", { className: "acts" },
+      makeButton("Previous", () => show(where, at - 1), { disabled: at === 0 }),
+      makeButton("Next", () => show(where, at + 1), { disabled: at === rows.length - 1 }), makeButton("Close", () => where.close()))),
+    make("div", { className: "large" }, frame(row, 1280)),
+    make("small", { className: "quiet" }, facts(row), row.cut > 0.001 ? ". The shaded part is cropped." : ""),
+    make("div", { className: "badges" }, badges(row)), tab.captionOf(row));
+  where.setAttribute("aria-label", row.name);
+}
+
+export function refresh() {
+  showTags();
+  showPreparations();
+}
+
+/**
+ * @param {HTMLElement} element
+ * @param {Tab} given
+ */
+export function mount(element, given) {
+  [root, tab, dialog] = [element, given, undefined];
+  Object.assign(tab.actions, { preview, edit: applyEdit, prepare });
+  for (const panel of all(root, ".panel")) panel.addEventListener("toggle", () => tab.overview() && refresh());
+  for (const id of ["tags-action", "tags-find", "tags-put", "tags-end", "tags-case"]) part(`#${id}`).addEventListener("input", forget);
+  for (const id of ["tags-find", "tags-put"]) input(`#${id}`).addEventListener("keydown", ({ key }) => key === "Enter" && preview());
+  let pause = 0;
+  input("#tags-filter").oninput = () => {
+    clearTimeout(pause);
+    pause = setTimeout(showTags, 200);
+  };
+  preparation().onchange = showPreparation;
+  const extension = input("[data-setting=caption_extension]");
+  commands.mount(part("[data-panel=caption]"), () => ({ folder: tab.overview()?.folder ?? "", extension: extension.value }), () => tab.open(true));
+  forget();
+}

@@ -1,267 +1,226 @@
-"use strict";
-// Around the form: what is wrong or idle while one types, presets, undo, fixes, comparing, probing.
-window.kohyaDesk = (() => {
-  const { ask, make, pieces, wait } = window.kohyaAsk;
-  const kohya = window.kohya;
-  const tabOf = (element) => element.closest(".training")?.querySelector("form.settings").id.replace(/-form$/, "");
-  const say = (text) => window.kohyaWords?.of(text) ?? text;
-  const sent = (tab) => JSON.stringify(kohya.held(kohya.form(tab)));
+// Around the form: what is wrong or idle while one types, presets, undo, fixes, keys of other services.
+import { inEnglish, translated } from "../i18n/words.js";
+import { all, around, hit, isField, make, one, pieces } from "../server/elements.js";
+import { ask, wait } from "../server/http.js";
+import { pick } from "../server/picker.js";
+import { compare } from "./compare.js";
+import { sentOf, tell, tellError } from "./messages.js";
+import * as form from "./page.js";
+import { probe } from "./probe.js";
 
-  /** Say something beside the buttons, in the place of what the server said last. */
-  function tell(tab, kind, ...parts) {
-    const bar = kohya.form(tab).closest(".training").querySelector(".bar");
-    let where = bar.querySelector(".told");
-    if (!where) bar.prepend((where = make("div", { className: "told" })));
-    bar.classList.toggle("own", parts.length > 0);
-    bar.classList.remove("away");
-    where.replaceChildren(...(parts.length ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, ...parts, away())] : []));
-    return where;
+/** @typedef {import("./page.js").Field} Field */
+/** @typedef {{ path?: string, family?: string, words?: string }} Model what the base model's file is; empty where it is not known */
+/** @typedef {{ wrong: Record<string, string>, idle: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string }} Judgement
+ * `wrong` and `idle` have a sentence by a field's id, `kept` the ids of fields whose key is stored */
+
+const MODEL = "pretrained_model_name_or_path";
+
+/** @param {Element} element in a training tab */
+const tabOf = (element) => one(around(element, ".training"), "form.settings").id.replace(/-form$/, "");
+
+// ---- while one types
+
+/** @type {Record<string, ReturnType<typeof setTimeout>>} */
+const timers = {};
+/** @type {Record<string, number>} how often each form was asked about: older answers are not shown */
+const newest = {};
+
+form.onSettled((where) => {
+  const tab = where.id.replace(/-form$/, "");
+  clearTimeout(timers[tab]);
+  timers[tab] = setTimeout(() => judge(tab), 250);
+});
+
+/** @param {string} tab */
+async function judge(tab) {
+  const mine = (newest[tab] ?? 0) + 1;
+  newest[tab] = mine;
+  try {
+    const judgement = await ask("judge", { tab, sent: sentOf(tab) });
+    if (mine === newest[tab]) show(form.formOf(tab), judgement);
+  } catch {} // the server's absence is said by whatever the user asks for next
+}
+
+/**
+ * @param {HTMLFormElement} where
+ * @param {Judgement} judgement
+ */
+function show(where, judgement) {
+  const name = form.family(where);
+  for (const field of form.fields(where)) {
+    if (!form.isFor(field, name)) continue;
+    const wrong = judgement.wrong[field.id] ?? "", idle = judgement.idle[field.id] ?? "";
+    const isModel = field.dataset.option === MODEL && judgement.model.path === field.value;
+    explain(field, wrong || (isModel && `The file is ${judgement.model.words}.`) || "", !wrong && idle ? `No effect: ${idle}` : "");
+    const box = around(field, ".field");
+    box.classList.toggle("wrong", Boolean(wrong));
+    box.classList.toggle("idle", Boolean(idle) && !wrong);
+    if (wrong) field.setAttribute("aria-invalid", "true");
+    else field.removeAttribute("aria-invalid");
+    if (field instanceof HTMLInputElement && field.type === "password") showKey(field, judgement.kept.includes(field.id));
   }
+  for (const card of all(where, ".profile")) card.setAttribute("aria-pressed", String(card.dataset.preset === judgement.profile));
+  const outlook = where.querySelector(".outlook");
+  if (outlook && outlook.textContent !== judgement.outlook) outlook.textContent = judgement.outlook;
+  recognise(where, judgement.model);
+}
 
-  const away = () => make("button", { type: "button", className: "away", "aria-label": "Close" }, "✕");
+/**
+ * Below a field: its help, or what is to be said `instead` of it, and then why it does nothing at the moment.
+ * @param {Field} field
+ * @param {string} instead
+ * @param {string} idle
+ */
+function explain(field, instead, idle) {
+  const help = one(document, `#${CSS.escape(field.id)}-help`);
+  const own = help.dataset.help ?? inEnglish(help);
+  help.dataset.help = own;
+  const text = instead || own, now = `${text}\n${idle}`;
+  if ((help.dataset.now ?? `${own}\n`) === now) return;
+  help.dataset.now = now;
+  help.replaceChildren(text, ...(idle ? [make("em", {}, idle)] : []));
+}
 
-  const failed = (tab, error) => tell(tab, "bad", ...error.message.split("\n").map((line) => make("p", {}, ...window.kohyaAsk.offered(line))));
+/** What the running job has compiled, while someone looks at these settings. */
+setInterval(async () => {
+  const line = all(document, ".compiling .ledger").find((one) => one.parentElement?.checkVisibility());
+  const works = document.querySelector(".run:is([data-state=starting], [data-state=running], [data-state=stopping])");
+  if (!line || (!works && line.hidden) || line.parentElement?.closest("[hidden]")) return;
+  try {
+    const { text } = works ? await ask("ledger") : { text: "" };
+    if (line.textContent !== text) line.textContent = text;
+    line.hidden = !text;
+  } catch {} // it asks again
+}, 3000);
 
-  // ---- while one types
+/**
+ * The family of a checkpoint is in its header: choose it, once for each file.
+ * @param {HTMLFormElement} where
+ * @param {Model} model
+ */
+function recognise(where, { path, family }) {
+  if (!path || where.dataset.seen === path) return;
+  where.dataset.seen = path;
+  if (!family || family === form.family(where)) return;
+  const model = String(form.held(where).values[MODEL]);
+  form.remember(where);
+  form.chooseFamily(where, family);
+  for (const field of form.fields(where)) if (field.dataset.option === MODEL && form.isFor(field, family)) field.value = model;
+  form.settle(where);
+}
 
-  const timers = {}, newest = {};
+/**
+ * Say in a field for a key whether one is stored, and let it be deleted.
+ * @param {HTMLInputElement} field
+ * @param {boolean} isKept
+ */
+function showKey(field, isKept) {
+  const box = around(field, ".field"), button = box.querySelector(".forget");
+  field.placeholder = isKept ? translated("Kept; type to replace it") : "";
+  if (isKept && !button) box.append(make("button", { type: "button", className: "forget" }, translated("Delete the stored key")));
+  if (!isKept) button?.remove();
+}
 
-  document.addEventListener("kohya:settled", ({ detail: where }) => {
-    const tab = where.id.replace(/-form$/, "");
-    clearTimeout(timers[tab]);
-    timers[tab] = setTimeout(() => judge(tab), 250);
-  });
+/** @param {HTMLElement} button */
+async function forgetKey(button) {
+  await ask("forget", { name: one(around(button, ".field"), "[data-option]").dataset.option });
+  judge(tabOf(button));
+}
 
-  async function judge(tab) {
-    const mine = (newest[tab] = (newest[tab] ?? 0) + 1);
-    try {
-      const found = await ask("judge", { tab, sent: sent(tab) });
-      if (mine === newest[tab]) show(tab, found);
-    } catch {} // the server's absence is said by whatever the user asks for next
+// ---- presets, undo, fixes
+
+/**
+ * @param {string} tab
+ * @param {string} id
+ */
+async function preset(tab, id) {
+  try {
+    const found = await ask("preset", { tab, sent: sentOf(tab), id });
+    form.fill(tab, found.fill);
+    const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
+    /** @type {string[]} */
+    const notes = found.notes ?? [];
+    const about = make("span", {}, found.profile ? found.text : pieces(found.text));
+    tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", about, " ", make("span", {}, rest)),
+      ...notes.map((note) => make("p", {}, note)), make("button", { type: "button", className: "undo" }, "Undo"));
+  } catch (error) {
+    tellError(tab, error);
   }
+}
 
-  function show(tab, found) {
-    const where = kohya.form(tab);
-    const name = kohya.family(where);
-    for (const field of kohya.fields(where)) {
-      if (!kohya.isFor(field, name)) continue;
-      const wrong = found.wrong[field.id] ?? "", idle = found.idle[field.id] ?? "";
-      const model = found.model.path === field.value && field.dataset.option === "pretrained_model_name_or_path" ? found.model : null;
-      explain(field, wrong || (model && `The file is ${model.words}.`), !wrong && idle ? `No effect: ${idle}` : "");
-      field.closest(".field").classList.toggle("wrong", Boolean(wrong));
-      field.closest(".field").classList.toggle("idle", Boolean(idle) && !wrong);
-      if (wrong) field.setAttribute("aria-invalid", "true");
-      else field.removeAttribute("aria-invalid");
-      if (field.type === "password") keep(field, found.kept.includes(field.id));
-    }
-    for (const card of where.querySelectorAll(".profile"))
-      card.setAttribute("aria-pressed", String(card.dataset.preset === found.profile));
-    const outlook = where.querySelector(".outlook");
-    if (outlook && outlook.textContent !== found.outlook) outlook.textContent = found.outlook;
-    recognise(tab, where, found.model);
+/** @param {string} tab */
+function undo(tab) {
+  const done = form.undo(tab);
+  tell(tab, "plain", make("p", {}, done ? "The form is as it was before." : "There is nothing to undo."));
+}
+
+/** @param {HTMLButtonElement} button */
+function fix(button) {
+  form.apply(tabOf(button), JSON.parse(button.dataset.fix ?? "{}"));
+  button.disabled = true;
+  button.classList.add("done");
+}
+
+/**
+ * Images without captions are meant: press the button again that asked.
+ * @param {HTMLElement} button
+ */
+function anyway(button) {
+  const where = form.formOf(tabOf(button));
+  where.dataset.anyway = form.images(where);
+  one(around(button, ".bar"), `button.${button.dataset.again}`).click();
+}
+
+/**
+ * Show the images of a tab's form where captions are written.
+ * @param {string} tab
+ */
+async function writeCaptions(tab) {
+  const titles = ["Data set", translated("Data set")];
+  all(document, 'button[role="tab"]').find((button) => titles.includes(button.textContent.trim()))?.click();
+  for (let i = 0; i < 100 && !document.querySelector(".images")?.checkVisibility(); i++) await wait(50);
+  const list = one(document, "#images-tab", HTMLSelectElement);
+  list.value = tab;
+  list.dispatchEvent(new Event("change", { bubbles: true }));
+  one(document, ".images [data-do=take]").click();
+}
+
+/**
+ * Ask where to, and save there: the path field holds the answer, and Save config does the rest.
+ * @param {HTMLElement} training
+ */
+function saveAs(training) {
+  const path = training.querySelector(".path textarea, .path input");
+  if (!isField(path)) return;
+  const chosen = () => setTimeout(() => one(training, ".begin button.save").click(), 50);
+  path.addEventListener("change", chosen, { once: true });
+  pick(path, "new", ".toml");
+  // Whoever closes the picker has chosen nothing, and later changes of the path are no answer.
+  one(document, "dialog.picker").addEventListener("close", () => path.removeEventListener("change", chosen), { once: true });
+}
+
+/** @type {[string, (button: HTMLButtonElement) => unknown][]} What a click on a button does; the first that matches. */
+const CLICKS = [
+  ["[data-preset]", (button) => {
+    const sheet = /** @type {HTMLElement | null} */ (button.closest(".sheet"));
+    sheet?.hidePopover();
+    preset(sheet?.dataset.tab ?? tabOf(button), button.dataset.preset ?? "");
+  }],
+  [".undo", (button) => undo(button.dataset.tab ?? tabOf(button))],
+  [".message > .away", (button) => button.closest(".bar")?.classList.add("away")],
+  [".message .anyway", anyway],
+  [".message .captions", (button) => writeCaptions(tabOf(button))],
+  [".fix", fix],
+  [".forget", forgetKey],
+  [".compare", (button) => compare(button.dataset.tab ?? "")],
+  [".saveas", (button) => saveAs(around(button, ".training"))],
+  ["button.probe", (button) => probe(tabOf(button))],
+  [".extra", (button) => button.setAttribute("aria-expanded", String(around(button, ".training").classList.toggle("more-open")))],
+];
+
+document.addEventListener("click", (event) => {
+  for (const [selector, act] of CLICKS) {
+    const button = hit(event, selector, HTMLButtonElement);
+    if (button) return void act(button);
   }
-
-  /** Below a field: its help, or what is to be said `instead` of it, and then why it does nothing at the moment. */
-  function explain(field, instead, idle) {
-    const help = document.getElementById(`${field.id}-help`);
-    help.dataset.help ??= window.kohyaWords.said(help);
-    const text = instead || help.dataset.help, now = `${text}\n${idle}`;
-    if ((help.dataset.now ?? `${help.dataset.help}\n`) === now) return;
-    help.dataset.now = now;
-    help.replaceChildren(text, ...(idle ? [make("em", {}, idle)] : []));
-  }
-
-  /** What the running job has compiled, while someone looks at these settings. */
-  setInterval(async () => {
-    const panel = [...document.querySelectorAll(".compiling .ledger")].find((line) => line.parentElement.checkVisibility());
-    const works = document.querySelector(".run:is([data-state=starting], [data-state=running], [data-state=stopping])");
-    if (!panel || (!works && panel.hidden) || panel.parentElement.closest("[hidden]")) return;
-    try {
-      const { text } = works ? await ask("ledger") : { text: "" };
-      if (panel.textContent !== text) panel.textContent = text;
-      panel.hidden = !text;
-    } catch {} // it asks again
-  }, 3000);
-
-  /** The family of a checkpoint is in its header: choose it, once for each file. */
-  function recognise(tab, where, model) {
-    if (!model.path || where.dataset.seen === model.path) return;
-    where.dataset.seen = model.path;
-    if (!model.family || model.family === kohya.family(where)) return;
-    const values = kohya.held(where).values;
-    kohya.remember(where);
-    kohya.turn(where, model.family);
-    for (const field of kohya.fields(where))
-      if (field.dataset.option === "pretrained_model_name_or_path" && kohya.isFor(field, model.family))
-        field.value = values.pretrained_model_name_or_path;
-    kohya.settle(where);
-  }
-
-  function keep(field, isKept) {
-    const box = field.closest(".field");
-    field.placeholder = isKept ? say("Kept; type to replace it") : "";
-    const button = box.querySelector(".forget");
-    if (isKept && !button) box.append(make("button", { type: "button", className: "forget" }, say("Delete the stored key")));
-    if (!isKept) button?.remove();
-  }
-
-  // ---- presets, undo, fixes
-
-  async function preset(tab, id) {
-    try {
-      const found = await ask("preset", { tab, sent: sent(tab), id });
-      kohya.fill(tab, found.fill);
-      const rest = found.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
-      tell(tab, "good", make("p", {}, make("b", {}, found.title), " ", make("span", {}, found.profile ? found.text : pieces(found.text)), " ", make("span", {}, rest)), ...(found.notes ?? []).map((note) => make("p", {}, note)), back());
-    } catch (error) {
-      failed(tab, error);
-    }
-  }
-
-  const back = () => make("button", { type: "button", className: "undo" }, "Undo");
-
-  function undo(tab) {
-    const done = kohya.undo(tab);
-    tell(tab, "plain", make("p", {}, done ? "The form is as it was before." : "There is nothing to undo."));
-  }
-
-  function fix(button) {
-    kohya.apply(tabOf(button), JSON.parse(button.dataset.fix));
-    button.disabled = true;
-    button.classList.add("done");
-  }
-
-  /** Images without captions are meant: press the button again that asked. */
-  function anyway(button) {
-    const tab = tabOf(button), where = kohya.form(tab);
-    where.dataset.anyway = kohya.images(where);
-    button.closest(".bar").querySelector(`button.${button.dataset.again}`).click();
-  }
-
-  /** Show the images of a tab's form where captions are written. */
-  async function write(tab) {
-    const tabs = [...document.querySelectorAll('button[role="tab"]')];
-    tabs.find((one) => ["Data set", say("Data set")].includes(one.textContent.trim()))?.click();
-    for (let i = 0; i < 100 && !document.querySelector(".images")?.checkVisibility(); i++) await wait(50);
-    const list = document.getElementById("images-tab");
-    list.value = tab;
-    list.dispatchEvent(new Event("change", { bubbles: true }));
-    document.querySelector(".images [data-do=take]").click();
-  }
-
-  async function forget(button) {
-    const field = button.closest(".field").querySelector("[data-option]");
-    await ask("forget", { name: field.dataset.option });
-    judge(tabOf(button));
-  }
-
-  /** Ask where to, and save there: the path field holds the answer, and Save config does the rest. */
-  function saveAs(training) {
-    const path = training.querySelector(".path textarea, .path input");
-    const save = [...training.querySelectorAll(".begin button")].find((button) => button.classList.contains("save"));
-    const chosen = () => setTimeout(() => save.click(), 50);
-    path.addEventListener("change", chosen, { once: true });
-    window.kohyaPick(path, "new", ".toml");
-    // Whoever closes the picker has chosen nothing, and later changes of the path are no answer.
-    document.querySelector("dialog.picker").addEventListener("close", () => path.removeEventListener("change", chosen), { once: true });
-  }
-
-  // ---- comparing
-
-  async function compare(tab) {
-    try {
-      const { choices } = await ask("choices", { tab });
-      const side = (label, chosen) => {
-        const list = make("select", { "aria-label": say(label) }, choices.map(([text, key], at) => make("option", { value: key, selected: at === chosen }, text)));
-        list.append(make("option", { value: "" }, "A file"));
-        const path = make("input", { placeholder: "~/kohya/cat.toml", hidden: true, "aria-label": say("Config file"), spellcheck: false });
-        const browse = make("button", { type: "button", className: "pick", hidden: true, "data-pick": "file", "data-endings": ".toml .json .yaml .yml", "aria-label": say("Browse"), title: say("Browse") });
-        list.onchange = () => (path.hidden = browse.hidden = list.value !== "");
-        return { box: make("div", { className: "side" }, list, path, browse), value: () => list.value || path.value || " " };
-      };
-      const sides = [side("Compare this", 0), side("with that", Math.min(1, choices.length - 1))];
-      const answer = make("div", { className: "differences" });
-      const go = make("button", { type: "button", className: "go" }, "Compare");
-      go.onclick = async () => {
-        try {
-          table(answer, await ask("compare", { tab, sent: sent(tab), first: sides[0].value(), second: sides[1].value() }));
-        } catch (error) {
-          answer.replaceChildren(...error.message.split("\n").map((line) => make("p", {}, line)));
-        }
-      };
-      tell(tab, "plain", make("div", { className: "sides" }, sides[0].box, sides[1].box, go, close(tab)), answer);
-    } catch (error) {
-      failed(tab, error);
-    }
-  }
-
-  function close(tab) {
-    const button = make("button", { type: "button", className: "close" }, "Close");
-    button.onclick = () => tell(tab, "plain");
-    return button;
-  }
-
-  function table(where, found) {
-    if (!found.rows.length) return where.replaceChildren(make("p", {}, "No option differs."));
-    const head = make("tr", {}, ["Option", found.first, found.second].map((text) => make("th", {}, text)));
-    const rows = found.rows.map(([name, label, one, two]) =>
-      make("tr", {}, make("td", {}, make("b", {}, label), " ", make("code", {}, name)), make("td", {}, one), make("td", {}, two)));
-    where.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, rows)));
-  }
-
-  // ---- probing
-
-  async function probe(tab) {
-    try {
-      const { id } = await ask("probe", { tab, sent: sent(tab) });
-      const line = make("p", {}), list = make("ul", {}), end = make("button", { type: "button", className: "close" }, "Stop");
-      let stopped = false;
-      end.onclick = () => {
-        stopped = true;
-        ask("unprobe", { id }).catch(() => {});
-        tell(tab, "plain", make("p", {}, "The probe was stopped."));
-      };
-      tell(tab, "plain", make("b", {}, "Probing"), line, list, end);
-      for (let found; !stopped; await wait(1000)) {
-        found = await ask("probing", { tab, sent: sent(tab), id });
-        if (stopped) return;
-        line.textContent = found.doing;
-        list.replaceChildren(...found.tries.map((one) => make("li", {}, one.text)));
-        if (found.state !== "running") return probed(tab, found, list);
-      }
-    } catch (error) {
-      failed(tab, error);
-    }
-  }
-
-  function probed(tab, found, list) {
-    if (found.state === "failed") return failed(tab, new Error(found.text));
-    const more = Object.keys(found.fix).length
-      ? make("button", { type: "button", className: "fix", "data-fix": JSON.stringify(found.fix) }, make("span", {}, "Put it into the form"))
-      : null;
-    tell(tab, found.best ? "good" : "bad", make("p", {}, found.text), list, more, close(tab));
-  }
-
-  document.addEventListener("click", ({ target }) => {
-    const on = (selector) => target.closest?.(selector);
-    let button;
-    if ((button = on("[data-preset]"))) {
-      const sheet = button.closest(".sheet");
-      sheet?.hidePopover();
-      preset(sheet?.dataset.tab ?? tabOf(button), button.dataset.preset);
-    } else if ((button = on(".undo"))) undo(button.dataset.tab ?? tabOf(button));
-    else if ((button = on(".message > .away"))) button.closest(".bar")?.classList.add("away");
-    else if ((button = on(".message .anyway"))) anyway(button);
-    else if ((button = on(".message .captions"))) write(tabOf(button));
-    else if ((button = on(".fix"))) fix(button);
-    else if ((button = on(".forget"))) forget(button);
-    else if ((button = on(".compare"))) compare(button.dataset.tab);
-    else if ((button = on(".saveas"))) saveAs(button.closest(".training"));
-    else if ((button = on("button.probe"))) probe(tabOf(button));
-    else if ((button = on(".extra"))) {
-      const open = button.closest(".training").classList.toggle("more-open");
-      button.setAttribute("aria-expanded", String(open));
-    }
-  });
-  return { tell, judge };
-})();
+});

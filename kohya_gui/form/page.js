@@ -1,322 +1,371 @@
-"use strict";
-// The form in the browser: read it, fill it, fold it, remember it. Everything that decides is on the server.
-window.kohya = (() => {
-  const form = (tab) => document.getElementById(`${tab}-form`);
-  const fields = (where) => [...where.querySelectorAll("[data-option], [data-launch]")];
-  const family = (where) => where.elements.family.value;
-  const value = (field) => (field.type === "checkbox" ? field.checked : field.value);
-  const isFor = (field, name) => field.dataset.families.split(" ").includes(name);
+// The form in the browser: read it, fill it, remember it. Everything that decides is on the server.
+import { translated } from "../i18n/words.js";
+import { all, around, fieldValue, hit, isField, make, one, saveFile, setValue } from "../server/elements.js";
+import { jump } from "./sections.js";
 
-  /** Whether two texts are one value: 1600.0 is 1600, and 0.0001 is 1e-4. */
-  const same = (one, other) => one === other || (one.trim() !== "" && other !== "" && Number(one) === Number(other));
+/** @typedef {import("../server/elements.js").Field & { form: HTMLFormElement }} Field a field of one option or launch setting */
+/** @typedef {Record<string, string | boolean>} Values by option name, as fields hold them */
+/** @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values }} Start */
+/** @typedef {{ family: string, starts?: Record<string, Start>, kept: [string, string | boolean][] }} Copy */
 
-  function set(field, to) {
-    if (field.type === "checkbox") field.checked = to === true || to === "true";
-    else field.value = to;
+/**
+ * @param {string} tab
+ * @returns {HTMLFormElement}
+ */
+export const formOf = (tab) => one(document, `#${tab}-form`, HTMLFormElement);
+
+/**
+ * @param {ParentNode} where
+ * @returns {Field[]}
+ */
+export const fields = (where) => /** @type {Field[]} */ (all(where, "[data-option], [data-launch]").filter(isField));
+
+/** @param {HTMLFormElement} where */
+const families = (where) => all(where, "[name=family]", HTMLInputElement);
+
+/** @param {HTMLFormElement} where */
+export const family = (where) => families(where).find((choice) => choice.checked)?.value ?? "";
+
+/** @param {Field} field */
+export const familiesOf = (field) => (field.dataset.families ?? "").split(" ");
+
+/**
+ * @param {Field} field
+ * @param {string} name of a family
+ */
+export const isFor = (field, name) => familiesOf(field).includes(name);
+
+/**
+ * Whether two texts are one value: 1600.0 is 1600, and 0.0001 is 1e-4.
+ * @param {string} a
+ * @param {string} b
+ */
+const same = (a, b) => a === b || (a.trim() !== "" && b !== "" && Number(a) === Number(b));
+
+// ---- what the form began with: a preset or the defaults, for each family
+
+/** @type {Start} */
+const BARE = { id: "defaults", title: "sd-scripts' defaults", why: "", values: {} };
+/** @type {Record<string, Record<string, Start>>} form -> family -> start */
+const starts = {};
+const NAMED = "output_name"; // what a start proposes, and leaves alone once it was typed
+
+/**
+ * What the server found to suit this machine, by family.
+ * @param {HTMLFormElement} where
+ * @returns {Record<string, Start>}
+ */
+export const suited = (where) => JSON.parse(where.dataset.starts || "{}");
+
+/**
+ * @param {HTMLFormElement} where
+ * @param {string} name of a family
+ */
+export const startOf = (where, name) => starts[where.id]?.[name] ?? BARE;
+
+/**
+ * What a field held when the form began, as text.
+ * @param {Field} field
+ * @param {string} name of the chosen family
+ */
+function firstValue(field, name) {
+  const { values } = startOf(field.form, isFor(field, name) ? name : familiesOf(field)[0]);
+  return String(values[field.dataset.option ?? ""] ?? field.dataset.default);
+}
+
+/**
+ * @param {Field} field
+ * @param {string} name of the chosen family
+ */
+const untouched = (field, name) => same(String(fieldValue(field)), firstValue(field, name));
+
+/**
+ * Open the form as it begins: each family's own fields, and the shared ones as the chosen family has them.
+ * @param {HTMLFormElement} where
+ */
+function open(where) {
+  starts[where.id] = suited(where);
+  for (const field of fields(where)) setValue(field, firstValue(field, family(where)));
+  where.dataset.family = family(where);
+  settle(where);
+}
+
+/**
+ * Choose a family: what nobody has changed becomes what the form begins with for it, and what was typed stays.
+ * @param {HTMLFormElement} where
+ * @param {string} name
+ */
+export function chooseFamily(where, name) {
+  const from = where.dataset.family ?? family(where);
+  const radio = families(where).find((choice) => choice.value === name);
+  if (!radio) return;
+  radio.checked = true;
+  where.dataset.family = name;
+  if (from === name) return;
+  const idle = fields(where).filter((field) => isFor(field, from) && isFor(field, name) && untouched(field, from));
+  for (const field of idle) setValue(field, firstValue(field, name));
+}
+
+/**
+ * What the form of a tab holds, for the server. Whoever asks has a new answer coming: what was said before goes.
+ * @param {string} tab
+ * @param {string} [busy] what to say meanwhile
+ */
+export function read(tab, busy = "") {
+  const where = formOf(tab);
+  const bar = where.closest(".training")?.querySelector(".bar");
+  bar?.querySelector(".told")?.replaceChildren();
+  bar?.classList.remove("own", "away");
+  for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
+  if (busy) rest(tab, busy);
+  return JSON.stringify(held(where));
+}
+
+/**
+ * Say that something is being worked on, or with no words that it is done.
+ * @param {string} tab
+ * @param {string} [busy]
+ */
+export function rest(tab, busy = "") {
+  const bar = one(around(formOf(tab), ".training"), ".bar");
+  if (busy) bar.dataset.busy = `${translated(busy)} …`;
+  else delete bar.dataset.busy;
+}
+
+/**
+ * What the form holds for the chosen family; `anyway` says that images without captions are meant.
+ * @param {HTMLFormElement} where
+ */
+export function held(where) {
+  const name = family(where);
+  /** @type {{ family: string, values: Values, typed: string[], launch: Values, anyway: boolean }} */
+  const sent = { family: name, values: {}, typed: [], launch: {}, anyway: where.dataset.anyway === images(where) };
+  for (const field of fields(where)) {
+    if (!isFor(field, name)) continue;
+    const { option, launch } = field.dataset;
+    if (launch) sent.launch[launch] = fieldValue(field);
+    if (!option) continue;
+    sent.values[option] = fieldValue(field);
+    if (!untouched(field, name)) sent.typed.push(option);
   }
+  return sent;
+}
 
-  // ---- what the form began with: a preset or the defaults, for each family
+/**
+ * Which images a form names, as one text: whether they may do without captions is asked once for each.
+ * @param {HTMLFormElement} where
+ */
+export function images(where) {
+  const named = ["train_data_dir", "dataset_config", "in_json", "caption_extension"];
+  const asked = fields(where).filter((field) => isFor(field, family(where)) && named.includes(field.dataset.option ?? ""));
+  return asked.map(fieldValue).join("\n");
+}
 
-  const BARE = { id: "defaults", title: "sd-scripts' defaults", why: "", values: {} };
-  const starts = {}; // form -> family -> {id, title, why, values}
-  const NAMED = "output_name"; // what a start proposes, and leaves alone once it was typed
+/**
+ * Put what the server sent into the form of a tab.
+ * @param {string} tab
+ * @param {string} sent
+ */
+export function fill(tab, sent) {
+  if (!sent) return;
+  const where = formOf(tab);
+  const { family: name, values, base: theirs, start } = JSON.parse(sent);
+  if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
+  remember(where);
+  const named = fields(where).filter((field) => field.dataset.option === NAMED && untouched(field, family(where)));
+  if (name) chooseFamily(where, name);
+  if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
+  put(where, values);
+  if (!start?.id) return;
+  for (const field of named) setValue(field, firstValue(field, family(where)));
+  settle(where);
+}
 
-  /** What the server found to suit this machine, by family. */
-  const offered = (where) => JSON.parse(where.dataset.starts || "{}");
-
-  const startOf = (where, name) => starts[where.id]?.[name] ?? BARE;
-
-  /** What a field held when the form began, as text. */
-  function first(field, name) {
-    const given = startOf(field.form, isFor(field, name) ? name : field.dataset.families.split(" ")[0]).values;
-    return String(given[field.dataset.option] ?? field.dataset.default);
+/**
+ * @param {HTMLFormElement} where
+ * @param {Values} values
+ */
+function put(where, values) {
+  const changed = fields(where).filter((field) => isFor(field, family(where)) && (field.dataset.option ?? "") in values);
+  for (const field of changed) {
+    setValue(field, values[field.dataset.option ?? ""]);
+    field.classList.add("mended");
   }
+  settle(where);
+  return changed;
+}
 
-  const untouched = (field, name) => same(String(value(field)), first(field, name));
+/**
+ * Put single values into the form, and show the first of them.
+ * @param {string} tab
+ * @param {Values} values
+ */
+export function apply(tab, values) {
+  const where = formOf(tab);
+  remember(where);
+  const [field] = put(where, values);
+  if (field) jump(field.id);
+}
 
-  /** Open the form as it begins: each family's own fields, and the shared ones as the chosen family has them. */
-  function open(where) {
-    starts[where.id] = offered(where);
-    for (const field of fields(where)) set(field, first(field, family(where)));
-    where.dataset.family = family(where);
-    settle(where);
-  }
+/** @type {Record<string, Copy[]>} What a form held before something filled it, the newest last. Tokens are in no copy. */
+const before = {};
 
-  /** Choose a family: what nobody has changed becomes what the form begins with for it, and what was typed stays. */
-  function turn(where, name) {
-    const from = where.dataset.family ?? family(where);
-    const radio = [...where.elements.family].find((choice) => choice.value === name);
-    if (!radio) return;
-    radio.checked = true;
-    where.dataset.family = name;
-    if (from === name) return;
-    const idle = fields(where).filter((field) => isFor(field, from) && isFor(field, name) && untouched(field, from));
-    for (const field of idle) set(field, first(field, name));
-  }
+/** @param {HTMLFormElement} where */
+export function remember(where) {
+  before[where.id] ??= [];
+  const copies = before[where.id];
+  copies.push(copyOf(where));
+  if (copies.length > 20) copies.shift();
+}
 
-  /** What the form of a tab holds, for the server. Whoever asks has a new answer coming: what was said before goes. */
-  function read(tab, busy = "") {
-    const where = form(tab);
-    const bar = where.closest(".training")?.querySelector(".bar");
-    bar?.querySelector(".told")?.replaceChildren();
-    bar?.classList.remove("own", "away");
-    for (const field of where.querySelectorAll(".mended")) field.classList.remove("mended");
-    if (busy) rest(tab, busy);
-    return JSON.stringify(held(where));
-  }
+/**
+ * Take back the last filling of the form; false when there is none.
+ * @param {string} tab
+ */
+export function undo(tab) {
+  const where = formOf(tab);
+  const last = before[where.id]?.pop();
+  if (last) restore(where, last);
+  return Boolean(last);
+}
 
-  /** Say that something is being worked on, or with no words that it is done. */
-  function rest(tab, busy = "") {
-    const bar = form(tab).closest(".training").querySelector(".bar");
-    if (busy) bar.dataset.busy = `${window.kohyaWords ? window.kohyaWords.of(busy) : busy} …`;
-    else delete bar.dataset.busy;
-  }
+/**
+ * @param {HTMLFormElement} where
+ * @returns {Copy}
+ */
+const copyOf = (where) => ({
+  family: family(where),
+  starts: starts[where.id] ?? {},
+  kept: fields(where).filter((field) => field.type !== "password").map((field) => [field.id, fieldValue(field)]),
+});
 
-  function held(where) {
-    const sent = { family: family(where), values: {}, typed: [], launch: {}, anyway: where.dataset.anyway === images(where) };
-    for (const field of fields(where)) {
-      if (!isFor(field, sent.family)) continue;
-      const { option, launch } = field.dataset;
-      if (launch) sent.launch[launch] = value(field);
-      else sent.values[option] = value(field);
-      if (option && !untouched(field, sent.family)) sent.typed.push(option);
-    }
-    return sent;
-  }
-
-  /** Which images a form names, as one text: whether they may do without captions is asked once for each. */
-  function images(where) {
-    const named = ["train_data_dir", "dataset_config", "in_json", "caption_extension"];
-    const asked = fields(where).filter((field) => isFor(field, family(where)) && named.includes(field.dataset.option));
-    return asked.map(value).join("\n");
-  }
-
-  /** Put what the server sent into the form of a tab. */
-  function fill(tab, sent) {
-    if (!sent) return;
-    const where = form(tab);
-    const { family: name, values, base: theirs, start } = JSON.parse(sent);
-    if (theirs) store(`${tab}-base`, JSON.stringify(theirs));
-    remember(where);
-    const named = fields(where).filter((field) => field.dataset.option === NAMED && untouched(field, family(where)));
-    if (name) turn(where, name);
-    if (start) starts[where.id] = { ...starts[where.id], [family(where)]: start };
-    put(where, values);
-    if (!start?.id) return;
-    for (const field of named) set(field, first(field, family(where)));
-    settle(where);
-  }
-
-  function put(where, values) {
-    const name = family(where);
-    for (const field of fields(where))
-      if (isFor(field, name) && field.dataset.option in values) {
-        set(field, values[field.dataset.option]);
-        field.classList.add("mended");
-      }
-    settle(where);
-  }
-
-  /** Put single values into the form, and show the first of them. */
-  function apply(tab, values) {
-    const where = form(tab);
-    remember(where);
-    put(where, values);
-    const name = family(where);
-    const first = fields(where).find((field) => isFor(field, name) && field.dataset.option in values);
-    if (first) jump(first.id);
-  }
-
-  // What the form held before something filled it, the newest last. Tokens are in no copy.
-  const before = {};
-
-  function remember(where) {
-    (before[where.id] ??= []).push(kept(where));
-    if (before[where.id].length > 20) before[where.id].shift();
-  }
-
-  /** Take back the last filling of the form; false when there is none. */
-  function undo(tab) {
-    const where = form(tab);
-    const last = before[where.id]?.pop();
-    if (last) restore(where, last);
-    return Boolean(last);
-  }
-
-  const kept = (where) => ({
-    family: family(where),
-    starts: starts[where.id] ?? {},
-    kept: fields(where).filter((field) => field.type !== "password").map((field) => [field.id, value(field)]),
-  });
-
-  function restore(where, { family: name, kept: values, starts: begun }) {
-    starts[where.id] = begun ?? {};
-    delete where.dataset.family; // or what follows would be taken for a change of the family
-    turn(where, name);
-    for (const [id, was] of values) {
-      const field = document.getElementById(id);
-      if (field) set(field, was);
-    }
-    settle(where);
-  }
-
-  /** After any change: mark what differs from the start, show rare settings that do, remember all of it. */
-  function settle(where) {
-    const name = family(where);
-    for (const section of where.querySelectorAll(".section")) {
-      let count = 0;
-      for (const field of fields(section)) {
-        const differs = mark(field, name);
-        if (!differs || !isFor(field, name)) continue;
-        count += 1;
-        if (field.closest(".advanced")) where.elements.advanced.checked = true;
-      }
-      section.querySelector("i").textContent = count ? `${count} changed` : "";
-    }
-    for (const field of fields(where.querySelector(".basics"))) mark(field, name);
-    for (const field of where.querySelectorAll("[data-unless]")) demand(field, name);
-    store(where.id, JSON.stringify(kept(where)));
-    document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));
-  }
-
-  /** Whether a field differs from what the form began with; where it does it is marked, and a button puts it back. */
-  function mark(field, name) {
-    const differs = !untouched(field, name);
-    const box = field.closest(".field");
-    if (box.classList.toggle("changed", differs) === Boolean(box.querySelector(".reset"))) return differs;
-    if (!differs) box.querySelector(".reset").remove();
-    else {
-      const back = document.createElement("button");
-      const words = window.kohyaWords?.of("Back to what the form began with") ?? "Back to what the form began with";
-      Object.assign(back, { type: "button", className: "reset", title: words });
-      back.setAttribute("aria-label", `${words}: ${(box.querySelector("label span") ?? box.querySelector("label")).textContent}`);
-      box.querySelector("label").after(back);
-    }
-    return differs;
-  }
-
-  /** Ask for a field only as long as the one that may stand in its place is empty. */
-  function demand(field, name) {
-    const stands = ({ dataset }) => dataset.option === field.dataset.unless;
-    const other = fields(field.form).find((one) => stands(one) && isFor(one, name));
-    const wanted = !other?.value.trim();
-    field.closest(".field").classList.toggle("required", wanted);
-    field.setAttribute("aria-required", wanted);
-  }
-
-  function reset(button) {
-    const field = button.closest(".field").querySelector("[data-option], [data-launch]");
-    set(field, first(field, family(field.form)));
-    settle(field.form);
-    field.focus();
-  }
-
-  function store(key, text) {
-    try {
-      if (text === undefined) return sessionStorage.getItem(key);
-      sessionStorage.setItem(key, text);
-    } catch {} // a browser that keeps nothing only forgets the form on reload
-    return null;
-  }
-
-  /** The file of kohya_ss that was loaded last, with the keys that have no field here. */
-  const base = (tab) => store(`${tab}-base`) ?? "{}";
-
-  /** A form has come onto the page: give it back what it held before a reload. */
-  function mount(element) {
-    const where = element.querySelector("form.settings");
-    const before = store(where.id);
-    if (before) restore(where, JSON.parse(before));
-    else open(where);
-  }
-
-  function fold(button, open) {
-    const panel = document.getElementById(button.getAttribute("aria-controls"));
-    const opening = open ?? button.getAttribute("aria-expanded") !== "true";
-    button.setAttribute("aria-expanded", opening);
-    if (opening) panel.removeAttribute("hidden");
-    else panel.setAttribute("hidden", "until-found");
-  }
-
-  /** Bring a field into view, wherever it is folded away, and put the cursor there. */
-  function jump(id) {
+/**
+ * @param {HTMLFormElement} where
+ * @param {Copy} copy
+ */
+function restore(where, { family: name, kept, starts: begun }) {
+  starts[where.id] = begun ?? {};
+  delete where.dataset.family; // or what follows would be taken for a change of the family
+  chooseFamily(where, name);
+  for (const [id, was] of kept) {
     const field = document.getElementById(id);
-    if (!field) return;
-    if (field.closest(".advanced")) field.form.elements.advanced.checked = true;
-    const section = field.closest(".section");
-    if (section) fold(section.querySelector("button"), true);
-    field.scrollIntoView({ block: "center" });
-    field.focus({ preventScroll: true });
-    const box = field.closest(".field");
-    box.classList.remove("found");
-    void box.offsetWidth; // or an animation that is still running would not begin again
-    box.classList.add("found");
+    if (isField(field)) setValue(field, was);
   }
+  settle(where);
+}
 
-  async function copy(button) {
-    const text = button.parentElement.querySelector("pre").textContent;
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch {
-      // Pages reached over plain HTTP from another computer have no clipboard: select the text instead.
-      getSelection().selectAllChildren(button.parentElement.querySelector("pre"));
-      return;
-    }
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), 1500);
+/**
+ * After any change: mark what differs from the start, show rare settings that do, remember all of it.
+ * @param {HTMLFormElement} where
+ */
+export function settle(where) {
+  const name = family(where);
+  for (const section of all(where, ".section")) {
+    const changed = fields(section).filter((field) => mark(field, name) && isFor(field, name));
+    if (changed.some((field) => field.closest(".advanced"))) one(where, "[name=advanced]", HTMLInputElement).checked = true;
+    one(section, "i").textContent = changed.length ? `${changed.length} changed` : "";
   }
+  for (const field of fields(one(where, ".basics"))) mark(field, name);
+  for (const field of fields(where)) if (field.dataset.unless) demand(field, name);
+  store(where.id, JSON.stringify(copyOf(where)));
+  document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));
+}
 
-  /** Write the config that a printed command reads into its file, and say so in the button's place. */
-  async function keep(button) {
-    const { path, script } = button.dataset;
-    const toml = [...button.closest(".message").querySelectorAll("pre")].at(-1).textContent;
-    button.disabled = true;
-    try {
-      const { said } = await window.kohyaAsk.ask("keep", { path, script, toml });
-      button.parentElement.replaceChildren(said);
-    } catch (error) {
-      button.disabled = false;
-      const told = button.parentElement.querySelector("b") ?? button.parentElement.appendChild(document.createElement("b"));
-      told.replaceChildren(...window.kohyaAsk.offered(error.message));
-    }
+/**
+ * Call back after every change of a form.
+ * @param {(where: HTMLFormElement) => void} listener
+ */
+export const onSettled = (listener) => document.addEventListener("kohya:settled", (event) => listener(/** @type {CustomEvent} */ (event).detail));
+
+/**
+ * Whether a field differs from what the form began with; where it does it is marked, and a button puts it back.
+ * @param {Field} field
+ * @param {string} name of the chosen family
+ */
+function mark(field, name) {
+  const differs = !untouched(field, name);
+  const box = around(field, ".field"), back = box.querySelector(".reset");
+  if (box.classList.toggle("changed", differs) === Boolean(back)) return differs;
+  back?.remove();
+  if (differs) {
+    const words = translated("Back to what the form began with"), label = one(box, "label");
+    const text = (label.querySelector("span") ?? label).textContent;
+    label.after(make("button", { type: "button", className: "reset", title: words, "aria-label": `${words}: ${text}` }));
   }
+  return differs;
+}
 
-  /** Hand a text that the server made to the user as a file. */
-  function download(sent) {
-    if (!sent) return;
-    const { name, text } = JSON.parse(sent);
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type: name.endsWith(".json") ? "application/json" : "application/toml" }));
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  }
+/**
+ * Ask for a field only as long as the one that may stand in its place is empty.
+ * @param {Field} field
+ * @param {string} name of the chosen family
+ */
+function demand(field, name) {
+  const other = fields(field.form).find((other) => other.dataset.option === field.dataset.unless && isFor(other, name));
+  const wanted = !other?.value.trim();
+  around(field, ".field").classList.toggle("required", wanted);
+  field.setAttribute("aria-required", String(wanted));
+}
 
-  document.addEventListener("click", ({ target }) => {
-    const row = target.closest?.(".fold");
-    if (row) fold(row.querySelector("button"));
-    const link = target.closest?.(".jump");
-    if (link) jump(link.dataset.field);
-    const copier = target.closest?.(".copy");
-    if (copier) copy(copier);
-    const keeper = target.closest?.(".keep");
-    if (keeper) keep(keeper);
-    const back = target.closest?.(".reset");
-    if (back) reset(back);
-  });
-  document.addEventListener("input", ({ target }) => {
-    target.classList.add("mended"); // what the last message said of it is out of date
-    if (!target.form?.classList.contains("settings")) return;
-    if (target.name === "family") turn(target.form, target.value);
-    settle(target.form);
-  });
-  document.addEventListener("submit", (event) => {
-    if (event.target.classList.contains("settings")) event.preventDefault();
-  });
-  document.addEventListener("beforematch", ({ target }) => {
-    const button = document.querySelector(`[aria-controls="${target.id}"]`);
-    if (button) fold(button, true);
-  }, true);
+/** @param {Element} button */
+function reset(button) {
+  const [field] = fields(around(button, ".field"));
+  setValue(field, firstValue(field, family(field.form)));
+  settle(field.form);
+  field.focus();
+}
 
-  return { read, rest, held, base, fill, apply, undo, mount, download, jump, form, fields, isFor, family, turn, offered, startOf, settle, remember, images };
-})();
+/**
+ * What the browser keeps until the tab is closed; without `text` it is read.
+ * @param {string} key
+ * @param {string} [text]
+ */
+function store(key, text) {
+  try {
+    if (text === undefined) return sessionStorage.getItem(key);
+    sessionStorage.setItem(key, text);
+  } catch {} // a browser that keeps nothing only forgets the form on reload
+  return null;
+}
+
+/**
+ * The file of kohya_ss that was loaded last, with the keys that have no field here.
+ * @param {string} tab
+ */
+export const base = (tab) => store(`${tab}-base`) ?? "{}";
+
+/**
+ * A form has come onto the page: give it back what it held before a reload.
+ * @param {Element} element
+ */
+export function mount(element) {
+  const where = one(element, "form.settings", HTMLFormElement);
+  const copy = store(where.id);
+  if (copy) restore(where, JSON.parse(copy));
+  else open(where);
+}
+
+/**
+ * Hand a text that the server made to the user as a file.
+ * @param {string} sent
+ */
+export function download(sent) {
+  if (!sent) return;
+  const { name, text } = JSON.parse(sent);
+  saveFile(new Blob([text], { type: name.endsWith(".json") ? "application/json" : "application/toml" }), name);
+}
+
+document.addEventListener("click", (event) => {
+  const back = hit(event, ".reset");
+  if (back) reset(back);
+});
+document.addEventListener("input", ({ target }) => {
+  if (!(target instanceof Element)) return;
+  target.classList.add("mended"); // what the last message said of it is out of date
+  if (!isField(target) || !target.form?.classList.contains("settings")) return;
+  if (target.name === "family") chooseFamily(target.form, target.value);
+  settle(target.form);
+});
+document.addEventListener("submit", (event) => {
+  if (event.target instanceof Element && event.target.classList.contains("settings")) event.preventDefault();
+});

@@ -82,7 +82,7 @@ class TrainingTab:
         with gr.Column(elem_classes=["training"]):
             self._top()
             markup = self.form.markup(start_preset.starts(tab.id, tab.configs))
-            gr.HTML(markup, js_on_load="window.kohya.mount(element)", apply_default_css=False)
+            gr.HTML(markup, js_on_load="window.kohya.mountForm(element)", apply_default_css=False)
             with gr.Column(elem_classes=["bar"]):
                 self.message = gr.HTML(elem_classes=["said"], apply_default_css=False)
                 with gr.Row():

@@ -33,6 +33,7 @@ UNSEEN = (
     "texts",
     "theme",
     "assets",
+    "scripts",
     "routes",
     "json_api",
     "tensorboard",

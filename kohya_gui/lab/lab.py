@@ -44,7 +44,7 @@ class LabTab:
     def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
         """`forms` and their `titles` by tab; files that a form names lie below `roots`. Made inside `gr.Blocks`."""
         self.forms, self.titles, self.roots = forms, titles, roots
-        gr.HTML(self._markup(), js_on_load="window.kohyaLab.mount(element)", apply_default_css=False)
+        gr.HTML(self._markup(), js_on_load="window.kohya.mountLab(element)", apply_default_css=False)
 
     @property
     def answers(self) -> dict[str, Handler]:

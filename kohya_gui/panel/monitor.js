@@ -1,132 +1,155 @@
-"use strict";
 // The live panel in the browser: its buttons, the support bundle, and comparing two samples.
-window.kohyaMonitor = (() => {
-  const { ask, make, wait } = window.kohyaAsk;
-  const words = (text) => window.kohyaWords?.of(text) ?? text;
+import * as form from "../form/page.js";
+import { translated } from "../i18n/words.js";
+import { all, around, hit, isField, make, makeButton, one, saveFile, setValue } from "../server/elements.js";
+import { address, ask, messageOf, wait } from "../server/http.js";
 
-  /** Put settings that the server sent into the form of their tab, and show it. */
-  async function open({ tab, fill, launch }) {
-    const title = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune" }[tab];
-    const tabs = document.querySelectorAll('button[role="tab"]');
-    [...tabs].find((button) => [title, words(title)].includes(button.textContent.trim()))?.click();
-    for (let i = 0; i < 100 && !document.getElementById(`${tab}-form`); i++) await wait(50);
-    window.kohya.fill(tab, fill);
-    const form = document.getElementById(`${tab}-form`);
-    for (const field of form.querySelectorAll("[data-launch]")) {
-      const value = launch[field.dataset.launch] ?? field.dataset.default;
-      if (field.type === "checkbox") field.checked = value.toLowerCase() === "true";
-      else field.value = value;
+/** @typedef {HTMLDialogElement & { row?: { step: string, large: string }[] }} Comparison the samples of the row that is shown */
+
+/** @type {Record<string, string>} */
+const TITLES = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune" };
+
+/**
+ * Put settings that the server sent into the form of their tab, and show it.
+ * @param {{ tab: string, fill: string, launch: Record<string, string> }} settings
+ */
+export async function openInForm({ tab, fill, launch }) {
+  const titles = [TITLES[tab], translated(TITLES[tab])];
+  all(document, 'button[role="tab"]').find((button) => titles.includes(button.textContent.trim()))?.click();
+  for (let i = 0; i < 100 && !document.getElementById(`${tab}-form`); i++) await wait(50);
+  form.fill(tab, fill);
+  const where = form.formOf(tab);
+  for (const field of all(where, "[data-launch]").filter(isField)) {
+    const value = launch[field.dataset.launch ?? ""] ?? field.dataset.default;
+    setValue(field, field.type === "checkbox" ? value.toLowerCase() : value);
+  }
+  where.dispatchEvent(new Event("input", { bubbles: true }));
+  one(where, "[data-option]").dispatchEvent(new Event("input", { bubbles: true }));
+  where.scrollIntoView({ block: "start" });
+}
+
+/** @param {HTMLButtonElement} button of an action on a run */
+async function act(button) {
+  const where = around(button, ".acts"), place = one(where, ".answer"), run = where.dataset.run ?? "";
+  const tell = (/** @type {string} */ text, bad = false) => {
+    place.textContent = text;
+    place.classList.toggle("bad", bad);
+  };
+  button.disabled = true;
+  try {
+    if (button.dataset.act === "bundle") tell(await saveBundle(run, tell));
+    else {
+      const answer = await ask("act", { act: button.dataset.act, run, sure: button.dataset.sure === "true" });
+      if (answer.ask) confirm(button, place, answer.ask);
+      if (answer.fill) await openInForm(answer);
+      if (!answer.ask) tell(translated(answer.said ?? "The form holds the settings of this run: change what you like."));
     }
-    form.dispatchEvent(new Event("input", { bubbles: true }));
-    form.querySelector("[data-option]").dispatchEvent(new Event("input", { bubbles: true }));
-    form.scrollIntoView({ block: "start" });
+  } catch (error) {
+    tell(messageOf(error), true);
   }
+  button.disabled = false;
+}
 
-  async function act(button) {
-    const where = button.closest(".acts"), said = where.querySelector(".answer");
-    const tell = (text, bad) => Object.assign(said, { textContent: text }).classList.toggle("bad", Boolean(bad));
-    button.disabled = true;
-    try {
-      if (button.dataset.act === "bundle") await bundle(where.dataset.run, tell);
-      else {
-        const answer = await ask("act", { act: button.dataset.act, run: where.dataset.run, sure: button.dataset.sure === "true" });
-        if (answer.ask) question(button, said, answer.ask);
-        if (answer.fill) await open(answer);
-        if (!answer.ask) tell(words(answer.said ?? "The form holds the settings of this run: change what you like."));
-      }
-    } catch (error) {
-      tell(error.message, true);
-    }
-    button.disabled = false;
-  }
+/**
+ * Ask what is to be known first; yes is the same button once more.
+ * @param {HTMLButtonElement} button
+ * @param {HTMLElement} place
+ * @param {string} text
+ */
+function confirm(button, place, text) {
+  const yes = make("button", { type: "button", className: "stop", "data-act": button.dataset.act, "data-sure": "true" }, button.textContent);
+  const no = makeButton(translated("Cancel"), () => place.replaceChildren(), { className: "no" });
+  place.classList.remove("bad");
+  place.replaceChildren(translated(text), " ", yes, " ", no);
+  no.focus();
+}
 
-  /** Ask what is to be known first; yes is the same button once more. */
-  function question(button, said, text) {
-    const yes = make("button", { type: "button", className: "stop", "data-act": button.dataset.act, "data-sure": "true" }, button.textContent);
-    const no = make("button", { type: "button", className: "no" }, words("Cancel"));
-    no.onclick = () => said.replaceChildren();
-    said.classList.remove("bad");
-    said.replaceChildren(words(text), " ", yes, " ", no);
-    no.focus();
-  }
+/**
+ * Save the support bundle of a run; what to say of it.
+ * @param {string} run
+ * @param {(text: string) => void} tell
+ */
+async function saveBundle(run, tell) {
+  tell(translated("Collecting, which takes some seconds …"));
+  const answer = await fetch(address("bundle", { run }));
+  if (!answer.ok) throw new Error(await answer.text());
+  const name = /filename="([\w.-]+)"/.exec(answer.headers.get("content-disposition") ?? "")?.[1] ?? "support.zip";
+  saveFile(await answer.blob(), name);
+  return `${name}: ${translated("no captions, images, names or tokens are in it. Look through it before you pass it on.")}`;
+}
 
-  async function bundle(run, tell) {
-    tell(words("Collecting, which takes some seconds …"));
-    const answer = await fetch(window.kohyaAsk.address("bundle", { run }));
-    if (!answer.ok) throw new Error(await answer.text());
-    const name = /filename="([\w.-]+)"/.exec(answer.headers.get("content-disposition"))?.[1] ?? "support.zip";
-    const link = make("a", { href: URL.createObjectURL(await answer.blob()), download: name });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    tell(`${name}: ${words("no captions, images, names or tokens are in it. Look through it before you pass it on.")}`);
-  }
+// ---- two samples, one over the other
 
-  // ---- two samples, one over the other
+/** @type {Comparison | undefined} */
+let dialog;
 
-  let dialog;
+/** @param {HTMLElement} sample */
+function compare(sample) {
+  const row = sample.parentElement ? all(sample.parentElement, ".sample") : [];
+  const place = row.indexOf(sample);
+  dialog ??= build();
+  const samples = row.map(({ dataset }) => ({ step: dataset.step ?? "", large: dataset.large ?? "" }));
+  dialog.row = samples;
+  one(dialog, "p").textContent = sample.dataset.prompt ?? "";
+  const [first, second] = dialog.querySelectorAll("select");
+  for (const choice of [first, second])
+    choice.replaceChildren(...samples.map(({ step }, i) => make("option", { value: String(i) }, `${translated("Step")} ${step}`)));
+  second.value = String(place);
+  first.value = String(Math.min(place + 1, row.length - 1)); // the one before it, as the newest comes first
+  dialog.classList.toggle("single", row.length < 2);
+  draw(dialog);
+  dialog.showModal();
+}
 
-  function compare(sample) {
-    const row = [...sample.parentElement.querySelectorAll(".sample")];
-    const place = row.indexOf(sample);
-    dialog ??= build();
-    dialog.row = row.map(({ dataset }) => ({ step: dataset.step, large: dataset.large }));
-    dialog.querySelector("p").textContent = sample.dataset.prompt;
-    const [first, second] = dialog.querySelectorAll("select");
-    for (const choice of [first, second])
-      choice.replaceChildren(...dialog.row.map(({ step }, i) => make("option", { value: String(i) }, `${words("Step")} ${step}`)));
-    second.value = String(place);
-    first.value = String(Math.min(place + 1, row.length - 1)); // the one before it, as the newest comes first
-    dialog.classList.toggle("single", row.length < 2);
-    draw();
-    dialog.showModal();
-  }
-
-  function build() {
-    const made = make("dialog", { className: "compare", "aria-label": words("Compare samples") },
-      make("header", {}, make("p"), make("button", { type: "button", className: "close", "aria-label": words("Close") }, "✕")),
-      make("div", { className: "pair" }, make("img", { alt: "" }), make("img", { alt: "" })),
-      make("div", { className: "between" },
-        make("select", { "aria-label": words("Left") }),
-        make("input", { type: "range", min: 0, max: 100, value: 50, "aria-label": words("Where the left one ends") }),
-        make("select", { "aria-label": words("Right") })));
-    made.addEventListener("input", draw);
-    made.addEventListener("click", ({ target }) => { if (target === made || target.closest(".close")) made.close(); });
-    document.body.append(made);
-    return made;
-  }
-
-  function draw() {
-    const [first, second] = dialog.querySelectorAll("select"), images = dialog.querySelectorAll(".pair img");
-    const shown = [dialog.row[second.value], dialog.row[first.value]]; // below: the right one; above it: the left one
-    images.forEach((image, i) => {
-      if (image.getAttribute("src") !== shown[i].large) image.src = shown[i].large;
-      image.alt = `${words("Step")} ${shown[i].step}`;
-    });
-    dialog.querySelector(".pair").style.setProperty("--at", `${dialog.querySelector("input").value}%`);
-  }
-
-  // ---- which run, and how much of it
-
-  /** The id of the run that was chosen, "" for the newest. */
-  const picked = () => document.querySelector("select.runs")?.value ?? "";
-
-  document.addEventListener("change", ({ target }) => {
-    if (target.matches?.("select.runs")) document.querySelector("button.chosen")?.click();
+function build() {
+  /** @type {Comparison} */
+  const made = make("dialog", { className: "compare", "aria-label": translated("Compare samples") },
+    make("header", {}, make("p"), make("button", { type: "button", className: "close", "aria-label": translated("Close") }, "✕")),
+    make("div", { className: "pair" }, make("img", { alt: "" }), make("img", { alt: "" })),
+    make("div", { className: "between" },
+      make("select", { "aria-label": translated("Left") }),
+      make("input", { type: "range", min: 0, max: 100, value: 50, "aria-label": translated("Where the left one ends") }),
+      make("select", { "aria-label": translated("Right") })));
+  made.addEventListener("input", () => draw(made));
+  made.addEventListener("click", (event) => {
+    if (event.target === made || hit(event, ".close")) made.close();
   });
+  document.body.append(made);
+  return made;
+}
 
-  document.addEventListener("click", async ({ target }) => {
-    const fold = target.closest?.(".unfold");
-    if (fold) fold.setAttribute("aria-expanded", String(fold.closest(".live").classList.toggle("open")));
-    const button = target.closest?.("[data-act]");
-    if (button) act(button);
-    const sample = target.closest?.(".sample");
-    if (sample) compare(sample);
-    const go = target.closest?.("[data-queue]");
-    if (go) {
-      go.disabled = true;
-      await ask("queue-act", { act: go.dataset.queue }).catch(() => (go.disabled = false));
-    }
-  });
+/** @param {Comparison} dialog */
+function draw(dialog) {
+  const [first, second] = all(dialog, "select", HTMLSelectElement).map((choice) => dialog.row?.[Number(choice.value)]);
+  // Below is the right one, above it the left one.
+  for (const [i, image] of all(dialog, ".pair img", HTMLImageElement).entries()) {
+    const sample = i ? first : second;
+    if (!sample) continue;
+    if (image.getAttribute("src") !== sample.large) image.src = sample.large;
+    image.alt = `${translated("Step")} ${sample.step}`;
+  }
+  one(dialog, ".pair").style.setProperty("--at", `${one(dialog, "input", HTMLInputElement).value}%`);
+}
 
-  return { open, picked };
-})();
+// ---- which run, and how much of it
+
+/** The id of the run that was chosen, "" for the newest. */
+export const pickedRun = () => all(document, "select.runs", HTMLSelectElement)[0]?.value ?? "";
+
+document.addEventListener("change", (event) => {
+  if (hit(event, "select.runs")) all(document, "button.chosen")[0]?.click();
+});
+
+document.addEventListener("click", async (event) => {
+  const fold = hit(event, ".unfold");
+  if (fold) fold.setAttribute("aria-expanded", String(around(fold, ".live").classList.toggle("open")));
+  const button = hit(event, "[data-act]", HTMLButtonElement);
+  if (button) act(button);
+  const sample = hit(event, ".sample");
+  if (sample) compare(sample);
+  const go = hit(event, "[data-queue]", HTMLButtonElement);
+  if (go) {
+    go.disabled = true;
+    await ask("queue-act", { act: go.dataset.queue }).catch(() => (go.disabled = false));
+  }
+});

@@ -37,7 +37,7 @@ class RunPanel:
         self.shown = [self.picker, self.queue, self.head, self.acts, self.chart, self.facts, self.gallery, self.fold,
                       self.log, self.seen]  # fmt: skip
         timer = gr.Timer(SECONDS)
-        read = "(picked, seen) => [window.kohyaMonitor.picked(), seen]"
+        read = "(picked, seen) => [window.kohya.pickedRun(), seen]"
         for event in (timer.tick, chosen.click):
             event(self.look, [self.picked, self.seen], self.shown, js=read, **QUICK)
 

@@ -10,4 +10,4 @@ class QueueTab:
     """The tab's place on the page. Made inside `gr.Blocks`."""
 
     def __init__(self) -> None:
-        gr.HTML(MARKUP, js_on_load="window.kohyaQueue.mount(element)", apply_default_css=False)
+        gr.HTML(MARKUP, js_on_load="window.kohya.mountQueue(element)", apply_default_css=False)

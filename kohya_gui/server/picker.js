@@ -1,145 +1,199 @@
-"use strict";
 // The file picker: a dialog that lists what the server allows. Typing filters, arrows move, Enter opens or takes,
 // Backspace goes up, Escape closes.
-window.kohyaPick = (() => {
-  const { ask, make, offered } = window.kohyaAsk;
-  let dialog, part = {}, now = {}, wanted = {}, asked = 0, refused = "";
+import { around, hit, isField, make, makeButton, withAllowButton } from "./elements.js";
+import { ask, messageOf } from "./http.js";
 
-  function build() {
-    part.places = make("div", { className: "places" });
-    part.path = make("input", { className: "where", spellcheck: false, "aria-label": "Folder" });
-    part.up = make("button", { type: "button", className: "up", "aria-label": "Folder above", title: "Folder above" });
-    part.filter = make("input", {
-      placeholder: "Type to filter", spellcheck: false, role: "combobox", autocomplete: "off",
-      "aria-label": "Filter", "aria-expanded": "true", "aria-controls": "pick-list",
-    });
-    part.list = make("ul", { id: "pick-list", role: "listbox", "aria-label": "Folders and files" });
-    part.note = make("p", { className: "note", role: "status" });
-    part.name = make("input", { className: "name", spellcheck: false, "aria-label": "Name of the new file" });
-    part.take = make("button", { type: "button", className: "take" });
-    const close = make("button", { type: "button", className: "cancel" }, "Cancel");
-    part.title = make("h2", { id: "pick-title" });
-    dialog = make("dialog", { className: "picker", "aria-labelledby": "pick-title" },
-      make("div", { className: "head" }, part.title, part.places),
-      make("div", { className: "path" }, part.up, part.path), part.filter, part.list, part.note,
-      make("div", { className: "foot" }, part.name, part.take, close));
-    close.onclick = () => dialog.close();
-    part.up.onclick = () => now.up && open(now.up);
-    part.take.onclick = take;
-    part.filter.oninput = () => open(now.folder, part.filter.value);
-    // Not as onkeydown: what such a handler returns is taken for an answer, and false keeps every key from being typed.
-    part.path.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), open(part.path.value)));
-    part.name.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), take()));
-    part.filter.onkeydown = keys;
-    part.list.onclick = ({ target }) => target.closest("li") && enter(Number(target.closest("li").dataset.at));
-    dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
-    dialog.addEventListener("kohya:allowed", () => open(refused));
-    dialog.onclose = () => wanted.input?.focus();
-    document.body.append(dialog);
+/** @typedef {import("./elements.js").Field} Field */
+/** @typedef {"file" | "folder" | "new"} Kind "new" is a file that is still to be written */
+/** @typedef {{ name: string, folder: boolean, size: number }} Entry */
+/** @typedef {{ name: string, path: string }} Place */
+/** @typedef {{ folder: string, up: string, separator: string, places: Place[], entries: Entry[], more: number }} Listing */
+
+const TITLES = { file: "Choose a file", folder: "Choose a folder", new: "Where to write the file" };
+const TAKES = { file: "Choose", folder: "Choose this folder", new: "Use this name" };
+
+/** @type {Listing} */
+const NOTHING = { folder: "", up: "", separator: "/", places: [], entries: [], more: 0 };
+
+/**
+ * @param {HTMLInputElement} input
+ * @param {() => unknown} act
+ */
+function onEnter(input, act) {
+  // Not as onkeydown: what such a handler returns is taken for an answer, and false keeps every key from being typed.
+  input.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    act();
+  });
+}
+
+/** The dialog; there is one for the whole page, built when it is first needed. */
+class Picker {
+  places = make("div", { className: "places" });
+  path = make("input", { className: "where", spellcheck: false, "aria-label": "Folder" });
+  up = make("button", { type: "button", className: "up", "aria-label": "Folder above", title: "Folder above" });
+  filter = make("input", {
+    placeholder: "Type to filter", spellcheck: false, role: "combobox", autocomplete: "off",
+    "aria-label": "Filter", "aria-expanded": "true", "aria-controls": "pick-list",
+  });
+  list = make("ul", { id: "pick-list", role: "listbox", "aria-label": "Folders and files" });
+  note = make("p", { className: "note", role: "status" });
+  name = make("input", { className: "name", spellcheck: false, "aria-label": "Name of the new file" });
+  take = makeButton("", () => this.choose(), { className: "take" });
+  title = make("h2", { id: "pick-title" });
+  /** @type {HTMLDialogElement} */
+  dialog = make("dialog", { className: "picker", "aria-labelledby": "pick-title" },
+    make("div", { className: "head" }, this.title, this.places),
+    make("div", { className: "path" }, this.up, this.path), this.filter, this.list, this.note,
+    make("div", { className: "foot" }, this.name, this.take, makeButton("Cancel", () => this.dialog.close(), { className: "cancel" })));
+
+  /** @type {Field | null} */
+  input = null;
+  /** @type {Kind} */
+  kind = "file";
+  endings = "";
+  listing = NOTHING;
+  at = -1; // the marked entry
+  requests = 0; // an answer to an older one is not shown
+  refused = ""; // the folder that may be allowed
+
+  constructor() {
+    this.up.onclick = () => this.listing.up && this.open(this.listing.up);
+    this.filter.oninput = () => this.open(this.listing.folder, this.filter.value);
+    onEnter(this.path, () => this.open(this.path.value));
+    onEnter(this.name, () => this.choose());
+    this.filter.onkeydown = (event) => this.move(event);
+    this.list.onclick = (event) => {
+      const row = hit(event, "li");
+      if (row) this.enter(Number(row.dataset.at));
+    };
+    this.dialog.addEventListener("click", ({ target }) => target === this.dialog && this.dialog.close());
+    this.dialog.addEventListener("kohya:allowed", () => this.open(this.refused));
+    this.dialog.onclose = () => this.input?.focus();
+    document.body.append(this.dialog);
   }
 
-  function keys(event) {
-    const last = now.entries.length - 1;
-    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity }[event.key];
-    if (step && (Number.isFinite(step) || !part.filter.value)) mark(Math.max(0, Math.min(last, now.at + step)));
-    else if (event.key === "Enter") now.at >= 0 ? enter(now.at) : take();
-    else if (event.key === "Backspace" && !part.filter.value && now.up) open(now.up);
+  /** @param {KeyboardEvent} event */
+  move(event) {
+    const last = this.listing.entries.length - 1;
+    /** @type {Record<string, number>} */
+    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
+    const step = steps[event.key];
+    if (step && (Number.isFinite(step) || !this.filter.value)) this.mark(Math.max(0, Math.min(last, this.at + step)));
+    else if (event.key === "Enter") this.at >= 0 ? this.enter(this.at) : this.choose();
+    else if (event.key === "Backspace" && !this.filter.value && this.listing.up) this.open(this.listing.up);
     else return;
     event.preventDefault();
   }
 
-  function mark(at) {
-    part.list.children[now.at]?.setAttribute("aria-selected", "false");
-    now.at = at;
-    const row = part.list.children[at];
+  /** @param {number} at */
+  mark(at) {
+    this.list.children[this.at]?.setAttribute("aria-selected", "false");
+    this.at = at;
+    const row = this.list.children[at];
     if (row) {
       row.setAttribute("aria-selected", "true");
       row.scrollIntoView({ block: "nearest" });
-      part.filter.setAttribute("aria-activedescendant", row.id);
-    } else part.filter.removeAttribute("aria-activedescendant");
+      this.filter.setAttribute("aria-activedescendant", row.id);
+    } else this.filter.removeAttribute("aria-activedescendant");
   }
 
-  const join = (name) => (now.folder.endsWith(now.separator) ? "" : now.separator) + name;
+  /** @param {string} name of something in the folder that is shown */
+  pathOf(name) {
+    const { folder, separator } = this.listing;
+    return folder + (folder.endsWith(separator) ? "" : separator) + name;
+  }
 
-  function enter(at) {
-    const entry = now.entries[at];
+  /** @param {number} at */
+  enter(at) {
+    const entry = this.listing.entries[at];
     if (!entry) return;
-    if (entry.folder) open(now.folder + join(entry.name));
-    else if (wanted.kind === "new") part.name.value = entry.name;
-    else finish(now.folder + join(entry.name));
+    if (entry.folder) this.open(this.pathOf(entry.name));
+    else if (this.kind === "new") this.name.value = entry.name;
+    else this.finish(this.pathOf(entry.name));
   }
 
-  function take() {
-    if (wanted.kind === "folder") return finish(now.folder);
-    const first = wanted.endings.split(" ")[0];
-    const name = part.name.value.trim();
-    if (wanted.kind === "new" && name) finish(now.folder + join(first && !name.includes(".") ? name + first : name));
-    else if (wanted.kind === "file" && now.at >= 0) enter(now.at);
+  choose() {
+    const ending = this.endings.split(" ")[0], name = this.name.value.trim();
+    if (this.kind === "folder") this.finish(this.listing.folder);
+    else if (this.kind === "new" && name) this.finish(this.pathOf(ending && !name.includes(".") ? name + ending : name));
+    else if (this.kind === "file" && this.at >= 0) this.enter(this.at);
   }
 
-  function finish(path) {
-    wanted.input.value = path;
-    for (const kind of ["input", "change"]) wanted.input.dispatchEvent(new Event(kind, { bubbles: true }));
-    dialog.close();
+  /** @param {string} path */
+  finish(path) {
+    if (this.input) this.input.value = path;
+    for (const type of ["input", "change"]) this.input?.dispatchEvent(new Event(type, { bubbles: true }));
+    this.dialog.close();
   }
 
-  async function open(folder, filter = "") {
-    const mine = ++asked;
-    if (!filter) part.filter.value = "";
+  /**
+   * @param {string} folder
+   * @param {string} [filter]
+   */
+  async open(folder, filter = "") {
+    const request = ++this.requests;
+    if (!filter) this.filter.value = "";
     try {
-      const found = await ask("list", { folder, filter, kind: wanted.kind, endings: wanted.endings });
-      if (mine === asked) show(found);
+      const listing = await ask("list", { folder, filter, kind: this.kind, endings: this.endings });
+      if (request === this.requests) this.show(listing);
     } catch (error) {
-      refused = folder;
-      if (!now.folder && folder) await open("");
-      part.note.replaceChildren(...offered(error.message));
+      this.refused = folder;
+      if (!this.listing.folder && folder) await this.open("");
+      this.note.replaceChildren(...withAllowButton(messageOf(error)));
     }
   }
 
-  function show(found) {
-    now = { ...found, at: -1 };
-    part.path.value = found.folder;
-    part.up.disabled = !found.up;
-    part.places.replaceChildren(...found.places.map((place) => {
-      const chip = make("button", { type: "button", title: place.path }, place.name);
-      chip.onclick = () => open(place.path);
-      return chip;
-    }));
-    part.list.replaceChildren(...found.entries.map((entry, at) => make("li",
-      { id: `pick-${at}`, role: "option", "data-at": String(at), "aria-selected": "false", className: entry.folder ? "folder" : "file" },
-      make("span", {}, entry.name), entry.folder ? null : make("small", {}, size(entry.size)))));
-    const empty = part.filter.value ? "Nothing in this folder matches." : wanted.kind === "folder" ? "This folder contains no folders." : "This folder contains no matching files.";
-    part.note.textContent = found.more ? `${found.more} more: type a part of the name.` : found.entries.length ? "" : empty;
-    if (found.entries.length && (part.filter.value || wanted.kind === "file")) mark(0);
+  /** @param {Listing} listing */
+  show(listing) {
+    [this.listing, this.at] = [listing, -1];
+    this.path.value = listing.folder;
+    this.up.disabled = !listing.up;
+    this.places.replaceChildren(...listing.places.map(({ name, path }) => makeButton(name, () => this.open(path), { title: path })));
+    this.list.replaceChildren(...listing.entries.map((entry, at) => make("li",
+      { id: `pick-${at}`, role: "option", "data-at": at, "aria-selected": "false", className: entry.folder ? "folder" : "file" },
+      make("span", {}, entry.name), entry.folder ? null : make("small", {}, sizeOf(entry.size)))));
+    const empty = this.filter.value ? "Nothing in this folder matches." : this.kind === "folder" ? "This folder contains no folders." : "This folder contains no matching files.";
+    this.note.textContent = listing.more ? `${listing.more} more: type a part of the name.` : listing.entries.length ? "" : empty;
+    if (listing.entries.length && (this.filter.value || this.kind === "file")) this.mark(0);
   }
+}
 
-  function size(bytes) {
-    for (const [unit, many] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]) if (bytes >= many) return `${(bytes / many).toFixed(1)} ${unit}`;
-    return `${bytes} bytes`;
-  }
+/** @param {number} bytes */
+function sizeOf(bytes) {
+  for (const [unit, size] of /** @type {[string, number][]} */ ([["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]))
+    if (bytes >= size) return `${(bytes / size).toFixed(1)} ${unit}`;
+  return `${bytes} bytes`;
+}
 
-  /** Open the picker for a text field. kind: "file", "folder", or "new" for a file still to be written. */
-  function pick(input, kind = "file", endings = "") {
-    if (!dialog) build();
-    wanted = { input, kind, endings };
-    now = { entries: [], at: -1, separator: "/" };
-    part.title.textContent = { file: "Choose a file", folder: "Choose a folder", new: "Where to write the file" }[kind];
-    part.take.textContent = { file: "Choose", folder: "Choose this folder", new: "Use this name" }[kind];
-    part.name.hidden = kind !== "new";
-    part.name.value = kind === "new" ? input.value.split(/[\\/]/).pop() : "";
-    part.note.textContent = "";
-    part.list.replaceChildren();
-    dialog.showModal();
-    part.filter.focus();
-    open(input.value.trim());
-  }
+/** @type {Picker | undefined} */
+let picker;
 
-  document.addEventListener("click", ({ target }) => {
-    const button = target.closest?.("button.pick");
-    if (!button) return;
-    const { beside } = button.dataset;
-    const input = beside ? button.closest(".row").querySelector(beside) : button.parentElement.querySelector("input:not([type]), input[type=text], textarea");
-    if (input) pick(input, button.dataset.pick, button.dataset.endings);
-  });
-  return pick;
-})();
+/**
+ * Open the picker for a text field.
+ * @param {Field} input
+ * @param {Kind} [kind]
+ * @param {string} [endings] of the files to list, with a blank between them
+ */
+export function pick(input, kind = "file", endings = "") {
+  picker ??= new Picker();
+  Object.assign(picker, { input, kind, endings, listing: NOTHING, at: -1 });
+  picker.title.textContent = TITLES[kind];
+  picker.take.textContent = TAKES[kind];
+  picker.name.hidden = kind !== "new";
+  picker.name.value = kind === "new" ? input.value.split(/[\\/]/).pop() ?? "" : "";
+  picker.note.textContent = "";
+  picker.list.replaceChildren();
+  picker.dialog.showModal();
+  picker.filter.focus();
+  picker.open(input.value.trim());
+}
+
+document.addEventListener("click", (event) => {
+  const button = hit(event, "button.pick");
+  if (!button) return;
+  const { beside, pick: kind, endings } = button.dataset;
+  const input = beside ? around(button, ".row").querySelector(beside) : button.parentElement?.querySelector("input:not([type]), input[type=text], textarea");
+  if (isField(input)) pick(input, /** @type {Kind} */ (kind), endings);
+});

@@ -5,17 +5,16 @@ from pathlib import Path
 from gradio.themes import Base, sizes
 
 PAGE = Path(__file__).parents[1]
-FIRST = ("page", "http")  # which the files of single tabs build on
 
 
-def _joined(kind: str, tag: str) -> str:
-    """All files of a kind in the page's folders: what all tabs share first."""
-    files = sorted(PAGE.rglob(f"*.{kind}"), key=lambda file: (file.stem not in FIRST, file.stem != "page", file))
-    return "".join(f"<{tag}>{file.read_text(encoding='utf-8')}</{tag}>" for file in files)
+def _styles() -> str:
+    """All style sheets; page.css first, as those of single tabs build on it."""
+    files = sorted(PAGE.rglob("*.css"), key=lambda file: (file.stem != "page", file))
+    return "".join(f"<style>{file.read_text(encoding='utf-8')}</style>" for file in files)
 
 
 # In the head and not as Gradio's css=, which rewrites selectors and sends each rule twice.
-HEAD = _joined("css", "style") + _joined("js", "script")
+HEAD = _styles()
 
 # Each of these has a twin for dark mode in Gradio; ours follow the mode by themselves.
 NAMES = {

@@ -1,114 +1,142 @@
-"use strict";
 // Commands as forms: collect what is filled in, start it, and show the processes until they have ended.
-window.kohyaCommands = (() => {
-  const { ask, make, say, wait } = window.kohyaAsk;
-  const STATES = { running: "Running", stopping: "Stopping", finished: "Finished", failed: "Failed", stopped: "Stopped", interrupted: "Interrupted" };
-  const busy = (job) => job.state === "running" || job.state === "stopping";
+import { all, around, fieldValue, hit, isField, make, one, showMessage } from "../server/elements.js";
+import { ask, messageOf, wait } from "../server/http.js";
 
-  function value(field) {
-    const kind = field.dataset.kind;
-    if (kind === "flag") return field.checked;
-    if (kind !== "files") return field.value.trim();
-    return [...field.querySelectorAll(".file")].map((row) => {
-      const [path, weight] = [...row.querySelectorAll("input")].map((input) => input.value.trim());
-      return path && `${path}=${weight || 1}`;
-    }).filter(Boolean).join("\n");
-  }
+/** @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number, total: number, log: string, error: string }} Job a process of a command */
 
-  const values = (form) => Object.fromEntries([...form.querySelectorAll("[data-field]")].map((field) => [field.dataset.field, value(field)]));
+/** @type {Record<string, string>} */
+const STATES = { running: "Running", stopping: "Stopping", finished: "Finished", failed: "Failed", stopped: "Stopped", interrupted: "Interrupted" };
+/** @type {Record<string, string>} */
+const KINDS = { finished: "good", failed: "bad", interrupted: "bad", running: "busy", stopping: "busy" };
 
-  /** Rows of files: there is always an empty one at the end. */
-  function grow(list) {
-    const rows = [...list.querySelectorAll(".file")];
-    if (!rows.at(-1).querySelector("input").value.trim()) return;
-    const row = rows[0].cloneNode(true);
-    const [path, weight] = row.querySelectorAll("input");
-    [path.value, weight.value, path.id] = ["", "1", `${list.dataset.start}-${rows.length}`];
-    list.append(row);
-  }
+/** @param {Job} job */
+const busy = (job) => job.state === "running" || job.state === "stopping";
 
-  function card(job, at) {
-    const share = job.total ? job.done / job.total : 0;
-    const lines = job.log.trim().split("\n").filter((line) => line && !/^\S.* \(\d+\)$/.test(line));
-    const last = job.error ? job.error.split("\n") : [];
-    const kind = { finished: "good", failed: "bad", interrupted: "bad" }[job.state] ?? (busy(job) ? "busy" : "");
-    return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
-      make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, [job.about, job.when].filter(Boolean).join(" · ")), make("span", { className: "state" }, STATES[job.state] ?? job.state),
-        busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
-      busy(job) && make("p", { className: "quiet" }, job.total ? `${job.text} ${job.done} / ${job.total}` : "starting"),
-      busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, Object.assign(make("i"), { style: `width:${share * 100}%` })),
-      last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
-      lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "Output"), make("pre", {}, lines.join("\n"))) : null);
-  }
+/**
+ * What a field holds; a list of files has a line `path=weight` each.
+ * @param {HTMLElement} field
+ */
+function valueToSend(field) {
+  if (isField(field)) return typeof fieldValue(field) === "string" ? field.value.trim() : fieldValue(field);
+  return all(field, ".file").map((row) => {
+    const [path, weight] = all(row, "input", HTMLInputElement).map((input) => input.value.trim());
+    return path && `${path}=${weight || 1}`;
+  }).filter(Boolean).join("\n");
+}
 
-  /** Show the last processes of a command, and follow those that work. `ended` is called with each that ends. */
-  function watcher(where, command, ended = () => {}) {
-    let turn = 0;
-    const working = new Set();
-    async function look() {
-      const mine = ++turn;
-      for (;;) {
-        let found;
-        try {
-          found = (await ask("command_list", { command })).jobs;
-        } catch {
-          if (mine !== turn) return;
-          await wait(3000);
-          continue;
-        }
-        if (mine !== turn) return;
-        const open = new Set([...where.querySelectorAll("details[open]")].map((fold) => fold.closest("[data-job]").dataset.job));
-        const seen = new Set([...where.querySelectorAll("[data-job]")].map((job) => job.dataset.job + job.dataset.state));
-        where.replaceChildren(...found.map((job, at) => {
-          const made = card(job, at);
-          const fold = made.querySelector("details");
-          if (fold && seen.has(job.id + job.state)) fold.open = open.has(job.id);
-          return made;
-        }));
-        for (const job of found) {
-          if (busy(job)) working.add(job.id);
-          else if (working.delete(job.id)) ended(job);
-        }
-        if (!working.size || !where.isConnected) return;
-        await wait(700);
-      }
-    }
-    where.addEventListener("click", async ({ target }) => {
-      const button = target.closest("[data-stop]");
-      if (!button) return;
-      button.disabled = true;
-      await ask("command_stop", { id: button.dataset.stop }).catch(() => {});
-      look();
-    });
-    return look;
-  }
+/** @param {HTMLElement} form */
+const values = (form) => Object.fromEntries(all(form, "[data-field]").map((field) => [field.dataset.field, valueToSend(field)]));
 
-  /** Bring a block of forms to life. `more` adds values that are not on screen; `ended` hears of each process's end. */
-  function mount(element, { more = () => ({}), ended } = {}) {
-    const block = element.querySelector(".commands");
-    const { command } = block.dataset;
-    const scope = block.closest(".inside, .tools");
-    const said = scope.querySelector(".said-of");
-    const look = watcher(scope.querySelector(".jobs"), command, ended);
-    const forms = [...block.querySelectorAll(".command")];
-    block.addEventListener("change", ({ target }) => {
-      if (target.name === `${command}-which`) for (const form of forms) form.hidden = form.dataset.name !== target.value;
-    });
-    block.addEventListener("input", ({ target }) => target.closest(".files") && grow(target.closest(".files")));
-    const go = scope.querySelector("[data-go]");
-    go.addEventListener("click", async () => {
-      const form = forms.find((one) => !one.hidden);
-      go.disabled = true;
+/**
+ * Rows of files: there is always an empty one at the end.
+ * @param {HTMLElement} list
+ */
+function grow(list) {
+  const rows = all(list, ".file");
+  if (!rows.at(-1)?.querySelector("input")?.value.trim()) return;
+  const row = /** @type {HTMLElement} */ (rows[0].cloneNode(true));
+  const [path, weight] = row.querySelectorAll("input");
+  [path.value, weight.value, path.id] = ["", "1", `${list.dataset.start}-${rows.length}`];
+  list.append(row);
+}
+
+/**
+ * @param {Job} job
+ * @param {number} at which one of the list, the newest first
+ */
+function card(job, at) {
+  const share = job.total ? job.done / job.total : 0;
+  const lines = job.log.trim().split("\n").filter((line) => line && !/^\S.* \(\d+\)$/.test(line));
+  const last = job.error ? job.error.split("\n") : [];
+  const kind = KINDS[job.state] ?? "";
+  return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
+    make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, [job.about, job.when].filter(Boolean).join(" · ")), make("span", { className: "state" }, STATES[job.state] ?? job.state),
+      busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
+    busy(job) && make("p", { className: "quiet" }, job.total ? `${job.text} ${job.done} / ${job.total}` : "starting"),
+    busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, make("i", { style: `width:${share * 100}%` })),
+    last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
+    lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "Output"), make("pre", {}, lines.join("\n"))) : null);
+}
+
+/**
+ * Show the last processes of a command, and follow those that work.
+ * @param {HTMLElement} where
+ * @param {string} command
+ * @param {(job: Job) => void} ended called with each that ends
+ */
+function watcher(where, command, ended) {
+  let turn = 0;
+  /** @type {Set<string>} */
+  const working = new Set();
+  async function look() {
+    const mine = ++turn;
+    for (;;) {
+      /** @type {Job[]} */
+      let found;
       try {
-        await ask("command_begin", { command, name: form.dataset.name, values: { ...values(form), ...more() } });
-        say(said, "good", "");
-        look();
-      } catch (error) {
-        say(said, "bad", error.message);
+        found = (await ask("command_list", { command })).jobs;
+      } catch {
+        if (mine !== turn) return;
+        await wait(3000);
+        continue;
       }
-      go.disabled = false;
-    });
-    look();
+      if (mine !== turn) return;
+      const open = new Set(all(where, "details[open]").map((fold) => around(fold, "[data-job]").dataset.job));
+      const seen = new Set(all(where, "[data-job]").map(({ dataset }) => `${dataset.job}${dataset.state}`));
+      where.replaceChildren(...found.map((job, at) => {
+        const element = card(job, at), fold = element.querySelector("details");
+        if (fold && seen.has(job.id + job.state)) fold.open = open.has(job.id);
+        return element;
+      }));
+      for (const job of found) {
+        if (busy(job)) working.add(job.id);
+        else if (working.delete(job.id)) ended(job);
+      }
+      if (!working.size || !where.isConnected) return;
+      await wait(700);
+    }
   }
-  return { mount };
-})();
+  where.addEventListener("click", async (event) => {
+    const button = hit(event, "[data-stop]", HTMLButtonElement);
+    if (!button) return;
+    button.disabled = true;
+    await ask("command_stop", { id: button.dataset.stop }).catch(() => {});
+    look();
+  });
+  return look;
+}
+
+/**
+ * Bring a block of forms to life.
+ * @param {Element} element
+ * @param {() => Record<string, unknown>} [more] values that are not on screen
+ * @param {(job: Job) => void} [ended] hears of each process's end
+ */
+export function mount(element, more = () => ({}), ended = () => {}) {
+  const block = one(element, ".commands"), command = block.dataset.command ?? "";
+  const scope = around(block, ".inside, .tools");
+  const answer = one(scope, ".said-of");
+  const look = watcher(one(scope, ".jobs"), command, ended);
+  const forms = all(block, ".command");
+  block.addEventListener("change", ({ target }) => {
+    if (isField(target) && target.name === `${command}-which`) for (const form of forms) form.hidden = form.dataset.name !== target.value;
+  });
+  block.addEventListener("input", (event) => {
+    const list = hit(event, ".files");
+    if (list) grow(list);
+  });
+  const go = one(scope, "[data-go]", HTMLButtonElement);
+  go.addEventListener("click", async () => {
+    const form = forms.find((one) => !one.hidden) ?? forms[0];
+    go.disabled = true;
+    try {
+      await ask("command_begin", { command, name: form.dataset.name, values: { ...values(form), ...more() } });
+      showMessage(answer, "good", "");
+      look();
+    } catch (error) {
+      showMessage(answer, "bad", messageOf(error));
+    }
+    go.disabled = false;
+  });
+  look();
+}

@@ -11,7 +11,7 @@ class ToolsTab:
     """The tab. Made inside `gr.Blocks`; all that it does is in commands.py and tools.js."""
 
     def __init__(self) -> None:
-        gr.HTML(markup(), js_on_load="window.kohyaCommands.mount(element)", apply_default_css=False)
+        gr.HTML(markup(), js_on_load="window.kohya.mountCommands(element)", apply_default_css=False)
 
 
 def markup() -> str:

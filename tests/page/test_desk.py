@@ -38,7 +38,7 @@ def test_what_is_told_while_one_types(visit, demo):
     assert not page.locator(".reset:visible").count()
     # What describes the data in detail stands for the folder and the size.
     for given, required in (("set.toml", 0), ("", 2)):
-        page.evaluate("given => kohya.apply('lora', { dataset_config: given })", given)
+        page.evaluate("given => kohya.fill('lora', JSON.stringify({ values: { dataset_config: given } }))", given)
         asked = page.locator(".required > :is(#lora-train_data_dir, #lora-resolution)[aria-required=true]")
         assert asked.count() == required
     # Search leads to a field that is folded away and rare, and marks it.

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from kohya_gui import app
-from kohya_gui.server import serving
-from kohya_gui.server.assets import FOLDER, Assets
+from kohya_gui.server import scripts, serving
+from kohya_gui.server.assets import Assets
 from kohya_gui.server.auth import AuthGate, is_loopback, new_token
 from kohya_gui.server.routes import Protected, Routes, is_open
 
@@ -191,23 +191,34 @@ def test_with_a_token_any_address_of_the_machine_will_do_but_no_strange_name(gua
 
 
 def test_scripts_come_from_memory_and_may_be_kept():
-    assets = Assets(page)
-    name = next(name for name in sorted(assets.names) if name.endswith(".js"))
-    status, headers, body = knock(assets, path=f"/assets/{name}", accept_encoding="gzip, br")
-    assert (
-        status == 200
-        and "immutable" in headers["cache-control"]
-        and headers["content-type"].startswith("text/javascript")
-    )
-    assert gzip.decompress(body) == knock(assets, path=f"/assets/{name}")[2] == (FOLDER / name).read_bytes()
+    assets = Assets(page, scripts.FILES)
+    gradio = next(path for path in sorted(assets.files) if path.startswith("/assets/") and path.endswith(".js"))
+    assert set(scripts.FILES.values()) == set(scripts.PAGE.rglob("*.js"))
+    for path in (gradio, *scripts.FILES):
+        status, headers, body = knock(assets, path=path, accept_encoding="gzip, br")
+        assert status == 200 and "immutable" in headers["cache-control"]
+        assert headers["content-type"].startswith("text/javascript")
+        assert gzip.decompress(body) == knock(assets, path=path)[2] == assets.files[path].read_bytes()
 
 
 @pytest.mark.parametrize(
-    "path", ["/assets/../index.html", "/assets/", "/assets", "/assets/none.js", "/", "//assets/x.js"]
+    "path",
+    [
+        "/assets/../index.html",
+        "/assets/",
+        "/assets",
+        "/assets/none.js",
+        "/",
+        "//assets/x.js",
+        "/scripts/main.js",
+        scripts.ADDRESS,
+        scripts.ADDRESS + "server/auth.py",
+        scripts.ADDRESS + "../main.js",
+    ],
 )
 def test_only_known_names_are_read_from_the_folder(path):
-    assert knock(Assets(page), path=path)[2] == b"page"
-    assert knock(Assets(page), "POST", path=path)[2] == b"page"
+    assert knock(Assets(page, scripts.FILES), path=path)[2] == b"page"
+    assert knock(Assets(page, scripts.FILES), "POST", path=path)[2] == b"page"
 
 
 def test_which_addresses_are_this_computer_only():

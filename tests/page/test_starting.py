@@ -1,12 +1,11 @@
 """What the form opens with: which preset for which GPU, for any set of files, and what the browser makes of it."""
 
-import json
-
 import pytest
 
 from kohya_gui.form import presets, start_preset
 from kohya_gui.form.start_preset import Card
 from kohya_gui.form.tab import TABS
+from kohya_gui.server import scripts
 from library.check import isolated
 from library.config import idle
 from library.config.schema import build, changed, flat
@@ -118,9 +117,15 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
 # ---- in a browser
 
 
+def submitted(page, tab):
+    """What the form of a tab would send; asking for it changes nothing on the page."""
+    module = f".{scripts.ADDRESS}form/page.js"
+    return page.evaluate(f"import('{module}').then(({{ held, formOf }}) => held(formOf('{tab}')))")
+
+
 def held(page, tab):
     """What the form would send, as a config of what differs from the defaults."""
-    sent = json.loads(page.evaluate(f"JSON.stringify(window.kohya.held(window.kohya.form('{tab.id}')))"))
+    sent = submitted(page, tab.id)
     config = build(tab.configs[sent["family"]], sent["values"], notes=[])
     return flat(changed(config))
 
@@ -164,7 +169,7 @@ def test_another_family_brings_its_start_and_what_was_typed_stays(visit):
     visitor.family("FLUX.1")
     typed = {"learning_rate": 0.0003, "train_data_dir": "/images"}
     assert held(page, lora) == {**flux, **typed}
-    assert set(page.evaluate("window.kohya.held(window.kohya.form('lora')).typed")) == set(typed)
+    assert set(submitted(page, "lora")["typed"]) == set(typed)
     assert page.locator(".changed:visible [data-option]").count() == 2
     visitor.open()  # the edited form outlives the page, and so does what it began with
     assert held(page, lora) == {**flux, **typed}

@@ -17,7 +17,8 @@ from tests import source
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
 FORMS = ("compare", "compile_summary", "form", "api", "messages", "paths", "presets", "probe", "start_preset",
-         "tab", "page.js", "live.js", "search.js", "start_preset.js")  # fmt: skip
+         "tab", "page.js", "live.js", "search.js", "start_preset.js", "compare.js", "probe.js", "messages.js",
+         "print_command.js", "sections.js", "elements.js")  # fmt: skip
 # What is wrong with a form is said by these.
 RULES = ("library/config/sections/*.py", "library/config/values.py", "library/config/reading.py",
          "library/config/command.py", "library/families/*/options.py")  # fmt: skip

@@ -11,7 +11,7 @@ import gradio.routes
 import pytest
 from starlette.testclient import TestClient
 
-from kohya_gui.server import paths
+from kohya_gui.server import paths, scripts
 from library.config.schema import ConfigError
 from tests import source
 from tests.training import listing
@@ -76,7 +76,16 @@ def routes():
     text = Path(gradio.routes.__file__).read_text("utf-8")
     found = {f"/gradio_api{path}" for path in re.findall(r'@router\.\w+\(\s*"(/[^"]*)"', text)}
     found |= set(re.findall(r'@app\.\w+\(\s*"(/[^"]*)"', text))
-    own = {"/tensorboard/", "/tensorboard/start", "/assets/x.js", "/own/list", "/own/x", "/font-roboto/x", "/nowhere"}
+    own = {
+        "/tensorboard/",
+        "/tensorboard/start",
+        "/assets/x.js",
+        f"{scripts.ADDRESS}main.js",
+        "/own/list",
+        "/own/x",
+        "/font-roboto/x",
+        "/nowhere",
+    }
     return sorted(re.sub(r"\{[^}]*\}", "x", path) for path in found | own)
 
 

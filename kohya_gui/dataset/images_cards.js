@@ -1,0 +1,89 @@
+// How an image is shown: the picture with what is cropped, its size and bucket, what is odd about it, its caption.
+import { count, make } from "../server/elements.js";
+import { address } from "../server/http.js";
+
+/**
+ * @typedef {object} Row an image, as the server describes it
+ * @property {string} name
+ * @property {string} path
+ * @property {number} version when the file was last written
+ * @property {string} broken why it cannot be read, or ""
+ * @property {[number, number]} size in pixels; 0 where it is not known
+ * @property {[number, number] | null} bucket
+ * @property {[number, number, number, number]} seen left, top, width and height of what is left of it, as shares
+ * @property {number} cut the share that is cropped
+ * @property {number} larger how many times it is enlarged
+ * @property {boolean} turned
+ * @property {number} repeats
+ * @property {string} role "reg", another for validation, or ""
+ * @property {string} unused why it is not used, or ""
+ * @property {boolean} foreign whether the caption is no UTF-8
+ * @property {string | null} caption
+ * @property {boolean | null} trigger whether the caption has the trigger word; null where there is none
+ * @property {string} double
+ * @property {number} group
+ * @property {string} fixed why it cannot be changed here, or ""
+ */
+
+/**
+ * A picture, and in shade what the bucket cuts away.
+ * @param {Row} row
+ * @param {number} side in pixels
+ */
+export function frame(row, side) {
+  if (row.broken) return make("div", { className: "frame none" }, "no picture");
+  const source = address("images_thumb", { path: row.path, side: String(side), v: String(row.version) });
+  const picture = make("img", { src: source, loading: "lazy", decoding: "async", alt: row.name });
+  if (row.size[0]) picture.style.aspectRatio = `${row.size[0]} / ${row.size[1]}`;
+  const box = make("div", { className: "frame" }, picture);
+  picture.onerror = () => box.replaceChildren("no picture");
+  const [left, top, width, height] = row.seen;
+  if (width < 0.999 || height < 0.999) {
+    const shade = make("i", { className: "seen" });
+    Object.assign(shade.style, { left: `${left * 100}%`, top: `${top * 100}%`, width: `${width * 100}%`, height: `${height * 100}%` });
+    box.append(shade);
+  }
+  return box;
+}
+
+/** @param {Row} row */
+export function badges(row) {
+  /** @type {["bad" | "warn" | "", string][]} */
+  const found = [];
+  if (row.broken) found.push(["bad", row.broken]);
+  if (row.role) found.push(["", row.role === "reg" ? "regularisation" : "used for validation"]);
+  if (row.unused) found.push(["warn", `not used: ${row.unused}`]);
+  if (row.foreign) found.push(["bad", "caption is no UTF-8"]);
+  if (row.caption === null) found.push(["warn", "no caption"]);
+  else if (!row.caption.trim()) found.push(["warn", "empty caption"]);
+  if (row.trigger === false) found.push(["warn", "no trigger word"]);
+  if (row.double) found.push(["warn", row.double === "alike" ? `similar to others (group ${row.group + 1})` : `duplicate of others (group ${row.group + 1})`]);
+  if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", `${Math.round(row.cut * 100)} % cropped`]);
+  if (row.larger > 1.5) found.push(["warn", `enlarged ${row.larger.toFixed(1)} times`]);
+  if (row.turned) found.push(["warn", "EXIF rotation, ignored"]);
+  return found.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
+}
+
+/**
+ * Its size, its bucket and its repeats.
+ * @param {Row} row
+ */
+export function facts(row) {
+  if (!row.bucket) return row.size[0] ? `${row.size[0]} × ${row.size[1]}` : "";
+  return `${row.size[0]} × ${row.size[1]} → ${row.bucket[0]} × ${row.bucket[1]}, ${count(row.repeats, "repeat")}`;
+}
+
+/**
+ * A caption to write in. It is stored when one leaves it, or presses Ctrl+Enter.
+ * @param {Row} row
+ * @param {(row: Row, text: HTMLTextAreaElement) => unknown} store
+ */
+export function captionField(row, store) {
+  const text = make("textarea", { value: row.caption ?? "", rows: 4, "aria-label": `Caption of ${row.name}`, placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true, readOnly: row.foreign || Boolean(row.fixed), title: row.fixed });
+  text.onchange = () => void store(row, text);
+  text.onkeydown = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) text.blur();
+    if (event.key === "Escape") text.value = row.caption ?? "";
+  };
+  return text;
+}

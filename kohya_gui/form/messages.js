@@ -1,0 +1,35 @@
+// Messages beside the buttons of a form.
+import { around, make, makeButton, one, withAllowButton } from "../server/elements.js";
+import { messageOf } from "../server/http.js";
+import * as form from "./page.js";
+
+/**
+ * The form of a tab as JSON, for the server.
+ * @param {string} tab
+ */
+export const sentOf = (tab) => JSON.stringify(form.held(form.formOf(tab)));
+
+/**
+ * Say something beside the buttons, in the place of what the server said last; with no parts, take it away.
+ * @param {string} tab
+ * @param {"good" | "bad" | "plain"} kind
+ * @param {(Node | string)[]} parts
+ */
+export function tell(tab, kind, ...parts) {
+  const bar = one(around(form.formOf(tab), ".training"), ".bar");
+  const place = bar.querySelector(".told") ?? make("div", { className: "told" });
+  if (!place.isConnected) bar.prepend(place);
+  bar.classList.toggle("own", parts.length > 0);
+  bar.classList.remove("away");
+  const away = make("button", { type: "button", className: "away", "aria-label": "Close" }, "✕");
+  place.replaceChildren(...(parts.length ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, ...parts, away)] : []));
+}
+
+/**
+ * @param {string} tab
+ * @param {unknown} error
+ */
+export const tellError = (tab, error) => tell(tab, "bad", ...messageOf(error).split("\n").map((line) => make("p", {}, ...withAllowButton(line))));
+
+/** @param {string} tab */
+export const closeButton = (tab) => makeButton("Close", () => tell(tab, "plain"), { className: "close" });

@@ -1,0 +1,45 @@
+// Probe: try out on this machine how the form's training fits, and put what works into the form.
+import { make, makeButton } from "../server/elements.js";
+import { ask, wait } from "../server/http.js";
+import { closeButton, sentOf, tell, tellError } from "./messages.js";
+
+/** @typedef {{ state: string, doing: string, tries: { text: string }[], text: string, best: unknown, fix: Record<string, unknown> }} Progress */
+
+/** @param {string} tab */
+export async function probe(tab) {
+  try {
+    const { id } = await ask("probe", { tab, sent: sentOf(tab) });
+    const line = make("p"), list = make("ul");
+    let stopped = false;
+    const stop = makeButton("Stop", () => {
+      stopped = true;
+      ask("unprobe", { id }).catch(() => {});
+      tell(tab, "plain", make("p", {}, "The probe was stopped."));
+    }, { className: "close" });
+    tell(tab, "plain", make("b", {}, "Probing"), line, list, stop);
+    while (!stopped) {
+      /** @type {Progress} */
+      const progress = await ask("probing", { tab, sent: sentOf(tab), id });
+      if (stopped) return;
+      line.textContent = progress.doing;
+      list.replaceChildren(...progress.tries.map((one) => make("li", {}, one.text)));
+      if (progress.state !== "running") return showEnd(tab, progress, list);
+      await wait(1000);
+    }
+  } catch (error) {
+    tellError(tab, error);
+  }
+}
+
+/**
+ * @param {string} tab
+ * @param {Progress} progress
+ * @param {HTMLElement} list of what was tried
+ */
+function showEnd(tab, { state, text, best, fix }, list) {
+  if (state === "failed") return tellError(tab, text);
+  const apply = Object.keys(fix).length
+    ? [make("button", { type: "button", className: "fix", "data-fix": JSON.stringify(fix) }, make("span", {}, "Put it into the form"))]
+    : [];
+  return tell(tab, best ? "good" : "bad", make("p", {}, text), list, ...apply, closeButton(tab));
+}

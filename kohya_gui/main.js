@@ -1,0 +1,17 @@
+// The page's script: every tab, and what Gradio's handlers call of them.
+import { mount as mountImages } from "./dataset/images.js";
+import { base, download, fill, mount as mountForm, read, rest } from "./form/page.js";
+import "./form/live.js";
+import "./form/print_command.js";
+import "./form/search.js";
+import "./form/start_preset.js";
+import { mount as mountLab } from "./lab/lab.js";
+import { pickedRun } from "./panel/monitor.js";
+import { mount as mountQueue } from "./panel/queue.js";
+import "./server/allowed_folders.js";
+import { mount as mountCommands } from "./tools/commands.js";
+
+// Gradio takes its handlers as text, which runs outside of every module: this is the one name that it finds them under.
+Object.assign(window, {
+  kohya: { base, download, fill, mountCommands, mountForm, mountImages, mountLab, mountQueue, pickedRun, read, rest },
+});

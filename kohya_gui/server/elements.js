@@ -1,0 +1,162 @@
+// Elements: find them, make them. What comes from files is always set as text, never as HTML.
+import { folderToAllow } from "./http.js";
+
+/** @typedef {Node | string | null | undefined | false} Child */
+
+/**
+ * An element with properties (data-*, aria-* and role as attributes) and children; what is null or false is left out.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, unknown>} [properties]
+ * @param {(Child | Child[])[]} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (/^(data-|aria-|role$|for$|list$)/.test(name)) element.setAttribute(name, String(value));
+    else Object.assign(element, { [name]: value });
+  }
+  for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) element.append(child);
+  return element;
+}
+
+/**
+ * A button that does something when it is pressed.
+ * @param {string} text
+ * @param {() => unknown} press
+ * @param {Record<string, unknown>} [properties]
+ */
+export function makeButton(text, press, properties = {}) {
+  const button = make("button", { type: "button", ...properties }, text);
+  button.addEventListener("click", () => void press());
+  return button;
+}
+
+/**
+ * The first element below `root` that matches. It has to be there, and to be a `type`.
+ * @template {Element} [T=HTMLElement]
+ * @param {ParentNode} root
+ * @param {string} selector
+ * @param {new () => T} [type]
+ * @returns {T}
+ */
+export function one(root, selector, type) {
+  const element = root.querySelector(selector);
+  if (!(element instanceof (type ?? HTMLElement))) throw new Error(`${selector} is not on the page`);
+  return /** @type {T} */ (element);
+}
+
+/**
+ * All elements below `root` that match and are a `type`.
+ * @template {Element} [T=HTMLElement]
+ * @param {ParentNode} root
+ * @param {string} selector
+ * @param {new () => T} [type]
+ * @returns {T[]}
+ */
+export function all(root, selector, type) {
+  const elements = [...root.querySelectorAll(selector)].filter((element) => element instanceof (type ?? HTMLElement));
+  return /** @type {T[]} */ (elements);
+}
+
+/**
+ * The element that matches and holds `inner`, or is it. It has to be there.
+ * @param {Element} inner
+ * @param {string} selector
+ * @returns {HTMLElement}
+ */
+export function around(inner, selector) {
+  const element = inner.closest(selector);
+  if (!(element instanceof HTMLElement)) throw new Error(`nothing around this is ${selector}`);
+  return element;
+}
+
+/**
+ * The element that matches and holds what an event came from, if there is one.
+ * @template {Element} [T=HTMLElement]
+ * @param {Event} event
+ * @param {string} selector
+ * @param {new () => T} [type]
+ * @returns {T | null}
+ */
+export function hit({ target }, selector, type) {
+  const element = target instanceof Element ? target.closest(selector) : null;
+  return element instanceof (type ?? HTMLElement) ? /** @type {T} */ (element) : null;
+}
+
+/** @typedef {HTMLInputElement | HTMLSelectElement | HTMLTextAreaElement} Field */
+
+/**
+ * @param {unknown} element
+ * @returns {element is Field}
+ */
+export const isField = (element) => element instanceof HTMLInputElement || element instanceof HTMLSelectElement || element instanceof HTMLTextAreaElement;
+
+/**
+ * @param {Field} field
+ * @returns {field is HTMLInputElement}
+ */
+export const isBox = (field) => field instanceof HTMLInputElement && field.type === "checkbox";
+
+/**
+ * What a field holds.
+ * @param {Field} field
+ */
+export const fieldValue = (field) => (isBox(field) ? field.checked : field.value);
+
+/**
+ * Put a value into a field, also one that was made a text.
+ * @param {Field} field
+ * @param {unknown} value
+ */
+export function setValue(field, value) {
+  if (isBox(field)) field.checked = value === true || value === "true";
+  else field.value = String(value ?? "");
+}
+
+/**
+ * A message as the rest of the page shows it.
+ * @param {Element} place
+ * @param {"good" | "bad" | "plain" | ""} kind
+ * @param {string} text nothing takes the message away
+ */
+export function showMessage(place, kind, text) {
+  const lines = text.split("\n").filter(Boolean);
+  const body = lines.length > 1 ? make("ul", {}, lines.map((line) => make("li", {}, ...withAllowButton(line)))) : make("p", {}, ...withAllowButton(lines[0] ?? ""));
+  place.replaceChildren(...(text ? [make("div", { className: `message ${kind}`, role: kind === "bad" ? "alert" : "status" }, body)] : []));
+}
+
+/**
+ * A sentence and, where it asks whether a folder may be used, the button that allows it (allowed_folders.js).
+ * @param {string} line
+ */
+export function withAllowButton(line) {
+  const folder = folderToAllow(line);
+  return folder ? [line, " ", make("button", { type: "button", className: "allow", "data-allow": folder }, "Allow this folder")] : [line];
+}
+
+/**
+ * The pieces of a text that stand between commas, each by itself, as that is how they are translated.
+ * @param {string} text
+ */
+export const pieces = (text) => text.split(/([,;] )/).map((piece) => make("span", {}, piece));
+
+/**
+ * Let the browser save a file.
+ * @param {Blob} data
+ * @param {string} name
+ */
+export function saveFile(data, name) {
+  const link = make("a", { href: URL.createObjectURL(data), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/**
+ * "1 image", "2,000 images".
+ * @param {number} n
+ * @param {string} noun
+ */
+export const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
