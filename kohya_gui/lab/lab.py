@@ -26,7 +26,7 @@ from library.runs import job as jobs
 MODELS = {
     f"{family.name}-{size}": (f"{family.title}, {about}", ["--family", family.name, "--size", size])
     for size, about in (("full", "full size, random weights"), ("tiny", "tiny, to try it out"))
-    for family in reversed(families.every())
+    for family in sorted(families.every(), key=lambda known: known.name)
 }
 EXTENTS = {
     "step": ("The training step", ["--part", "step"]),

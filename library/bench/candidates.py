@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from library import families
 from library.config.schema import ConfigError
 from library.config.values import did_you_mean
 
@@ -103,7 +104,8 @@ def saving_memory(config: Any) -> Iterator[Overrides]:
         yield {"fp8_base": True}
     if config.data.train_batch_size > 1:
         yield {"train_batch_size": max(1, config.data.train_batch_size // 2)}
-    yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, 34 if config.family == "flux" else 60)}
+    most = families.facts(config.family).most_blocks_swapped
+    yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, most)}
 
 
 def swapping_less(config: Any) -> list[Overrides]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from library import families
 from library.bench import candidates, picture, report
 from library.config import environment
 from library.config.schema import ConfigError
@@ -166,7 +167,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
         return subjects.subject_of_run(asked.run, asked.script, given)
     if asked.family:
         size = asked.size or ("full" if device.type == "cuda" else "tiny")
-        return subjects.FamilySubject(asked.script or f"{asked.family}_train_network", given, size)
+        return subjects.FamilySubject(asked.script or families.lora_script(asked.family), given, size)
     config = diffusers_model.read_config(asked.config)
     name = asked.diffusers or config.get("_class_name")
     if not name:

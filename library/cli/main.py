@@ -70,7 +70,7 @@ def gui(argv: list[str]) -> int:
 def train(argv: list[str]) -> int:
     """Check the options here and now, then train with `accelerate launch`; the launcher's exit code."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(TRAIN_USAGE)
+        print(_with_scripts(TRAIN_USAGE))
         return DONE if argv else MISUSED
     import dataclasses
 
@@ -95,10 +95,16 @@ def train(argv: list[str]) -> int:
     return foreground.run([*(arguments if path else arguments[:-2]), *flags])
 
 
+def _with_scripts(usage: str) -> str:
+    from library.families import RUNS
+
+    return usage.replace("[scripts]", ", ".join(RUNS))
+
+
 TRAIN_USAGE = """kohya train SCRIPT --config_file RUN.toml [options]
 kohya train RUN.toml [options]
 
-SCRIPT is sdxl_train_network, sdxl_train, flux_train_network or flux_train. Options are those of the script
+SCRIPT is one of [scripts]. Options are those of the script
 (kohya train SCRIPT --help), and those of the launcher: --num_processes, --gpu_ids, --cpu, --num_machines,
 --machine_rank, --main_process_ip, --main_process_port, --num_cpu_threads_per_process."""
 
@@ -106,7 +112,7 @@ SCRIPT is sdxl_train_network, sdxl_train, flux_train_network or flux_train. Opti
 def check(argv: list[str]) -> int:
     """Print what is known about a training before a model is loaded; 0 when nothing has to be fixed."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(CHECK_USAGE)
+        print(_with_scripts(CHECK_USAGE))
         return DONE if argv else MISUSED
     from library.cli.check import look
 
@@ -118,8 +124,8 @@ kohya check SCRIPT --config_file RUN.toml [options]
 
 Looks for mistakes without training, and names all of them. Options are those of the training and of the launcher, as in
 kohya train, and besides:
-  --script SCRIPT  what RUN.toml is for (sdxl_train_network, sdxl_train, flux_train_network, flux_train); guessed from
-                   the file when not given
+  --script SCRIPT  what RUN.toml is for ([scripts]);
+                   guessed from the file when not given
   --json           print one JSON object instead of text"""
 
 
@@ -229,7 +235,7 @@ def script_of(path: Path) -> str:
 
 
 def _has_its_files(config: Any, given: set[str], known: dict[str, set[str]]) -> bool:
-    """Whether the model files that only this family has (FLUX: ae, clip_l, t5xxl) are named, if there are such."""
+    """Whether the model files that only this family has are named, if there are such."""
     from library.config.schema import options
 
     others = set().union(*(names for script, names in known.items() if not script.startswith(config.family)))

@@ -16,7 +16,7 @@ from library.demo import summary
 from library.demo.files import Demo, prepare
 from library.runs import foreground, reader
 
-FAMILIES = ("flux", "sdxl")
+FAMILIES = tuple(sorted(families.FAMILIES))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,8 +29,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     told = []
     for family in wanted:
-        told.append(compare(demo, f"{family}_train_network", asked.steps, compiled=not asked.no_compile))
-    print("\n".join(["", *told, *closing(demo, f"{wanted[0]}_train_network")]))
+        told.append(compare(demo, families.lora_script(family), asked.steps, compiled=not asked.no_compile))
+    print("\n".join(["", *told, *closing(demo, families.lora_script(wanted[0]))]))
     return 0
 
 
@@ -38,7 +38,10 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "kohya demo", description="Make a tiny model and images, and train a LoRA on them."
     )
-    parser.add_argument("--family", choices=(*FAMILIES, "both"), default="flux", help="which model (default: flux)")
+    default = FAMILIES[0]
+    parser.add_argument(
+        "--family", choices=(*FAMILIES, "both"), default=default, help=f"which model (default: {default})"
+    )
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
     parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
     parser.add_argument("--no-compile", action="store_true", help="train once only, without torch.compile")

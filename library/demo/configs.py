@@ -1,9 +1,11 @@
-"""A ready TOML for each of the four scripts: the demo's own files, and the settings that people really train with."""
+"""A ready TOML for each script: the demo's own files, and the settings that people really train with."""
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from library import families
 from library.config.schema import toml_value
 from library.files import write_atomic
 
@@ -11,21 +13,12 @@ from library.files import write_atomic
 Line = tuple[str, Any, str]
 Tables = dict[str, list[Line]]
 
-TITLES = {
-    "flux_train_network": "LoRA for FLUX.1",
-    "flux_train": "Fine-tuning of FLUX.1",
-    "sdxl_train_network": "LoRA for SDXL",
-    "sdxl_train": "Fine-tuning of SDXL",
-}
-# All kinds of blocks of a U-Net take minutes to compile on a processor; these take seconds, and do most of the work.
-BLOCKS: Line = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
-
 
 def write(folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path) -> dict[str, Path]:
     """Write `<script>.toml` for every family in `models`; the files by script. A file that exists is kept as it is."""
     written = {}
-    for script in TITLES:
-        family = script.split("_")[0]
+    for script in families.RUNS:
+        family = families.config_class(script).family
         if family in models:
             path = folder / f"{script}.toml"
             if not path.exists():
@@ -34,16 +27,24 @@ def write(folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, 
     return written
 
 
+def title(script: str) -> str:
+    """What a script trains, in words."""
+    config = families.config_class(script)
+    name = families.facts(config.family).title
+    return f"LoRA for {name}" if config.adapters else f"Fine-tuning of {name}"
+
+
 def text(script: str, models: Mapping[str, Path], images: Path, output: Path) -> str:
     """The TOML of one script."""
-    family, is_lora = script.split("_")[0], script.endswith("_network")
-    model = {"flux": _flux_model, "sdxl": _sdxl_model}[family](models)
-    tables = model | _shared(images, output, f"{family}-{'lora' if is_lora else 'full'}")
-    tables |= _lora(family) if is_lora else _full()
-    if family == "sdxl":
-        tables["compile"].append(BLOCKS)
+    config = families.config_class(script)
+    family, is_lora = families.facts(config.family), config.adapters
+    tables = _shared(images, output, f"{family.name}-{'lora' if is_lora else 'full'}")
+    tables |= _lora(next(iter(family.adapter_modules))) if is_lora else _full()
+    own = importlib.import_module(family.demo).tables(models)
+    order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
+    tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
     head = [
-        f"# {TITLES[script]}, on the tiny model and the dozen images that the demo made.",
+        f"# {title(script)}, on the tiny model and the dozen images that the demo made.",
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
         f"#   kohya train {script} --config_file {script}.toml",
     ]
@@ -55,28 +56,6 @@ def _line(line: Line) -> str:
     name, value, remark = line
     written = f"{name} = {toml_value(value)}"
     return f"{written}  # {remark}" if remark else written
-
-
-def _flux_model(models: Mapping[str, Path]) -> Tables:
-    return {
-        "model": [
-            ("pretrained_model_name_or_path", str(models["flux"]), "real: flux1-dev.safetensors"),
-            ("clip_l", str(models["clip_l"]), ""),
-            ("t5xxl", str(models["t5xxl"]), ""),
-            ("ae", str(models["ae"]), ""),
-            ("t5xxl_max_token_length", 64, "real: 512"),
-            ("guidance_scale", 1.0, "what FLUX.1-dev is trained with"),
-        ],
-        "noise": [
-            ("timestep_sampling", "shift", ""),
-            ("discrete_flow_shift", 3.1582, ""),
-            ("model_prediction_type", "raw", ""),
-        ],
-    }
-
-
-def _sdxl_model(models: Mapping[str, Path]) -> Tables:
-    return {"model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")]}
 
 
 def _shared(images: Path, output: Path, name: str) -> Tables:
@@ -108,10 +87,10 @@ def _shared(images: Path, output: Path, name: str) -> Tables:
     }
 
 
-def _lora(family: str) -> Tables:
+def _lora(module: str) -> Tables:
     return {
         "network": [
-            ("network_module", "networks.lora_flux" if family == "flux" else "networks.lora", ""),
+            ("network_module", module, ""),
             ("network_dim", 8, "real: 16 or 32"),
             ("network_alpha", 8, ""),
             ("network_train_unet_only", True, "the text encoders are not trained"),

@@ -42,7 +42,12 @@ def prepare(folder: Path, families: Iterable[str]) -> Demo:
 def fingerprint() -> str:
     """What the files of a demo depend on: when it changes, an older demo's files no longer fit."""
     here = Path(__file__).resolve().parent
-    sources = [here / "images.py", here / "configs.py", *here.parent.glob("families/**/random*.py")]
+    sources = [
+        here / "images.py",
+        here / "configs.py",
+        *here.parent.glob("families/**/random*.py"),
+        *here.parent.glob("families/*/demo.py"),
+    ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
 
 

@@ -74,7 +74,7 @@ def difference(one: Outcome, other: Outcome) -> float | None:
 
 def text(script: str, outcomes: Mapping[str, Outcome], config: Any) -> str:
     """The lines about one script's runs: `outcomes` by "eager" and, if it was tried, "compiled"."""
-    lines = [f"{configs.TITLES[script]}, {len(outcomes['eager'].losses)} steps", *table(outcomes), ""]
+    lines = [f"{configs.title(script)}, {len(outcomes['eager'].losses)} steps", *table(outcomes), ""]
     eager, fast = outcomes["eager"], outcomes.get("compiled")
     if fast and fast.compiled and (apart := difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")

@@ -47,6 +47,11 @@ def config_class(script: str) -> type[Any]:
     return load(RUNS[name])
 
 
+def lora_script(family: str) -> str:
+    """The script that trains a family's adapters."""
+    return next(script for script in facts(family).scripts if config_class(script).adapters)
+
+
 def _script_with(option: str) -> str:
     """The first script that has an option, or ""."""
     return next((script for script, where in RUNS.items() if option in options(load(where))), "")
@@ -67,5 +72,6 @@ def load(where: str) -> Any:
 
 
 def random_module(family: str) -> Any:
-    """The module that makes a family's networks with random weights: TINY, FULL, random, input_shapes, adopt, write."""
+    """The module that makes a family's networks with random weights: TINY and FULL sizes, TINY_OPTIONS of configs,
+    random, input_shapes, adopt, write."""
     return importlib.import_module(f"library.families.{family}.random")

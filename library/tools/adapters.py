@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from library.config.schema import ConfigError
-from library.families.flux.keys import SWAPPED
 from library.tools import names, storage
 from library.tools.names import ALPHA, DOWN, UP, Module
 from library.tools.storage import Metadata
 
-MLP = 4  # FLUX.1's MLP is so many times as wide as its stream
+MLP = 4  # the MLP of fused layers is so many times as wide as its stream
 FOLDED = "kohya_folded_alpha"  # metadata: the alphas of a file whose format has none
 OTHER_KINDS = {
     "dora_scale": "DoRA",
@@ -93,7 +92,7 @@ class Lora:
 
 
 def read(path: str | Path, family: str | None = None) -> Lora:
-    """A plain LoRA of SDXL or FLUX.1 in any of the formats. Raises ConfigError for anything else."""
+    """A plain LoRA in any of the formats. Raises ConfigError for anything else."""
     stored, metadata = storage.opened(path), storage.metadata_of(path)
     try:
         found = grouped(stored)
@@ -141,25 +140,23 @@ def style_of(found: Iterable[str]) -> str:
 
 
 def assembled(found: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, AdapterFactors]:
-    """Adapters by module; pieces of FLUX's fused layers are put together exactly."""
+    """Adapters by module; pieces of fused layers are put together exactly."""
     adapters: dict[Module, AdapterFactors] = {}
     apart: dict[Module, list[AdapterFactors | None]] = {}
     for name, parts in found.items():
-        part, path = names.parsed(name, family)
-        adapter, (path, i, count) = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA)), (path, 0, 1)
-        if family == "flux" and part == "denoiser":
-            was, (path, i, count) = path, names.whole(path)
-            if path == SWAPPED and was != path:
-                adapter = swapped(adapter)
-        if count > 1:
-            apart.setdefault(Module(part, path), [None] * count)[i] = adapter
+        found_as = names.parsed(name, family)
+        adapter = AdapterFactors(parts[DOWN], parts[UP], parts.get(ALPHA))
+        if found_as.is_swapped:
+            adapter = swapped(adapter)
+        if found_as.pieces > 1:
+            apart.setdefault(found_as.module, [None] * found_as.pieces)[found_as.piece] = adapter
         else:
-            adapters[Module(part, path)] = adapter
+            adapters[found_as.module] = adapter
     return adapters | {module: joined(parts) for module, parts in apart.items()}
 
 
 def swapped(adapter: AdapterFactors) -> AdapterFactors:
-    """FLUX's last modulation: diffusers keeps the halves of its rows the other way round."""
+    """Where diffusers keeps the halves of its rows the other way round."""
     return AdapterFactors(adapter.down, torch.cat(adapter.up.chunk(2)[::-1]), adapter.alpha)
 
 
@@ -200,7 +197,7 @@ def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | No
     width = adapter.down.shape[1]
     sizes = [width, width, width, adapter.up.shape[0] - 3 * width][:count]
     if sum(sizes) != adapter.up.shape[0] or min(sizes) <= 0:
-        raise ConfigError(f"a fused layer of {adapter.up.shape[0]} rows and {width} columns is none of FLUX.1")
+        raise ConfigError(f"a fused layer of {adapter.up.shape[0]} rows and {width} columns is none that is known")
     blocks = adapter.up.split(sizes)
     ranks = _ranks([block.ne(0).any(0) for block in blocks])
     if ranks is None:
@@ -251,13 +248,11 @@ def tensors_of(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metadata]:
 
 
 def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -> list[tuple[str, AdapterFactors]]:
-    if style != "diffusers" or family != "flux" or module.part != "denoiser":
-        return [(names.spelled(module, family, style), adapter)]
-    made_of, prefix = names.pieces(module), names.PREFIXES[family][style]["denoiser"]
-    if module.path == SWAPPED:
+    made_of = names.spelled(module, family, style)
+    if style == "diffusers" and names.names_of(family).has_swapped_halves(module.path):
         adapter = swapped(adapter)
     parts = taken_apart(adapter, len(made_of)) if len(made_of) > 1 else [adapter]
-    return [(prefix + name, part) for name, part in zip(made_of, parts, strict=True) if part is not None]
+    return [(name, part) for name, part in zip(made_of, parts, strict=True) if part is not None]
 
 
 def _folded(adapter: AdapterFactors) -> AdapterFactors:

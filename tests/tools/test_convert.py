@@ -128,7 +128,7 @@ def test_diffusers_draws_the_same_with_a_converted_flux_file(bases, lora_files, 
     checked = 0
     for module, adapter in adapters.read(first).adapters.items():
         if module.part == "denoiser":
-            made_of = names.pieces(module)
+            made_of = names.names_of("flux").pieces(module.path)
             deltas = [layers[name].get_delta_weight("default_0") for name in made_of]
             torch.testing.assert_close(torch.cat(deltas), adapter.product(), rtol=1e-4, atol=1e-5)
             checked += len(made_of)
@@ -152,14 +152,12 @@ def test_every_name_of_sd_scripts_is_understood(title):
     rows = golden(title)
     assert len(rows) > 60
     for name in rows:
-        module = names.Module(*names.parsed(name, family))
+        module = names.parsed(name, family).module
         assert module.kohya == name
         for style in names.FORMATS:
-            if style == "diffusers" and family == "flux" and module.part == "denoiser":
-                wholes = [names.whole(piece)[0] for piece in names.pieces(module)]
-                assert set(wholes) == {module.path}
-            else:
-                assert names.parsed(names.spelled(module, family, style), family) == (module.part, module.path)
+            spelled = names.spelled(module, family, style)
+            assert {names.parsed(piece, family).module for piece in spelled} == {module}
+            assert len(spelled) == 1 or style == "diffusers" and family == "flux"
 
 
 def test_other_spellings_are_read(tmp_path):
@@ -170,9 +168,9 @@ def test_other_spellings_are_read(tmp_path):
         "lora_te_text_model_encoder_layers_0_mlp_fc1": "lora_te1_text_model_encoder_layers_0_mlp_fc1",
     }
     for name, wanted in old.items():
-        assert names.Module(*names.parsed(name, "sdxl")).kohya == wanted
-    part, path = names.parsed("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
-    assert (part, names.whole(path)) == ("denoiser", ("single_blocks.3.linear1", 3, 4))
+        assert names.parsed(name, "sdxl").module.kohya == wanted
+    found = names.parsed("lora_transformer_single_transformer_blocks_3_proj_mlp", "flux")
+    assert found[:3] == (names.Module("denoiser", "single_blocks.3.linear1"), 3, 4)
 
 
 def test_what_is_no_plain_lora_is_refused(bases, lora_files, tmp_path):

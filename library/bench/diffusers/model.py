@@ -25,7 +25,8 @@ from library.families.base import ModelComponents
 from library.families.shared.random_networks import empty
 from library.methods.adapters import AdapterSpec, LoraLinear
 
-SCRIPT = "flux_train_network"  # whose options say how to train it
+# Its options say how to train it: those of a LoRA for transformers that are as large.
+SCRIPT = families.lora_script(next(f.name for f in families.every() if f.trained_in_compute_dtype))
 
 
 class DiffusersFamily:

@@ -178,24 +178,9 @@ def unfit(path: Path, entries: Entries, part: str) -> str | None:
         other = of if part == "denoiser" and of is not FACTS else None
         trainer = f"; train it with {' or '.join(other.scripts)}" if other else ""
         return f"{path} is {found}{trainer}; expected {about.what}"
-    if problem := stored_oddly(path, entries):
+    if problem := weights.stored_oddly(path, entries):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None
-
-
-def stored_oddly(path: Path, entries: Entries) -> str | None:
-    """Why the way the numbers are stored cannot be read: 8 bits with scales, other kinds of 8 bits, 4 bits."""
-    scaled = ("scaled_fp8", "scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant")
-    if any(name.rsplit(".", 1)[-1] in scaled for name in entries):
-        return (
-            f"{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales"
-        )
-    types = {entry["dtype"] for entry in entries.values()}
-    if odd := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
-        return f"{path} is stored as {min(odd).lower()}, which is too coarse here: use the bf16 file, or fp8 e4m3fn"
-    if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
-        return f"{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn"
-    return None
 
 
 def unusual(path: Path, shapes: Shapes) -> str | None:

@@ -206,6 +206,21 @@ def cast(tensor: Any, dtype: Any) -> Any:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
+def stored_oddly(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why the way the numbers are stored cannot be read: 8 bits with scales, other kinds of 8 bits, 4 bits."""
+    scaled = ("scaled_fp8", "scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant")
+    if any(name.rsplit(".", 1)[-1] in scaled for name in entries):
+        return (
+            f"{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales"
+        )
+    types = {entry["dtype"] for entry in entries.values()}
+    if odd := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
+        return f"{path} is stored as {min(odd).lower()}, which is too coarse here: use the bf16 file, or fp8 e4m3fn"
+    if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
+        return f"{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn"
+    return None
+
+
 def renamed(name: str, table: Mapping[str, str]) -> str:
     """A dotted name with its longest beginning that the table knows replaced; unchanged when it knows none."""
     parts = name.split(".")

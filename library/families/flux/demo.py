@@ -1,0 +1,83 @@
+"""What the demo says of FLUX.1, and whether its LoRA fits the model in diffusers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.families.shared import weights
+from library.families.shared.diffusers_layers import ADAPTER, Sizes, layers
+
+REAL = 3072  # FLUX.1's width, which diffusers' converter has written into it for the fused layer of single blocks
+Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+
+
+def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    return {
+        "model": [
+            ("pretrained_model_name_or_path", str(models["flux"]), "real: flux1-dev.safetensors"),
+            ("clip_l", str(models["clip_l"]), ""),
+            ("t5xxl", str(models["t5xxl"]), ""),
+            ("ae", str(models["ae"]), ""),
+            ("t5xxl_max_token_length", 64, "real: 512"),
+            ("guidance_scale", 1.0, "what FLUX.1-dev is trained with"),
+        ],
+        "noise": [
+            ("timestep_sampling", "shift", ""),
+            ("discrete_flow_shift", 3.1582, ""),
+            ("model_prediction_type", "raw", ""),
+        ],
+    }
+
+
+def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Sizes]:
+    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+    import torch
+    from diffusers import FluxTransformer2DModel
+    from diffusers.loaders import FluxLoraLoaderMixin
+
+    known = _shapes(config)
+    width, head = known["img_in.weight"][0], known["double_blocks.0.img_attn.norm.query_norm.scale"][0]
+    with torch.device("meta"):
+        model = FluxTransformer2DModel(
+            in_channels=known["img_in.weight"][1],
+            num_layers=1 + max(int(k.split(".")[1]) for k in known if k.startswith("double_blocks.")),
+            num_single_layers=1 + max(int(k.split(".")[1]) for k in known if k.startswith("single_blocks.")),
+            attention_head_dim=head,
+            num_attention_heads=width // head,
+            joint_attention_dim=known["txt_in.weight"][1],
+            pooled_projection_dim=known["vector_in.in_layer.weight"][1],
+            guidance_embeds="guidance_in.in_layer.weight" in known,
+        )
+    found = FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
+    prefix = "transformer."
+    found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+    return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layers(model)
+
+
+def _as_wide_as_the_real_one(tensors: dict[str, Any], width: int) -> dict[str, Any]:
+    """Fused outputs of single blocks (q, k, v, mlp) padded with zeros to FLUX.1's own sizes, as diffusers cuts them."""
+    import torch
+
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if "_single_blocks_" in name and name.endswith("_linear1.lora_up.weight"):
+            padded = tensor.new_zeros(REAL * 7, tensor.shape[1])
+            for part, start in zip(torch.split(tensor, [width, width, width, 4 * width]), (0, 1, 2, 3), strict=True):
+                padded[start * REAL : start * REAL + part.shape[0]] = part
+            out[name] = padded
+    return out
+
+
+def _as_narrow_again(name: str, tensor: Any, width: int) -> Any:
+    if name.startswith("single_transformer_blocks.") and name.endswith(ADAPTER[1]):
+        full = {"to_q": REAL, "to_k": REAL, "to_v": REAL, "proj_mlp": 4 * REAL}.get(name.split(".")[-3])
+        if full and tensor.shape[0] == full:
+            return tensor[: full // REAL * width]
+    return tensor
+
+
+def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Every tensor's shape in the FLUX file, without the prefix that some tools put before the names."""
+    known = weights.header(config.model.pretrained_model_name_or_path)
+    return {name.removeprefix("model.diffusion_model."): shape for name, shape in known.items()}

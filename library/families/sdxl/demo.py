@@ -1,0 +1,32 @@
+"""What the demo says of SDXL, and whether its LoRA fits the model in diffusers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library import families
+from library.families.shared.diffusers_layers import Sizes, layers
+
+# All kinds of blocks of a U-Net take minutes to compile on a processor; these take seconds, and do most of the work.
+BLOCKS = ("compile_blocks", "transformer:all", "all kinds of blocks, without this line, compile longer")
+Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+
+
+def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    return {
+        "model": [("pretrained_model_name_or_path", str(models["sdxl"]), "real: sd_xl_base_1.0.safetensors")],
+        "compile": [BLOCKS],
+    }
+
+
+def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Sizes]:
+    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+    import torch
+    from diffusers.loaders import StableDiffusionXLLoraLoaderMixin
+    from diffusers.utils import convert_unet_state_dict_to_peft
+
+    unet = families.of(config).load(torch.float32).denoiser
+    converted, _ = StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)
+    found = {name.removeprefix("unet."): tensor for name, tensor in converted.items() if name.startswith("unet.")}
+    return convert_unet_state_dict_to_peft(found), layers(unet)

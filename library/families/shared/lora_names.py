@@ -1,0 +1,89 @@
+"""Names of the layers that a family's LoRA changes: in kohya's files, in diffusers' and PEFT's, in ComfyUI's own tree.
+
+A layer is (part, path): the part of the model, and the path in the tree of the single file, or of transformers for text
+encoders.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from library.config.schema import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shapes = Mapping[str, tuple[int, ...]]
+CLIP_LAYERS = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")) + ("mlp.fc1", "mlp.fc2")
+
+
+@dataclass(frozen=True)
+class WeightSlice:
+    """Where a module's weight is: a tensor, or one of `parts` equal row blocks of it."""
+
+    key: str
+    part: int = 0
+    parts: int = 1
+
+    def of(self, tensor: "Tensor") -> "Tensor":
+        """The module's own rows of the tensor."""
+        return tensor.chunk(self.parts)[self.part] if self.parts > 1 else tensor
+
+
+class LoraNames:
+    """The names of one family. What is here suits a model whose file has one tree of names, also in diffusers."""
+
+    prefixes: ClassVar[Mapping[str, Mapping[str, str]]]  # format -> part -> what its names begin with
+    other_prefixes: ClassVar[Mapping[str, str]] = {}  # of files that people have -> part
+    trees: ClassVar[tuple[str, ...]]  # beginnings of the denoiser's paths in any format, by which the family is told
+    encoder_names: ClassVar[tuple[str, ...]] = ()  # beginnings of names that only its text encoders have
+    version_word: ClassVar[str]  # what ss_base_model_version and modelspec.architecture contain
+    words: ClassVar[tuple[str, ...]] = ()  # parts of paths with underscores of their own; elsewhere each was a dot
+    mergeable: ClassVar[tuple[str, ...]]  # what `recognise` calls the files that a LoRA can be merged into
+
+    @property
+    def part_of(self) -> dict[str, str]:
+        """What names begin with in any file -> the part."""
+        known = {prefix: part for table in self.prefixes.values() for part, prefix in table.items()}
+        return known | dict(self.other_prefixes)
+
+    def canonical(self, path: str) -> tuple[str, int, int]:
+        """A path of the denoiser in any format -> (the single file's, which of its row pieces, of how many)."""
+        return path, 0, 1
+
+    def pieces(self, path: str) -> tuple[str, ...]:
+        """A path of the denoiser -> diffusers' modules that it is made of, in the order of its rows; () where it has no
+        name there."""
+        return (path,)
+
+    def has_swapped_halves(self, path: str) -> bool:
+        """Whether diffusers keeps the halves of a layer's rows the other way round."""
+        return False
+
+    def tensors_of(self, path: str, shapes: Shapes) -> dict[str, tuple[str, ...]]:
+        """{name in the single file's layout: the tensors of the file that it is made of}. ConfigError names what is
+        missing."""
+        return {name: (name,) for name in shapes}
+
+    def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
+        """The tensors that one of the single file's is made of -> it."""
+        if len(rows) != 1:
+            raise ConfigError(f"{name} is made of {len(rows)} tensors, and this model has no such layers")
+        return rows[0]
+
+    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
+        """Where a layer's weight is in a file with these shapes; None for parts that a file never holds."""
+        return WeightSlice(f"{path}.weight") if part == "denoiser" else None
+
+    def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
+        """The layers that a LoRA adapts; with `convolutions` those of 3x3 as well."""
+        for path in matrices(shapes, ""):
+            if path.startswith(self.trees):
+                yield "denoiser", path
+
+
+def matrices(shapes: Shapes, prefix: str) -> Iterable[str]:
+    """Paths behind a prefix that have a matrix."""
+    for name, shape in shapes.items():
+        if len(shape) > 1 and name.startswith(prefix) and name.endswith(".weight"):
+            yield name.removeprefix(prefix).removesuffix(".weight")

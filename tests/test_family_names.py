@@ -1,0 +1,57 @@
+"""A family is known to its own folder only: whatever else is asked about it is a fact that it states."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from library import families
+from tests import source
+
+# A family's name as a word or part of one, and what people call it.
+NAMES = re.compile("|".join(re.escape(word) for facts in families.every() for word in (facts.name, facts.title)), re.I)
+# Where families may be named: their own folders, other trainers' files, translations of their texts.
+OWN = (*(f"library/families/{name}/" for name in families.FAMILIES), "library/importers/", "kohya_gui/i18n/words/")
+REGISTRY = "library/families/__init__.py"
+VALUES = ("flux_shift",)  # of options in sd-scripts that are no families
+
+
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every string constant of a module that is no docstring, and of the modules that it imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or ""
+
+
+def named(text: str) -> bool:
+    for value in VALUES:
+        text = text.replace(value, "")
+    return bool(NAMES.search(text))
+
+
+def test_nobody_else_names_a_family():
+    wrong = []
+    for folder in source.OURS:
+        for path in sorted((source.ROOT / folder).rglob("*")):
+            name = path.relative_to(source.ROOT).as_posix()
+            if name.startswith(OWN) or path.suffix not in (".py", ".js", ".css", ".html"):
+                continue
+            lines = strings(path) if path.suffix == ".py" else enumerate(path.read_text("utf-8").splitlines(), 1)
+            wrong += [f"{name}:{line}: {text.strip()[:80]}" for line, text in lines if named(text) and name != REGISTRY]
+    assert not wrong, "let the family state it in its facts: " + "; ".join(wrong)
+
+
+def test_nobody_asks_for_a_family_by_its_name():
+    """A comparison of `family` with a constant is such a question."""
+    asked = re.compile(r"(?<!asked)\.family (==|!=|in|not in) [\"'(\[]")
+    files = [path for path in source.files() if not path.relative_to(source.ROOT).as_posix().startswith(OWN)]
+    assert [path.name for path in files if asked.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_a_name_is_seen():
+    assert named("networks.lora_flux") and named("a FLUX.1 transformer") and named("only-sdxl")
+    assert not named("sigmoid, shift or flux_shift")
