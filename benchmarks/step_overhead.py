@@ -67,10 +67,10 @@ class Stopwatch:
 def watch(family):
     """Put the stopwatch around the parts of the story."""
     from accelerate import Accelerator
+    from library.train.run import Run
 
     from library.train import loss
     from library.train.checkpointer import Checkpointer
-    from library.train.run import Run
     from library.train.samples import SampleRunner
     from library.train.updates import Updates
     from library.train.validation import Validation
@@ -114,9 +114,9 @@ def watch(family):
 def measure(script, steps, board):
     """Train, and return the median milliseconds of each part."""
     from library import families
+    from library.cli.train import train
     from library.config.schema import build, read_toml
     from library.demo import files
-    from library.train import train
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

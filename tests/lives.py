@@ -61,7 +61,7 @@ def warm_up(family: Any) -> None:
     from accelerate import Accelerator
 
     from library import methods
-    from library.train.run import Run  # noqa: F401
+    from library.train.world import World  # noqa: F401
 
     parts = family.load(torch.float32)
     with torch.no_grad():
@@ -117,7 +117,7 @@ class Life:
                 signal.setitimer(signal.ITIMER_REAL, kill[1])  # its signal is not handled, so it ends the process
 
         sys.addaudithook(hook)
-        from library.train import train
+        from library.cli.train import train
 
         try:
             train(config(self.values, more))

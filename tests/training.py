@@ -86,7 +86,7 @@ def config_of(demo: Any, script: str, **values: Any) -> Any:
 
 def train(config: Any) -> Outcome:
     """Train in this process, as if it were the first time."""
-    from library.train import train as train_it
+    from library.cli.train import train as train_it
 
     fresh()
     before = runs_in(config.save.output_dir)

@@ -88,11 +88,10 @@ class Stage:
     def __init__(self, subject: Subject, config: Any, device: torch.device, size: Size, made: TrainableModel) -> None:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
-        self.made, self.generator, self.encoding, self.ranks, self.rank = made, torch.Generator(device), None, 1, 0
+        self.made, self.ranks, self.rank = made, 1, 0
         self.compile_log = log = CompileLog()
         prepared = prepare_denoiser(made.parts.denoiser, made.family, config, device, _latents(sides), log=log)
         self.not_compiled = log.fallback = prepared.not_compiled
-        self.compiled = config.compile.compile and not log.fallback
         self.optimizer = optimizers.optimizer(made.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
@@ -119,7 +118,8 @@ class Stage:
     def _own_loss(self, subject: FamilySubject, width: int, height: int) -> Callable[[], Tensor]:
         """The trainer's own loss: noise, target, conditions, prediction, weighting."""
         from library.data.loading import Batch
-        from library.train import loss
+        from library.train.loss import LossFunction
+        from library.train.rng import StepGenerators
 
         number = subject.batch
         batch = Batch(
@@ -130,7 +130,11 @@ class Stage:
             latents=subject.latents(self.made, (width, height), self.device),
             text=subject.text(self.made, self.device),
         )
-        return lambda: loss.of(batch, self.made.family, self.made.parts, self.made.method, self)
+        made, generators = self.made, StepGenerators(0, self.device, 0)
+        compute_loss = LossFunction(
+            made.family, made.parts, made.method, self.config, self, generators, self.compile_log
+        )
+        return lambda: compute_loss(batch)
 
     def step(self) -> Tensor:
         """Forward, backward, clipping, optimizer: what a training repeats, one size after another. Returns the loss."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from library import data, families, methods
 from library.check import outline
-from library.cli.train_script import first_process
 from library.config import idle, schema
+from library.config.environment import first_process
 from library.config.problems import ConfigError, Problem, Text, problems_of
 from library.config.sections.learning import LONGEST
 from library.data import showing
@@ -18,14 +18,14 @@ from library.data.length import Length, length
 from library.data.threads import Report
 from library.families.shared.weights import entries
 from library.files import free_space
-from library.outputs import hub, prompts
+from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
 from library.runs import reader
 from library.runs.record import Record
 from library.tools import names
-from library.train import optimizers, resume_state, trackers
+from library.train import optimizers, resume_state
 from library.train.clock import Clock
-from library.train.progress import Progress
+from library.train.journal import Progress
 
 # What rules of the options have spoken of already, where a look at the files says the same in other words.
 RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type"}

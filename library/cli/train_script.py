@@ -4,8 +4,6 @@ Flags are cut by hand and not by argparse, which stops at the first mistake and 
 is argparse's.
 """
 
-import importlib
-import os
 import sys
 import time
 import traceback
@@ -31,8 +29,6 @@ from library.config.schema import (
 from library.config.values import closest, did_you_mean
 
 C = TypeVar("C")
-TRAIN = "library.train:train"
-BEYOND = "library.check.preflight:beyond"
 OWN = ("config_file", "output_config", "help")
 INTERRUPTED = 130  # what shells say of Ctrl+C
 PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
@@ -47,27 +43,27 @@ def parse(config: type[C], argv: list[str] | None = None) -> C:
     return reading.config
 
 
-def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
+def main(config: type, argv: list[str] | None = None) -> int:
     """All of a training script: read the command line, then train. The answer is the exit code.
 
     Mistakes are told all at once, with those that the training would find afterwards. What only the training can find
     out (a missing file, a full disk) is told in a sentence too and ends with 1, and so does a mistake in this program:
     where its traceback is kept, the sentence says so. A training that is stopped before its first step ends with 130;
-    one that is stopped later has saved its work and ends with 0. `work` is named and not imported, so that reading a
-    command line needs no torch.
+    one that is stopped later has saved its work and ends with 0.
     """
     reading = read(config, argv)
     if reading.problems:
         fail(ConfigError(*reading.problems, *beyond(reading)))
     _tell(reading.notes)
-    module, name = work.split(":")
     try:
         environment.check()
-        getattr(importlib.import_module(module), name)(reading.config, reading.notes)
+        from library.cli.train import train  # loads torch, which reading a command line does without
+
+        train(reading.config, reading.notes)
     except ConfigError as e:
         fail(e, code=1)
     except KeyboardInterrupt:
-        if first_process():
+        if environment.first_process():
             print("Stopped before the first step: nothing was trained, so nothing was saved.", file=sys.stderr)
         return INTERRUPTED
     except Exception as e:
@@ -78,7 +74,7 @@ def main(config: type, argv: list[str] | None = None, work: str = TRAIN) -> int:
     return 0
 
 
-def beyond(reading: Reading[Any], judge: str = BEYOND) -> list[Problem]:
+def beyond(reading: Reading[Any]) -> list[Problem]:
     """What would be wrong with a training besides the problems of this reading: its files, packages and this machine.
 
     Torch is loaded for it. Nothing where a config file could not be read, as that may have said anything.
@@ -91,8 +87,9 @@ def beyond(reading: Reading[Any], judge: str = BEYOND) -> list[Problem]:
     except ConfigError as e:
         found = e.problems
         environment.forget()
-    module, name = judge.split(":")
-    return [*found, *getattr(importlib.import_module(module), name)(reading)]
+    from library.check import preflight
+
+    return [*found, *preflight.beyond(reading)]
 
 
 def read(config: type[C], argv: list[str] | None = None) -> Reading[C]:
@@ -138,7 +135,7 @@ def _spoken_of(config: type, problems: list[Problem]) -> set[str]:
 
 
 def _tell(notes: list[Problem]) -> None:
-    for note in notes if first_process() else ():
+    for note in notes if environment.first_process() else ():
         print(f"note: {note}", file=sys.stderr)
 
 
@@ -289,14 +286,9 @@ def add_arguments(parser: Any, known: Mapping[str, Option]) -> None:
         group.add_argument(f"--{o.name}", metavar=word, default=argparse.SUPPRESS, help=about, **shape)
 
 
-def first_process() -> bool:
-    """Whether this is the process of a multi-process launch that talks."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
     """End with what the user must fix, a line each, and no traceback."""
-    if first_process():
+    if environment.first_process():
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
     else:  # a launcher ends all processes as soon as one has failed, and the one that talks may not have come so far

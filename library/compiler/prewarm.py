@@ -65,6 +65,3 @@ def _compile_small_graph(kind: str) -> None:
         torch.autograd.grad(answer.sum(), given[1])
     except Exception as error:
         logger.debug("the compiler could not be prepared: %s", error)
-
-
-getting_ready = prewarm_inductor

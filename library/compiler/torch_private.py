@@ -35,7 +35,6 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch")
 
 # Many small tensors in one kernel, as torch.optim does it. Public optimizers use them, nothing public offers them.
 foreach_copy_ = torch._foreach_copy_
-foreach_lerp_ = torch._foreach_lerp_
 foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
 

@@ -21,6 +21,11 @@ def check() -> None:
         ) from error  # fmt: skip
 
 
+def first_process() -> bool:
+    """Whether this is the process of a multi-process launch that talks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def forget() -> None:
     """Let PyTorch be loaded in this process all the same, to look for other mistakes."""
     os.environ.pop(CACHE, None)

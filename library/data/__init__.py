@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 from library.data.finding import scan
 from library.data.images import Image, ImageSet, summary
 from library.data.preflight import Check, check, problems, warnings
+from library.data.threads import Report
 
 if TYPE_CHECKING:
     from library.data.encoding import EncodingProcess
     from library.data.loading import Batches
 
-__all__ = ["Check", "Image", "Images", "batches", "check", "encode", "problems", "scan", "summary", "warnings"]
+__all__ = ["Check", "Image", "ImageSet", "batches", "check", "encode", "problems", "scan", "summary", "warnings"]
 
 
-def encode(images: ImageSet, family: Any, parts: Any, config: Any, run: "EncodingProcess") -> None:
+def encode(images: ImageSet, family: Any, parts: Any, config: Any, world: "EncodingProcess", report: Report) -> None:
     """Encode images and captions once, as the config's cache options ask for; see `encoding.encode`."""
     from library.data import encoding
 
-    encoding.encode(images, family, parts, config, run)
+    encoding.encode(images, family, parts, config, world, report)
 
 
 def batches(images: ImageSet, config: Any, seed: int, rank: int = 0, world: int = 1) -> "Batches":

@@ -24,15 +24,11 @@ LOADERS = 8
 
 
 class EncodingProcess(Protocol):
-    """What encoding asks of a run: where it happens, as which of how many processes, and whom to tell."""
+    """Where encoding happens: on which device, as which of how many processes."""
 
     device: torch.device
     rank: int
     ranks: int
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        """Progress: what is going on, and how much of it is done."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,8 @@ class EncodingJob:
     family: Any
     parts: Any
     config: Any
-    run: EncodingProcess
+    world: EncodingProcess
+    report: Report  # is told what is going on, and how much of it is done
 
 
 @dataclass(slots=True)
@@ -86,14 +83,14 @@ class Texts:
             raise caches.unreadable(file, e) from e
 
 
-def encode(images: "ImageSet", family: Any, parts: Any, config: Any, run: EncodingProcess) -> None:
+def encode(images: "ImageSet", family: Any, parts: Any, config: Any, world: EncodingProcess, report: Report) -> None:
     """Encode what the config wants cached and what is not yet there, and leave in `images` where to find it.
 
     On disk, each process makes its share of the files and waits for the others; in memory, every process keeps all.
     Networks stay in the precision they have, and are on the host again at the end. Can be interrupted: what is written
     stays. Raises ConfigError, naming the image, when it cannot be read or when the result is not a number.
     """
-    work = EncodingJob(family, parts, config, run)
+    work = EncodingJob(family, parts, config, world, report)
     every = [*images.items, *(images.validation.items if images.validation else ())]
     if config.cache.latents:
         images.latents = _latents(every, work)
@@ -101,9 +98,9 @@ def encode(images: "ImageSet", family: Any, parts: Any, config: Any, run: Encodi
         images.text = _texts(every, work)
     if images.validation:
         images.validation.latents, images.validation.text = images.latents, images.text
-    if run.device.type == "cuda":
+    if world.device.type == "cuda":
         torch.cuda.empty_cache()
-    if run.ranks > 1 and torch.distributed.is_initialized():
+    if world.ranks > 1 and torch.distributed.is_initialized():
         torch.distributed.barrier()
 
 
@@ -124,14 +121,14 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     if not work.config.cache.cache_latents_to_disk:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
-    mine = _share(mine, lambda wanted: wanted.image, work.run)
+    mine = _share(mine, lambda wanted: wanted.image, work.world)
     vae = identity.fingerprint(work.parts.vae) if work.parts.vae is not None else None
     trust = work.config.cache.skip_cache_check
 
     def good(wanted: Wanted) -> bool:
         return caches.latents_are_good(existing(wanted), vae, trust)
 
-    found = spread(good, mine, work.run.phase, "checking cached latents")
+    found = spread(good, mine, work.report, "checking cached latents")
     todo = [wanted for wanted, is_good in zip(mine, found, strict=True) if not is_good]
     _clean_up([wanted.file for wanted in todo])
     if todo:
@@ -168,7 +165,7 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
     vae = work.parts.vae
     if vae is None:
         raise ConfigError(f"{len(todo)} images are not cached yet, and there is no VAE to encode them: name one")
-    vae.to(work.run.device)
+    vae.to(work.world.device)
     batches = _by_size(todo, work.config.cache.vae_batch_size)
 
     def encoded() -> Iterator[list[tuple[Wanted, Arrays]]]:
@@ -180,7 +177,7 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
             keep(wanted, arrays)
         return len(batch)
 
-    _finish(finish, encoded(), "caching latents", len(todo), work.run.phase)
+    _finish(finish, encoded(), "caching latents", len(todo), work.report)
     vae.to("cpu")
 
 
@@ -219,7 +216,7 @@ def _opened(batch: list[Wanted]) -> tuple[list[Wanted], torch.Tensor, list[np.nd
 def _encoded(
     batch: list[Wanted], colours: torch.Tensor, masks: list[np.ndarray], work: EncodingJob
 ) -> list[tuple[Wanted, Arrays]]:
-    colours = colours.to(work.run.device)
+    colours = colours.to(work.world.device)
     found: list[Arrays] = [{} for _ in batch]
     for name in ["latents"] + ["latents_flipped"] * batch[0].flip:
         seen = colours.flip(-1) if name == "latents_flipped" else colours
@@ -273,11 +270,9 @@ def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
         sources = [image.caption_file] if image.caption_file else []
         return caches.text_is_good(file, lengths, sources, stamp(image), work.config.cache.skip_cache_check)
 
-    mine = _share(list(images.items()), lambda item: item[0], work.run)
+    mine = _share(list(images.items()), lambda item: item[0], work.world)
     todo: dict[str, list[str]] = {}
-    for (file, image), is_good in zip(
-        mine, spread(good, mine, work.run.phase, "checking cached captions"), strict=True
-    ):
+    for (file, image), is_good in zip(mine, spread(good, mine, work.report, "checking cached captions"), strict=True):
         if not is_good:
             todo.setdefault(image.caption, []).append(file)
 
@@ -309,7 +304,7 @@ def _encode_captions(todo: list[tuple[str, list[str]]], work: EncodingJob, keep:
     if not encoders:
         raise ConfigError(f"{len(todo)} captions are not cached yet, and there is no text encoder: name its file")
     for encoder in encoders:
-        encoder.to(work.run.device)
+        encoder.to(work.world.device)
     size = getattr(work.config.cache, "text_encoder_batch_size", None) or work.config.data.train_batch_size
 
     def encoded() -> Iterator[list[tuple[list[str], Arrays]]]:
@@ -322,7 +317,7 @@ def _encode_captions(todo: list[tuple[str, list[str]]], work: EncodingJob, keep:
                 keep(name, arrays)
         return len(batch)
 
-    _finish(finish, encoded(), "caching captions", len(todo), work.run.phase)
+    _finish(finish, encoded(), "caching captions", len(todo), work.report)
     for encoder in encoders:
         encoder.to("cpu")
 
@@ -347,7 +342,7 @@ def _clean_up(files: Iterable[str]) -> None:
         clean_up(folder, lambda name: name.endswith(".npz"))
 
 
-def _share(items: list, name: Callable[[Any], str], run: EncodingProcess) -> list:
+def _share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:
     """The part of this process: every n-th file, and all that goes into one file together."""
     order = {key: i for i, key in enumerate(dict.fromkeys(map(name, items)))}
-    return [item for item in items if order[name(item)] % run.ranks == run.rank]
+    return [item for item in items if order[name(item)] % world.ranks == world.rank]

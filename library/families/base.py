@@ -83,6 +83,8 @@ class Family(Protocol):
     A family object holds the run's config, so its methods take none.
     """
 
+    config: Any  # the run's
+
     name: str  # "sdxl", "flux": in file names and metadata
     grid: int  # bucket sides are multiples of this many pixels
     block_classes: tuple[str, ...]  # classes in the denoiser that are compiled, checkpointed and swapped

@@ -98,8 +98,6 @@ class Swap:
             for packed in self.blocks:
                 packed.hand_over_gradients()
 
-    bring_home = sync_to_host
-
     def forget_gradients(self) -> None:
         """Let the gradients go that have not been handed over."""
         for packed in self.blocks:

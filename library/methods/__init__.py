@@ -10,11 +10,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from library.families.base import Family, ModelComponents
+
 
 class TrainingMethod(Protocol):
     """What the trainer needs to know about what learns. Adapters can also load a file: `load_state_dict`."""
 
     trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
+    denoiser: "nn.Module | None"  # where its own weights learn, which may be swapped and stepped block by block
+    block_classes: tuple[str, ...]  # of its blocks
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""
@@ -40,8 +44,20 @@ class TrainingMethod(Protocol):
         """Training or evaluation mode of what learns."""
         ...
 
+    def note_gradients(self) -> None:
+        """Before a step: take from the gradients what the next forward pass needs of them (GGPO)."""
+        ...
 
-def attach(parts: Any, family: Any, config: Any) -> TrainingMethod:
+    def mean_gradient(self) -> "Tensor | None":
+        """Before a step: the mean size of the gradients where upstream shows it, on the device."""
+        ...
+
+    def limit_norms(self, maximum: float) -> "dict[str, Tensor]":
+        """`scale_weight_norms`: shrink what is larger; how many were, and their norms, 0-dim tensors on the device."""
+        ...
+
+
+def attach(parts: "ModelComponents", family: "Family", config: Any) -> TrainingMethod:
     """Freeze the model, make what shall learn, and return it. Call it once, before dtypes, devices and compiling."""
     for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
         if network is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
+from library.families.base import Family, ModelComponents
 from library.methods import snapshot
 
 # Where text encoders learn, CLIP-L's last layer but one is read and never its pooled vector: these get no gradient.
@@ -20,11 +21,13 @@ LABELS = {"clip_l": "text_encoder1", "clip_g": "text_encoder2"}
 class FullFinetune:
     """All or most parameters of a model."""
 
-    def __init__(self, parts: Any, family: Any, groups: list[dict[str, Any]]) -> None:
+    def __init__(self, parts: ModelComponents, family: Family, groups: list[dict[str, Any]]) -> None:
         """`groups` as for the optimizer; what is in none of them stays frozen."""
         # The networks as they are now: `parts` may hold wrapped ones later, whose names differ.
         self.parts, self.family, self._groups = copy.copy(parts), family, groups
         self.parts.encoders = dict(parts.encoders)
+        self.denoiser: nn.Module | None = parts.denoiser
+        self.block_classes = tuple(family.block_classes)
         for parameter in self.parameters():
             parameter.requires_grad_(True)
         self.trained_parts = {
@@ -64,22 +67,32 @@ class FullFinetune:
             network.train(mode and self.trained_parts[name])
         return self
 
+    def note_gradients(self) -> None:
+        """Nothing is taken from the gradients."""
+
+    def mean_gradient(self) -> None:
+        """Upstream shows none for whole models."""
+
+    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
+        """Only adapters are limited."""
+        return {}
+
     def _named(self) -> dict[str, nn.Parameter]:
         every = ((f"{n}.{key}", p) for n, net in _networks(self.parts).items() for key, p in net.named_parameters())
         return {name: p for name, p in every if p.requires_grad}
 
 
-def attach(parts: Any, family: Any, config: Any) -> FullFinetune:
+def attach(parts: ModelComponents, family: Family, config: Any) -> FullFinetune:
     """Make the model learn, in the groups that the learning rates ask for. The model must be frozen already."""
     groups = [*_denoiser_groups(parts, family, config), *_encoder_groups(parts, config)]
     return FullFinetune(parts, family, [g for g in groups if g["lr"] and g["params"]])
 
 
-def _networks(parts: Any) -> dict[str, nn.Module]:
+def _networks(parts: ModelComponents) -> dict[str, nn.Module]:
     return {"denoiser": parts.denoiser, **{n: e for n, e in parts.encoders.items() if e is not None}}
 
 
-def _denoiser_groups(parts: Any, family: Any, config: Any) -> Iterator[dict[str, Any]]:
+def _denoiser_groups(parts: ModelComponents, family: Family, config: Any) -> Iterator[dict[str, Any]]:
     rate, rates = config.optim.learning_rate, getattr(config.optim, "block_lrs", ())
     if not rate:
         return  # as in sd-scripts, learning_rate 0 freezes the U-Net, whatever block_lr says
@@ -93,7 +106,7 @@ def _denoiser_groups(parts: Any, family: Any, config: Any) -> Iterator[dict[str,
         yield {"params": params, "lr": rates[i], "name": f"block{i}"}
 
 
-def _encoder_groups(parts: Any, config: Any) -> Iterator[dict[str, Any]]:
+def _encoder_groups(parts: ModelComponents, config: Any) -> Iterator[dict[str, Any]]:
     if not getattr(config.steps, "train_text_encoder", False):
         return
     for name, encoder in parts.encoders.items():

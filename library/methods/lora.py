@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
+from library.families.base import Family, ModelComponents
 from library.families.shared.network_args import patterns
 from library.methods import ggpo, network_args, snapshot, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
@@ -57,10 +58,14 @@ class AdapterLocation:
 class LoraAdapters:
     """Adapters inside a frozen model."""
 
+    denoiser: nn.Module | None = None
+    block_classes: tuple[str, ...] = ()
+
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: Any) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
         self.factor_caches: list[FactorCache] = []
+        self._noisy = [adapter for adapter in adapters.values() if adapter.spec.noise]
         self.args = network_args.read(config)
         self._groups = [g for g in _groups(self, config) if g["lr"] and g["params"]]
         learning = {id(p) for p in self.parameters()}
@@ -128,14 +133,9 @@ class LoraAdapters:
         for adapters in (*self.adapters.values(), *self.factor_caches):
             adapters.set_multiplier(multiplier)
 
-    @property
-    def disturbed(self) -> bool:
-        """Whether the adapters' answers carry noise while they learn (GGPO)."""
-        return any(adapter.spec.noise for adapter in self.adapters.values())
-
     def note_gradients(self) -> None:
-        """Before a step: how strong the noise of the next one is (GGPO)."""
-        for adapter in self.adapters.values():
+        """Before a step: how strong the noise of the next one is, where adapters learn with noise (GGPO)."""
+        for adapter in self._noisy:
             adapter.note_gradients()
 
     def mean_gradient(self) -> Tensor | None:
@@ -170,7 +170,7 @@ class LoraAdapters:
         return {name: p for name, p in every if name.partition(".")[2].startswith(own)}
 
 
-def attach(parts: Any, family: Any, config: Any) -> LoraAdapters:
+def attach(parts: ModelComponents, family: Family, config: Any) -> LoraAdapters:
     """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
     weights = file_of(network.network_weights) if network.network_weights else None
@@ -197,7 +197,7 @@ def tell(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> Non
 
 
 @torch.no_grad()
-def merge(parts: Any, family: Any, tensors: Mapping[str, Tensor], multiplier: float = 1.0) -> Unmatched:
+def merge(parts: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0) -> Unmatched:
     """Add a LoRA to the weights of the model itself (`base_weights`).
 
     The sum is made in float32 and then rounded once to the weight's own dtype, also when that is bfloat16 or float8.
@@ -212,7 +212,7 @@ def merge(parts: Any, family: Any, tensors: Mapping[str, Tensor], multiplier: fl
     return Unmatched(unexpected=[n for n in found if n not in used])
 
 
-def networks(parts: Any) -> dict[str, nn.Module]:
+def networks(parts: ModelComponents) -> dict[str, nn.Module]:
     """Text encoders first, as sd-scripts creates and lists them."""
     return {**{n: e for n, e in parts.encoders.items() if e is not None}, "denoiser": parts.denoiser}
 
@@ -282,7 +282,7 @@ def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 # ---- attaching
 
 
-def _prepared(method: LoraAdapters, parts: Any, config: Any) -> Iterator[FactorCache]:
+def _prepared(method: LoraAdapters, parts: ModelComponents, config: Any) -> Iterator[FactorCache]:
     for part, network in networks(parts).items():
         adapters = [adapter for name, adapter in method.adapters.items() if method.places[name].part == part]
         # Where the whole denoiser is one graph, that would take the preparation in, and make it anew for each layer.
@@ -292,7 +292,7 @@ def _prepared(method: LoraAdapters, parts: Any, config: Any) -> Iterator[FactorC
 
 
 def _chosen(
-    parts: Any, family: Any, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]] | None
+    parts: ModelComponents, family: Family, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]] | None
 ) -> list[tuple[nn.Module, TargetLayer, AdapterSpec]]:
     chosen = []
     for part, root in networks(parts).items():

@@ -21,6 +21,7 @@ from torch.nn import functional
 from library import packages
 from library.compiler.subclass import with_gradient
 from library.config.problems import ConfigError, Problem
+from library.families.base import Family, ModelComponents
 from library.methods import lora, network_args, snapshot
 from library.methods.lora import Unmatched, dtype_of, file_of, tell
 
@@ -43,6 +44,9 @@ class VisibleDenoiser:
 
 class LycorisAdapters:
     """Adapters that another package made, behind our protocol."""
+
+    denoiser: nn.Module | None = None
+    block_classes: tuple[str, ...] = ()
 
     def __init__(self, network: Any, places: dict[str, str], config: Any) -> None:
         """`places`: adapter's name -> part of the model."""
@@ -124,6 +128,12 @@ class LycorisAdapters:
         values = {"keys_scaled": scaled, "average": average, "maximum": largest}
         return {name: torch.as_tensor(value) for name, value in values.items()}
 
+    def note_gradients(self) -> None:
+        """The package takes nothing from the gradients."""
+
+    def mean_gradient(self) -> None:
+        """Upstream shows none for networks of other packages."""
+
     def _named(self) -> dict[str, nn.Parameter]:
         return {f"{a.lora_name}.{key}": p for a in self.network.loras for key, p in a.named_parameters()}
 
@@ -159,7 +169,7 @@ def problems(config: Any) -> Iterator[Problem]:
         yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
-def attach(parts: Any, family: Any, config: Any) -> LycorisAdapters:
+def attach(parts: ModelComponents, family: Family, config: Any) -> LycorisAdapters:
     """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
     if wrong := [*problems(config), *network_args.problems(config)]:
         raise ConfigError(*wrong)

@@ -11,7 +11,9 @@ SUBSET = (
 )
 
 
-def figures(images: Any, config: Any, batches_per_epoch: int, epochs: int, total_batch_size: int) -> dict[str, Any]:
+def dataset_stats(
+    images: Any, config: Any, batches_per_epoch: int, epochs: int, total_batch_size: int
+) -> dict[str, Any]:
     """Metadata about the data, by ss_ key without the prefix, values not yet text.
 
     `images` is what data.scan returned, `total_batch_size` counts all processes. With a dataset_config there is one

@@ -9,7 +9,7 @@ from typing import Any
 
 from library.config.problems import ConfigError, Problem
 from library.config.schema import replace
-from library.train.errors import kind_of
+from library.outputs.paths import saved_kind
 
 KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin
 
@@ -48,7 +48,7 @@ class Uploads:
 
     def add(self, path: Path) -> None:
         """Send a file or a folder under its own name; states only where that is asked for."""
-        if not self._wanted or (kind_of(path) == "state" and not self._options.save_state_to_huggingface):
+        if not self._wanted or (saved_kind(path) == "state" and not self._options.save_state_to_huggingface):
             return
         if self._threads:
             self._waiting[path] = self._threads.submit(self._send, path)

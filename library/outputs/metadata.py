@@ -46,12 +46,12 @@ PLAIN = ("author", "description", "license", "tags")
 class Metadata:
     """The metadata of one run's files. Made at the start; base models are hashed in the background meanwhile."""
 
-    def __init__(self, config: Any, family: Any, figures: Mapping[str, Any], optimizer: str = "") -> None:
-        """`figures` is what figures.figures answered, `optimizer` what optim.describe said."""
+    def __init__(self, config: Any, family: Any, dataset_stats: Mapping[str, Any], optimizer: str = "") -> None:
+        """`dataset_stats` is what the function of that name answered, `optimizer` what `optimizers.describe` said."""
         self._config, self._family = config, family
         self._started = time.time()
         self._session = random.SystemRandom().randint(0, 2**32)  # not the run's generator: that one is part of the seed
-        self._facts = {**_options(config), **figures, "optimizer": optimizer} if config.adapters else {}
+        self._facts = {**_options(config), **dataset_stats, "optimizer": optimizer} if config.adapters else {}
         self._hashes = Hashes(_bases(config)) if config.adapters and not config.network.no_metadata else None
 
     def of_file(self, epoch: int, step: int) -> dict[str, str]:

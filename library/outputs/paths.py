@@ -86,6 +86,11 @@ def names(config: Any) -> Names:
     return Names(Path(config.save.output_dir or "."), config.save.output_name, extension(config))
 
 
+def saved_kind(path: Path) -> str:
+    """Whether something that was saved is a "state" to resume from or a "file" to use."""
+    return "state" if path.is_dir() and path.name.endswith("-state") else "file"
+
+
 def tidy(config: Any) -> None:
     """Remove what an earlier training of this name has left unfinished, when it was killed while it saved."""
     if config.save.output_dir:

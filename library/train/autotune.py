@@ -9,21 +9,25 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from library import memory
 from library.bench.candidates import NAMED, Overrides, checkpointing_less, swapping_less
 from library.bench.measured import GIB, MEMORY_MARGIN, Measured, measure_passes
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import schema
 from library.config.schema import ConfigError
-from library.memory import attention, trial
-from library.train import autotune_cache, compiling, rng
-from library.train.progress import clock
+from library.data.loading import Batches
+from library.memory import attention
+from library.memory.prepare import prepare_denoiser, restored_after
+from library.train import autotune_cache, rng
+from library.train.clock import Clock
+from library.train.journal import Journal, duration
+from library.train.loss import LossFunction
+from library.train.world import World
 
 TIMED = 3  # passes over each size, after one that compiles
 SIZES = 3  # sizes of images that are timed, the most frequent ones
@@ -40,11 +44,11 @@ ENDLESS = 10**9  # passes of a training so long that the time of compiling does 
 class Tuner:
     """A training that is about to begin, and all that is needed to rehearse it."""
 
-    batches: Any
-    family: Any
-    parts: Any
-    method: Any
-    run: Any
+    batches: Batches
+    compute_loss: LossFunction  # of the training as it was asked for
+    clock: Clock
+    world: World
+    journal: Journal
     results: list[Measured] = field(default_factory=list)
     kernels: attention.Watch | None = None  # what attention this model asks for, once that has been seen
     complete: bool = True  # whether all was tried, also what only pays in longer trainings
@@ -52,7 +56,12 @@ class Tuner:
     @property
     def passes(self) -> int:
         """Forward and backward passes of the whole training."""
-        return int(self.run.clock.total * self.run.config.steps.gradient_accumulation_steps)
+        return int(self.clock.total * self.config.steps.gradient_accumulation_steps)
+
+    @property
+    def config(self) -> Any:
+        """The config of the training as it was asked for."""
+        return self.compute_loss.config
 
     @property
     def compiles(self) -> bool:
@@ -61,12 +70,12 @@ class Tuner:
 
     def decide(self) -> Overrides:
         """Measure, or read what an earlier start has measured; choose, and say why."""
-        name, run = autotune_cache.fingerprint(self), self.run
+        name = autotune_cache.fingerprint(self)
         if known := autotune_cache.read(name, self.passes):
             self.results = [Measured(**result) for result in known]
             for result in self.results:  # other options of this training may exclude what was possible then
                 try:
-                    schema.replace(run.config, **result.changes)
+                    schema.replace(self.config, **result.changes)
                 except ConfigError as refused:
                     result.why = result.why or str(refused).splitlines()[0]
         else:
@@ -76,36 +85,34 @@ class Tuner:
         chosen = fastest(self.results, self.passes)
         text = summary(chosen, self.results, self.passes, known=bool(known))
         rows = [asdict(result) for result in self.results]
-        run.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(known), text=text)
+        self.journal.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(known), text=text)
         for r in self.results:
             cost = f"{r.seconds:.3g} s a batch, {r.compiling:.1f} s to compile, {r.peak:.1f} GiB"
             text += f"\n  {short(r.changes)}: {r.why or cost}"
-        run.say(text)
+        self.journal.say(text)
         return chosen.changes
 
     def measure_all(self) -> None:
         """Try eager and compiled first, then one thing after the other around the best so far."""
-        run, before, asked = self.run, rng.get_rng_state(self.run.device), self.run.config
+        before = rng.get_rng_state(self.world.device)
         cudagraph.leave_default_stream()  # some candidates are recorded, and all of them share their weights
-        self.method.train()
+        self.compute_loss.method.train()
         try:
             for number, candidates in enumerate(self.rounds()):
                 for changes in candidates:
                     if number == 0 and changes["compile"] and not self._pays(COMPILED_SAVES, COMPILING):
                         return
-                    run.phase(f"trying {short(changes)}", len(self.results) + 1)
+                    self.journal.phase(f"trying {short(changes)}", len(self.results) + 1)
                     self.results.append(self.measure_candidate(changes))
                 if number == 0 and not self.compiles:
                     return  # where compiling does not work there is nothing to choose about it
         finally:
-            run.config = asked
-            rng.set_rng_state(before, run.device)
-            run.meter.pause()
+            rng.set_rng_state(before, self.world.device)
 
     def rounds(self) -> Iterator[list[Overrides]]:
         """What to try. Each round goes on from the fastest so far, whatever it takes to compile: what is kept shall
         serve longer trainings too."""
-        config, options = self.run.config, self.run.config.compile
+        config, options = self.config, self.config.compile
 
         def on_best(*changes: Overrides) -> list[Overrides]:
             best, set_already = fastest(self.results, ENDLESS).changes, schema.values(config)
@@ -119,9 +126,9 @@ class Tuner:
         if self.kernels and config.memory.attention_kernel == "auto":
             yield on_best(*({"attention_kernel": name} for name in self.kernels.others()))
         usual = options.compile_mode == "default" and options.compile_backend == "inductor"
-        if usual and compiled() and self.run.device.type == "cuda":
+        if usual and compiled() and self.world.device.type == "cuda":
             self.complete = self._pays(KERNELS_SAVE, KERNELS)
-            names = ["max-autotune"] * self.complete + ["cuda-graphs"] * (self.run.ranks == 1)
+            names = ["max-autotune"] * self.complete + ["cuda-graphs"] * (self.world.ranks == 1)
             yield on_best(*({"compile_mode": NAMED[name].options["compile_mode"]} for name in names))
         if options.dynamic is None and 1 < len(self.batches.shapes) <= FEW and compiled():
             yield on_best({"compile_dynamic": "false"})
@@ -136,22 +143,20 @@ class Tuner:
 
     def measure_candidate(self, changes: Overrides) -> Measured:
         """Train with these options for a few passes, and undo it."""
-        run, result = self.run, Measured(changes)
+        result, asked = Measured(changes), self.compute_loss
         if self.kernels and (why := self.kernels.why_not(changes.get("attention_kernel"))):
             result.why = why
             return result
         try:
-            asked = {"compile_autotune": False, "compile_compare_steps": 0, "compile_fallback": False}
-            run.config = schema.replace(self.family.config, **changes | asked)
+            always = {"compile_autotune": False, "compile_compare_steps": 0, "compile_fallback": False}
+            config = schema.replace(asked.config, **changes | always)
         except ConfigError as refused:
             result.why = str(refused).splitlines()[0]
             return result
-        with (
-            CompileLog(run.compile_log.on_graph) as log,
-            trial.undone(self.parts.denoiser, self.family.block_classes),
-        ):
+        undone = restored_after(asked.components.denoiser, asked.family.block_classes)
+        with CompileLog(self.journal.on_graph) as log, undone:
             try:
-                self.rehearse(result, log)
+                self.rehearse(replace(asked, config=config, compile_log=log), result)
             except (torch.OutOfMemoryError, MemoryError):
                 result.why = "not enough memory"
             except Exception as error:
@@ -161,20 +166,21 @@ class Tuner:
                     raise
                 result.why = blocks.why(error)
         gc.collect()
-        if run.device.type == "cuda":
+        if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
         return result
 
-    def rehearse(self, result: Measured, log: CompileLog) -> None:
-        """Prepare the denoiser as the run's config says, and time passes over the most frequent sizes of batches."""
-        run, device = self.run, self.run.device
-        texts = any(map(self.method.trained_parts.get, self.parts.encoders))
+    def rehearse(self, compute_loss: LossFunction, result: Measured) -> None:
+        """Prepare the denoiser as its config says, and time passes over the most frequent sizes of batches."""
+        device, log, config = self.world.device, compute_loss.compile_log, compute_loss.config
+        components, method = compute_loss.components, compute_loss.method
+        texts = any(map(method.trained_parts.get, components.encoders))
         sizes = self.batches.kinds()
-        memory.prepare(self.parts.denoiser, self.family, run.config, device, sizes, texts, log)
+        prepare_denoiser(components.denoiser, compute_loss.family, config, device, sizes, texts, log)
         kinds = Counter(dict(sizes.most_common(SIZES)))
-        passes = ((self._pass_over(kind), number / kinds.total()) for kind, number in kinds.items())
+        passes = ((self._pass_over(compute_loss, kind), number / kinds.total()) for kind, number in kinds.items())
         result.seconds, first, result.peak = measure_passes(passes, TIMED, device)
-        result.compiling = first if run.config.compile.compile else 0.0
+        result.compiling = first if config.compile.compile else 0.0
         log.drain()
         if missing := log.unproven():
             result.why = f"no graph was made for {', '.join(missing)}"
@@ -182,39 +188,39 @@ class Tuner:
             result.why = f"a block does not fit into one graph ({broken[0]})"
         if device.type == "cuda":
             room = MEMORY_MARGIN * torch.cuda.get_device_properties(device).total_memory / GIB
-            room -= ADAM_BYTES * sum(p.numel() for p in self.method.parameters()) / GIB
+            room -= ADAM_BYTES * sum(p.numel() for p in method.parameters()) / GIB
             if result.peak > room:
                 result.why = f"needs {result.peak:.1f} GiB, and with the optimizer there are {room:.1f} GiB"
 
-    def _pass_over(self, kind: tuple[int, int, int]) -> Callable[[], None]:
-        batch = self.batches.example(kind)
-        call = functools.partial(compiling.rehearse, batch, self.family, self.parts, self.method, self.run)
-        if not self.run.config.compile.compile:  # what attention the model asks for can be seen in eager blocks
-            self.kernels = self.kernels or attention.Watch(self.run.device)
+    def _pass_over(self, compute_loss: LossFunction, kind: tuple[int, int, int]) -> Callable[[], None]:
+        call = functools.partial(compute_loss.rehearse, self.batches.example(kind), self.world.device)
+        if not compute_loss.config.compile.compile:  # what attention the model asks for can be seen in eager blocks
+            self.kernels = self.kernels or attention.Watch(self.world.device)
             with self.kernels:
                 call()
         return call
 
 
-def best_config(batches: Any, family: Any, parts: Any, method: Any, run: Any) -> Any:
-    """The config to train with: the run's own, or with `compile_autotune` the fastest of it on this machine.
+def best_config(batches: Batches, compute_loss: LossFunction, clock: Clock, world: World, journal: Journal) -> Any:
+    """The config to train with: the one asked for, or with `compile_autotune` the fastest of it on this machine.
 
     Where there are several processes, one measures for all.
     """
-    if not run.config.compile.compile_autotune:
-        return run.config
-    found = [Tuner(batches, family, parts, method, run).decide() if run.main else None]
-    if run.ranks > 1:
+    config = compute_loss.config
+    if not config.compile.compile_autotune:
+        return config
+    found = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
+    if world.ranks > 1:
         # Measuring takes longer than PyTorch lets processes wait for each other.
         store, done = torch_private.process_store(), "compile_autotune"
-        if run.main:
+        if world.main:
             store.set(done, "1")
         while not store.check([done]):
-            run.wishes.check()
+            journal.requests.check()
             time.sleep(WAIT)
         torch.distributed.broadcast_object_list(found)
-    run.config = family.config = schema.replace(run.config, **found[0] or {})
-    return run.config
+    compute_loss.family.config = schema.replace(config, **found[0] or {})
+    return compute_loss.family.config
 
 
 def fastest(results: list[Measured], passes: int) -> Measured:
@@ -236,16 +242,16 @@ def summary(chosen: Measured, results: list[Measured], passes: int, known: bool)
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (
             f"compile_autotune: eager steps take {chosen.seconds:.3g} s, so the whole training takes "
-            f"{clock(chosen.total(passes))}: compiling would take longer than it saves"
+            f"{duration(chosen.total(passes))}: compiling would take longer than it saves"
         )
     if not chosen.seconds:
         return f"{tried}, none of which could be used; continuing {shown or 'as it was asked for'}"
     eager = next((r for r in results if r.changes.get("compile") is False and not r.why), None)
     against = f" instead of {eager.seconds:.3g} s eagerly" if eager and eager is not chosen else ""
-    why = f"With it the whole training takes {clock(chosen.total(passes))}"
+    why = f"With it the whole training takes {duration(chosen.total(passes))}"
     if others := [result for result in results if not result.why and result is not chosen]:
         second = min(others, key=lambda result: result.total(passes))
-        why += f", and {clock(second.total(passes))} with the next best, {short(second.changes)}"
+        why += f", and {duration(second.total(passes))} with the next best, {short(second.changes)}"
     return f"{tried}; the fastest is {shown}: {chosen.seconds:.3g} s a batch{against}. {why}, compiling included."
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 import torch
@@ -16,6 +16,9 @@ from library.config.schema import values
 from library.files import write_atomic
 from library.memory import attention
 
+if TYPE_CHECKING:
+    from library.train.autotune import Tuner
+
 ROOT = Path(__file__).resolve().parents[1]
 CODE = (
     "compiler/*.py",
@@ -23,7 +26,7 @@ CODE = (
     "methods/*.py",
     "train/autotune.py",
     "bench/measured.py",
-    "train/compiling.py",
+    "train/precompile.py",
     "train/loss.py",
 )
 PACKAGES = ("diffusers", "transformers", "lycoris-lora")  # whose code a pass runs, too
@@ -43,19 +46,19 @@ def folder() -> Path:
     return platformdirs.user_cache_path("kohya", appauthor=False) / "tuning"
 
 
-def fingerprint(tuner: Any) -> str:
+def fingerprint(tuner: "Tuner") -> str:
     """A training's fingerprint: machine, PyTorch, code, model, what learns in it, options, sizes of batches."""
-    run, config = tuner.run, tuner.run.config
+    config, world, known = tuner.config, tuner.world, tuner.compute_loss
     ours = values(config)
     sections = {n for section in SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())}
     facts = {
         "version": VERSION,
-        "machine": [cache.key(run.device), torch.get_num_threads(), run.ranks, attention.offered(run.device)],
-        "code": [_code(tuner.family.name), *map(_version, PACKAGES)],
+        "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
+        "code": [_code(known.family.name), *map(_version, PACKAGES)],
         "model": [
-            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in tuner.parts.denoiser.named_parameters()
+            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in known.components.denoiser.named_parameters()
         ],
-        "encoders": {name: bool(tuner.method.trained_parts.get(name)) for name in sorted(tuner.parts.encoders)},
+        "encoders": {name: bool(known.method.trained_parts.get(name)) for name in sorted(known.components.encoders)},
         "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
         "sizes": _shares(tuner.batches.kinds()),
     }

@@ -1,135 +1,173 @@
 """What a training leaves on disk, and when: files during the run, states to resume from, the result at the end."""
 
 from pathlib import Path
-from typing import Any
 
 from library.config.schema import ConfigError
+from library.data.images import ImageSet
+from library.files import free_space
 from library.outputs import paths, verify
-from library.outputs.dataset_stats import figures
+from library.outputs.dataset_stats import dataset_stats
 from library.outputs.metadata import Metadata
 from library.train import errors, optimizers, resume_state
-from library.train.backups import Backups
+from library.train.journal import Journal
+from library.train.training import Training
 
 
 class Checkpointer:
     """Saves what is due and removes what is outdated."""
 
-    def __init__(self, run: Any, family: Any, method: Any, updates: Any, batches: Any, images: Any) -> None:
-        config = self._config = run.config
-        self._run, self._learner, self._updates, self._batches = run, method, updates, batches
-        self._names, self._backups = paths.names(config), Backups(run)
-        self._every_epochs = paths.every_n_epochs(config, run.clock.epochs)
+    def __init__(self, training: Training, images: ImageSet) -> None:
+        config, clock, world = training.config, training.clock, training.world
+        self._training, self._config, self._journal = training, config, training.journal
+        self._names, self._backups = paths.names(config), Backups(paths.names(config), training.journal)
+        self._every_epochs = paths.every_n_epochs(config, clock.epochs)
         self._shapes: verify.Shapes = {}
-        if run.main:
-            total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * run.ranks
-            facts = figures(images, config, len(batches), run.clock.epochs, total)
-            self._metadata = Metadata(config, family, facts, optimizers.describe(config))
-
-    def resume(self) -> None:
-        """Go on where an earlier run stopped, if that is asked for."""
-        if folder := self._config.steps.resume:
-            self._run.phase("resuming")
-            resume_state.load(Path(folder), self._run, self._learner, self._updates, self._batches)
-            self._run.say(f"Resumed {folder} after step {self._run.clock.step}.")
+        if world.main:
+            total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
+            stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
+            self._metadata = Metadata(config, training.family, stats, optimizers.describe(config))
 
     def when_due(self) -> None:
         """After a step: the files and states of this step and of this epoch, and what somebody asked for."""
-        clock, options = self._run.clock, self._config.save
-        if self._run.granted("save"):
-            self._asked()
+        clock, options, requests = self._training.clock, self._config.save, self._journal.requests
+        if requests.granted("save"):  # a file of this step and a state to go on from; nothing is removed for them
+            self._check()
+            self._save_file(self._names.step(clock.step))
+            self._save_state(self._names.state(step=clock.step))
         for what in clock.every(options.save_every_n_steps, self._every_epochs):
             if what == "step":
                 self._keep(step=clock.step)
             elif clock.epoch < clock.epochs:  # the last epoch's file is the final one
                 self._keep(epoch=clock.epoch)
-        if self._run.granted("backup") and not clock.done:  # and unless a state has just been saved
-            self._backup()
-
-    def _asked(self) -> None:
-        """A file of this step and a state to go on from; nothing is removed for them."""
-        self._check()
-        step = self._run.clock.step
-        self._file(self._names.step(step))
-        self._state(self._names.state(step=step))
+        if requests.granted("backup") and not clock.done:  # and unless a state has just been saved
+            self._check()
+            self._save_state(None)
 
     def final(self) -> Path:
         """The result. After a stop there is a state beside it, so that the run can be gone on with."""
-        run, options = self._run, self._config.save
+        options = self._config.save
         self._check()
-        if options.save_state or options.save_state_on_train_end or run.stopping:
-            self._state(self._names.state())
+        if options.save_state or options.save_state_on_train_end or self._journal.requests.stopping:
+            self._save_state(self._names.state())
         path = self._names.last
-        self._file(path)
-        if run.main:
+        self._save_file(path)
+        if self._training.world.main:
             self._backups.discard()
-        run.say(f"Saved {path}")
+        self._journal.say(f"Saved {path}")
         return path
 
     def _keep(self, **when: int) -> None:
+        """The file of a step or an epoch, and its state where states are wanted; the outdated ones go."""
         self._check()
+        config = self._config
         if "step" in when:
-            path, old = self._names.step(when["step"]), paths.outdated_step(self._config, when["step"])
-            old_state = paths.outdated_step(self._config, when["step"], state=True)
+            path, old = self._names.step(when["step"]), paths.outdated_step(config, when["step"])
+            old_state = paths.outdated_step(config, when["step"], state=True)
         else:
             epoch, every = when["epoch"], self._every_epochs
-            path, old = self._names.epoch(epoch), paths.outdated_epoch(self._config, epoch, every=every)
-            old_state = paths.outdated_epoch(self._config, epoch, state=True, every=every)
-        self._file(path)
-        if self._config.save.save_state:
-            self._state(self._names.state(**when))
-        if self._run.main:
-            for path in (old, old and self._names.average(old), old_state if self._config.save.save_state else None):
-                self._run.uploads.wait_for(path)
+            path, old = self._names.epoch(epoch), paths.outdated_epoch(config, epoch, every=every)
+            old_state = paths.outdated_epoch(config, epoch, state=True, every=every)
+        self._save_file(path)
+        if config.save.save_state:
+            self._save_state(self._names.state(**when))
+        if self._training.world.main:
+            for path in (old, old and self._names.average(old), old_state if config.save.save_state else None):
+                self._journal.uploads.wait_for(path)
                 paths.remove(path)
 
     def _check(self) -> None:
-        """Nothing is saved that is not sound: neither after a step that failed, nor weights that are no numbers."""
-        self._run.settle()
-        if why := errors.weights_problem(self._learner.parameters(), self._run):
+        """Nothing is saved that is not sound: neither after a step that failed, nor weights that are not finite."""
+        training = self._training
+        training.step_log.settle()
+        parameters = training.method.parameters()
+        if why := errors.weights_problem(parameters, training.clock.step, self._journal.newest):
             raise ConfigError(why)
 
-    def _file(self, path: Path) -> None:
-        run = self._run
-        run.phase("saving")
-        if run.main:
-            with optimizers.averaged(self._updates.bare):
+    def _save_file(self, path: Path) -> None:
+        updates, world = self._training.updates, self._training.world
+        self._journal.phase("saving")
+        if world.main:
+            with optimizers.averaged(updates.bare):
                 self._write(path)
-            if average := self._updates.average:
-                with average.shown():
+            if updates.average:
+                with updates.average.applied():
                     self._write(self._names.average(path))
-        run.accelerator.wait_for_everyone()
+        world.wait_for_everyone()
 
     def _write(self, path: Path) -> None:
-        run = self._run
-        progress = run.clock.epoch, run.clock.step
-        paths.result(path, self._learner, self._config, self._metadata.of_file(*progress), progress)
-        checked = verify.check(path, self._expected, self._config)
+        clock, method = self._training.clock, self._training.method
+        progress = clock.epoch, clock.step
+        paths.result(path, method, self._config, self._metadata.of_file(*progress), progress)
+
+        def expected() -> verify.Shapes:
+            self._shapes = self._shapes or verify.expected(method)
+            return self._shapes
+
+        checked = verify.check(path, expected, self._config)
         if not checked.get("ok", True):
-            run.warn(f"{path.name} does not load as it should: {checked['text']}")
-        run.saved(path, **checked)
+            self._journal.warn(f"{path.name} does not load as it should: {checked['text']}")
+        self._journal.saved(path, clock.step, **checked)
 
-    def _expected(self) -> verify.Shapes:
-        self._shapes = self._shapes or verify.expected(self._learner)
-        return self._shapes
+    def _save_state(self, folder: Path | None) -> None:
+        """Save a state to resume from; without a folder, as the backup that replaces the one before."""
+        self._journal.phase("saving the state")
+        step = self._training.clock.step
+        if state := resume_state.collect(self._training):
+            if folder is None:
+                self._backups.write(state, step)
+            else:
+                state.write(folder)
+                self._journal.saved(folder, step)
+                self._backups.discard()
+        self._training.world.wait_for_everyone()
+        self._journal.requests.state_saved()
 
-    def _state(self, folder: Path) -> None:
-        run = self._run
-        run.phase("saving the state")
-        if found := self._collected():
-            found.write(folder)
-            run.saved(folder)
-            self._backups.discard()
-        run.accelerator.wait_for_everyone()
-        run.state_saved()
 
-    def _backup(self) -> None:
-        self._check()
-        run = self._run
-        run.phase("saving the state")
-        if found := self._collected():
-            self._backups.write(found)
-        run.accelerator.wait_for_everyone()
-        run.state_saved()
+class Backups:
+    """States that are saved now and then, by time: what a crash or a power cut leaves of a training.
 
-    def _collected(self) -> resume_state.State | None:
-        return resume_state.collect(self._run, self._learner, self._updates, self._batches)
+    The newest is kept. What cannot be saved is said once, and ends no training.
+    """
+
+    def __init__(self, names: paths.Names, journal: Journal) -> None:
+        self._names, self._journal = names, journal
+        self._warned = False
+
+    def write(self, state: resume_state.State, step: int) -> None:
+        """Save a state; the one before goes when this one is whole."""
+        folder = self._names.backup(step)
+        try:
+            if short := self._short(folder, state):
+                raise ConfigError(short)
+            state.write(folder)
+        except (ConfigError, OSError) as error:
+            if not self._warned:
+                self._warned = True
+                known = self._names.backups()
+                left = f"the newest is {known[-1].name}" if known else "there is none yet"
+                self._journal.warn(
+                    f"save_state_every_n_minutes: the state after step {step} was not saved, {left} ({error}); "
+                    "the training goes on and tries again"
+                )
+            return
+        self._warned = False
+        self._journal.saved(folder, step, backup=True)
+        self.discard(keep=folder)
+
+    def discard(self, keep: Path | None = None) -> None:
+        """Delete the others, or all: something newer to resume from is there, or nothing is left to do."""
+        for path in self._names.backups():
+            if path != keep:
+                paths.remove(path)
+
+    def _short(self, folder: Path, state: resume_state.State) -> str:
+        """Why there is no room. What comes later must not find the disk full: another state, and the result."""
+        free = free_space(folder)
+        held = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())
+        later = state.size + state.size_of_weights
+        if free >= state.size and free - state.size + held >= later:
+            return ""
+        needed = max(state.size, state.size + later - held)
+        return (
+            f"{needed / 1e9:.1f} GB needed in {folder.parent}, also for what is saved later, {free / 1e9:.1f} GB free"
+        )

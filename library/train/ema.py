@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from library.compiler import torch_private
 from library.config.schema import ConfigError
+from library.methods import TrainingMethod
+from library.train.world import World
 
 
 class ExponentialMovingAverage:
@@ -22,10 +24,10 @@ class ExponentialMovingAverage:
         self.start()
 
     @classmethod
-    def wanted(cls, method: Any, config: Any, run: Any) -> "ExponentialMovingAverage | None":
+    def wanted(cls, method: TrainingMethod, config: Any, world: World) -> "ExponentialMovingAverage | None":
         """The average of a run, if it is to keep one. The process that saves is the only one that needs it."""
-        on = config.optim.ema_decay and run.main
-        return cls(method.parameters(), config, run.device) if on else None
+        on = config.optim.ema_decay and world.main
+        return cls(method.parameters(), config, world.device) if on else None
 
     def start(self) -> None:
         """Begin with the weights as they are."""
@@ -41,16 +43,17 @@ class ExponentialMovingAverage:
         if step % self._every:
             return
         number = step // self._every
-        share = 1 - min(self._decay**self._every, (1 + number) / (10 + number))
+        decay = min(self._decay**self._every, (1 + number) / (10 + number))
+        # PyTorch's AveragedModel would copy whole networks, in their own dtype; its update is what is needed of it.
+        lerp = get_ema_multi_avg_fn(decay)
         if all(p.dtype == torch.float32 and p.device == self._device for p in self._parameters):
-            weights = [p.detach() for p in self._parameters]
-            torch_private.foreach_lerp_(self.values, weights, share)
+            lerp(self.values, [*self._parameters], number)
             return
-        for value, p in zip(self.values, self._parameters, strict=True):
-            value.lerp_(p.to(self._device, torch.float32), share)
+        for value, p in zip(self.values, self._parameters, strict=True):  # one by one: a copy of all may be too large
+            lerp([value], [p.to(self._device, torch.float32)], number)
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Inside, the networks hold the average; the weights wait in host memory and come back bit for bit."""
         kept = [p.detach().to("cpu", copy=True) for p in self._parameters]
         try:

@@ -1,4 +1,4 @@
-"""What ends a training before its time, in words that say what to do."""
+"""Turn fatal errors of a training into advice for its user."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,22 +11,27 @@ from library.config.schema import ConfigError
 from library.data.folders import some
 
 MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
+Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
+
 NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
-def explain_error(error: BaseException, run: Any) -> BaseException:
-    """The error as the user should read it; itself, where there is nothing better to say."""
+def explain_error(error: BaseException, config: Any, doing: str, newest: Newest) -> BaseException:
+    """The error as the user should read it; itself, where there is nothing better to say.
+
+    `doing` is the phase or step that it ended, `newest` what was saved last.
+    """
     if isinstance(error, torch.OutOfMemoryError):
-        ways = _listed([*_smaller(run), "lower resolution"])
-        return ConfigError(f"the GPU ran out of memory ({_where(run)}): {ways}{_go_on(run)}")
+        ways = _listed([*_smaller(config, doing), "lower resolution"])
+        return ConfigError(f"the GPU ran out of memory ({doing}): {ways}{_go_on(newest)}")
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_ROOM):
         ways = "use fewer data loader workers, cache to disk instead of in memory, or close other programs"
-        return ConfigError(f"the computer ran out of memory, RAM ({_where(run)}): {ways}{_go_on(run)}")
+        return ConfigError(f"the computer ran out of memory, RAM ({doing}): {ways}{_go_on(newest)}")
     return error
 
 
 class NonFiniteWatch:
-    """Watches the numbers of the steps for those that are none."""
+    """Looks for losses and gradients that are NaN or infinite."""
 
     def __init__(self, scaled: bool) -> None:
         self._scaled = scaled  # with scaled losses (fp16), infinite gradients are part of the search for the scale
@@ -45,9 +50,9 @@ class NonFiniteWatch:
         return "gradient"
 
 
-def non_finite_message(what: str, line: Mapping[str, Any], images: list[str], run: Any) -> str:
-    """The sentence about a number of a step that is none; `images` are those whose loss it is."""
-    config, ways = run.config, ["lower the learning rate"]
+def non_finite_message(what: str, line: Mapping[str, Any], images: list[str], config: Any, newest: Newest) -> str:
+    """The sentence about a loss or gradient that is NaN or infinite; `images` are those whose loss it is."""
+    ways = ["lower the learning rate"]
     if config.precision.mixed_precision == "fp16":
         ways.append("use mixed_precision bf16, whose range is larger")
         if not config.cache.latents and not getattr(config.model, "no_half_vae", True):
@@ -59,26 +64,21 @@ def non_finite_message(what: str, line: Mapping[str, Any], images: list[str], ru
     else:
         value = line["loss"] if what == "loss" else line["grad_norm"]
         about = f"the {what} of step {line['step']} is {'NaN' if math.isnan(value) else 'infinite'}"
-    return f"{about}{f' with {some(images, 8)}' if images else ''}: {_listed(ways)}{_go_on(run)}"
+    return f"{about}{f' with {some(images, 8)}' if images else ''}: {_listed(ways)}{_go_on(newest)}"
 
 
-def weights_problem(parameters: list[torch.nn.Parameter], run: Any) -> str:
+def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> str:
     """Why these weights must not be saved, "" when they may. Waits for the device."""
     sound: dict[torch.device, list[torch.Tensor]] = {}  # swapped blocks are in host memory
     for p in parameters:
         sound.setdefault(p.device, []).append(p.detach().isfinite().all())
     if all(torch.stack(flags).all() for flags in sound.values()):
         return ""
-    return f"after step {run.clock.step} the weights hold NaN or infinity: lower the learning rate{_go_on(run)}"
+    return f"after step {step} the weights hold NaN or infinity: lower the learning rate{_go_on(newest)}"
 
 
-def _where(run: Any) -> str:
-    return run.doing or f"step {run.clock.step}"
-
-
-def _smaller(run: Any) -> Iterator[str]:
+def _smaller(config: Any, doing: str) -> Iterator[str]:
     """The options that would need less, those first that cost least."""
-    config, doing = run.config, run.doing
     if doing.startswith("caching latents"):
         yield from ["lower vae_batch_size"] * (config.cache.vae_batch_size > 1)
         return
@@ -102,19 +102,14 @@ def _smaller(run: Any) -> Iterator[str]:
         yield "use optimizer_type Adafactor with fused_backward_pass"
 
 
-def _go_on(run: Any) -> str:
+def _go_on(newest: Newest) -> str:
     """What is left of the work so far."""
-    if state := run.newest.get("state"):
+    if state := newest.get("state"):
         return f"; resume from {state}"
-    if file := run.newest.get("file"):
+    if file := newest.get("file"):
         return f"; the last good file is {file}"
     return ""
 
 
 def _listed(ways: list[str]) -> str:
     return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
-
-
-def kind_of(path: Path) -> str:
-    """Whether something that was saved is a "state" to resume from or a "file" to use."""
-    return "state" if path.is_dir() and path.name.endswith("-state") else "file"

@@ -1,19 +1,36 @@
 """The training, read from top to bottom."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from library import data, families, memory, methods
-from library.compiler import torch_settings
+import torch
+from torch import Tensor
+
+from library import data, families, methods
+from library.compiler import blocks, prewarm, torch_settings
+from library.compiler.log import CompileLog
+from library.data.images import ImageSet
+from library.data.loading import Batch
 from library.memory import attention
+from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.train import autotune, compiling, loss
+from library.train import autotune, resume_state, rng
 from library.train.checkpointer import Checkpointer
-from library.train.run import Run
+from library.train.clock import Clock
+from library.train.journal import Journal
+from library.train.loss import LossFunction
+from library.train.precompile import Precompiler
 from library.train.samples import SampleRunner
+from library.train.step_log import StepLog
+from library.train.step_metrics import BatchLoss
+from library.train.stepper import Stepper
+from library.train.stop_requests import WorkCancelled
+from library.train.training import Training
 from library.train.updates import Updates
 from library.train.validation import Validation
+from library.train.world import World
 
 
 def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
@@ -21,53 +38,132 @@ def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] 
 
     `remarks` and `notes` go into the run's record; the notes have been said before.
     """
-    with torch_settings.settings_kept(), attention.settings_kept(), Run(config) as run:
-        run.begin(remarks, notes)
+    world = World(config)
+    seed = rng.seed_everything(config.steps.seed, world.ranks)
+    with (
+        torch_settings.settings_kept(),
+        attention.settings_kept(),
+        world,
+        Journal(config, world, seed) as journal,
+        CompileLog(journal.on_graph) as compile_log,
+    ):
+        journal.begin(remarks, notes)
         family = families.of(config)
 
         # What to learn from. Encoded once, then what encodes it leaves.
-        run.phase("reading the data set")
+        journal.phase("reading the data set")
         images = data.scan(config)
-        run.phase("loading the model")
-        with compiling.getting_ready(run):
-            parts = family.load(run.storage, run.compute)
-        fp8_storage.store_encoders(parts.encoders, config)
-        previews = SampleRunner(family, parts, config, run)
-        previews.remember()
-        data.encode(images, family, parts, config, run)
-        batches = data.batches(images, config, run.seed, run.rank, run.ranks)
-        run.plan(batches, data.summary(images))
+        journal.phase("loading the model")
+        with prewarm.prewarm_inductor(config.compile, world.device):
+            components = family.load(world.storage_dtype, world.compute_dtype)
+        fp8_storage.store_encoders(components.encoders, config)
+        samples = SampleRunner(family, components, config)
+        samples.encode_prompts(world, journal)
+        data.encode(images, family, components, config, world, journal.phase)
+        batches = data.batches(images, config, seed, world.rank, world.ranks)
+        clock = Clock.of(config, len(batches))
+        batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
+        journal.plan(clock, data.summary(images), batches)
 
-        # What learns: the whole model, or adapters inside it. Then make it fit and fly.
-        method = methods.attach(parts, family, config)
-        run.place(parts, method, keep_vae=previews.wanted)
-        config = autotune.best_config(batches, family, parts, method, run)
-        memory.prepare_encoders(parts.encoders, method.trained_parts, config)
-        texts = any(map(method.trained_parts.get, parts.encoders))
-        sizes, log = batches.kinds(), run.compile_log
-        prepared = memory.prepare(parts.denoiser, family, config, run.device, sizes, texts, log)
-        log.attention, log.fallback = prepared.attention, prepared.not_compiled
+        # What learns: the whole model, or adapters inside it.
+        method = methods.attach(components, family, config)
+        world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
+        generators = rng.StepGenerators(seed, world.device, world.rank)
+        compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
+        config = autotune.best_config(batches, compute_loss, clock, world, journal)
+        compute_loss = replace(compute_loss, config=config)
+
+        # Make it fit and fast: storage, swapping, checkpointing and compilation. Then what steps it.
+        prepare_encoders(components.encoders, method.trained_parts, config)
+        text_learns = any(map(method.trained_parts.get, components.encoders))
+        sizes = batches.kinds()
+        prepared = prepare_denoiser(components.denoiser, family, config, world.device, sizes, text_learns, compile_log)
+        compile_log.attention, compile_log.fallback = prepared.attention, prepared.not_compiled
         if prepared.not_compiled:
-            run.warn(f"Not compiled: {prepared.not_compiled}")
-        updates = Updates(method, config, run)
-        run.distribute(parts, method)
+            journal.warn(f"Not compiled: {prepared.not_compiled}")
+        updates = Updates(method, config, world, seed, clock.total)
+        if not config.optim.stepped_early:  # which averages by itself
+            world.average_gradients(components, method, config.distributed)
         method.train()
-        checkpointer = Checkpointer(run, family, method, updates, batches, images)
-        validation = Validation(images, family, parts, method, run)
-        checkpointer.resume()
-        compiling.ahead(batches, family, parts, method, run)
-        previews.at_first()
 
-        for window in run.steps(batches):  # starts where the resumed state stopped
-            wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, method, run))
-            if wrong is None:  # the step is dropped: somebody wants an end now
-                break
-            norms = updates.apply(wrong)
-            run.log(wrong, norms, updates.rates())
+        precompiler = Precompiler(config, world, journal, compile_log, clock)
+        step_log = StepLog(config, clock, world, journal, precompiler)
+        training = Training(world, journal, clock, batches, compute_loss, updates, step_log)
+        with step_log:
+            return take_steps(training, precompiler, images, samples)
 
-            # Once in a while: measure it, look at it, keep it.
-            validation.when_due()
-            previews.when_due()
-            checkpointer.when_due()
 
-        return checkpointer.final()
+def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, samples: SampleRunner) -> Path:
+    """All steps of a training that is set up, with what is done once in a while; returns the file that came of it."""
+    config, clock, journal = training.config, training.clock, training.journal
+    compute_loss, updates = training.compute_loss, training.updates
+    checkpointer, validation = Checkpointer(training, images), Validation(training, images)
+    if config.steps.resume:
+        resume_state.resume(Path(config.steps.resume), training)
+    precompiler.run_ahead(training.batches, compute_loss, training.step_log.meter.pause)
+    samples.at_first(training)
+
+    accumulation = config.steps.gradient_accumulation_steps
+    stepper = Stepper(training.batches, clock, training.generators, training.world, journal.requests, accumulation)
+    for window in stepper:  # the batches of one optimizer step, from where the resumed state stopped
+        journal.doing = f"step {clock.step}"
+        try:
+            numbers, losses = train_step(window, stepper, compute_loss, updates, precompiler, journal.has_curves)
+        except WorkCancelled:  # somebody cannot wait for the end of the step
+            updates.zero_grad()
+            stepper.drop_step()
+            break
+        training.step_log.push(numbers, losses, updates.rates(), stepper.timer.ended())
+
+        # Once in a while: measure it, look at it, keep it.
+        validation.when_due()
+        samples.when_due(training)
+        checkpointer.when_due()
+
+    journal.completed = clock.done
+    return checkpointer.final()
+
+
+def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
+    window: Sequence[Batch],
+    stepper: Stepper,
+    compute_loss: LossFunction,
+    updates: Updates,
+    precompiler: Precompiler,
+    watched: bool = False,
+) -> tuple[dict[str, Tensor], list[BatchLoss]]:
+    """One optimizer step over the batches of `window`.
+
+    Returns its numbers (the loss over all processes, norms), and the loss of each batch with its images, all of them
+    scalars on the device: nothing here waits for it. `watched` asks for numbers that only trackers show.
+    """
+    world, clock = stepper.world, stepper.clock
+
+    def forward_backward() -> list[BatchLoss]:
+        losses = []
+        for number, batch in stepper.micro_batches(window, compute_loss.compile_log):
+            with world.accumulating(last=number == len(window)):
+                loss = compute_loss(batch)
+                world.accelerator.backward(loss / len(window))  # scaled in fp16, averaged over processes
+            losses.append((loss.detach(), batch.paths))
+        return losses
+
+    before = rng.get_rng_state(world.device) if compute_loss.compile_log.active else None
+    try:
+        losses = forward_backward()
+    except Exception as error:
+        if before is None or not blocks.is_compile_error(error):
+            raise
+        precompiler.give_up(error)  # ends the training, unless compile_fallback is set
+        updates.zero_grad()
+        rng.set_rng_state(before, world.device)  # forward and backward never differ in what they draw
+        losses = forward_backward()
+
+    loss, asked = stepper.over_ranks(torch.stack([loss for loss, _ in losses]).mean())
+    numbers = {"loss": loss, **updates.clip()}
+    if updates.should_step(*numbers.values()):
+        numbers |= updates.step(watched)
+    numbers |= updates.limit_norms()
+    updates.zero_grad()
+    updates.average_weights(clock.step)
+    return {**numbers, **asked}, losses

@@ -1,58 +1,123 @@
-"""How wrong the model is about a batch."""
+"""The loss of a batch: noise it, predict, compare."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from library.compiler.log import CompileLog
+from library.data.loading import Batch
+from library.families.base import Family, ModelComponents, NoisedBatch
+from library.methods import TrainingMethod
 from library.objectives import loss as objective
-from library.objectives.base import NoisedBatch
+from library.train.rng import StepGenerators
+
+Predict = Callable[[NoisedBatch, dict[str, Tensor], Tensor], Tensor]
 
 
-def of(
-    batch: Any, family: Any, parts: Any, method: Any, run: Any, noise: Callable[[Tensor], NoisedBatch] | None = None
-) -> Tensor:
-    """Mean weighted error over a batch, a scalar on the device. Nothing here waits for the device.
+class Machine(Protocol):
+    """What a loss asks of the machine: which of how many processes this is, and its mixed precision."""
 
-    `noise` makes latents hard; without it, that is done as the run's random numbers say.
-    """
-    batch = batch.to(run.device)
-    with torch.no_grad():
-        latents = batch.latents
-        if latents is None:
-            # As where they are cached: the VAE's order in memory depends on the size, and a graph on the order.
-            latents = family.latents(parts, batch.pixels, run.encoding).contiguous()
-        noised = noise(latents) if noise else noised_here(family, latents, run)
-    with run.autocast():
-        text = conditions(batch, family, parts, method)
-        size = batch.full if run.compiled else len(batch)
-        predict = functools.partial(filled_up, size, functools.partial(family.predict, parts.denoiser))
-        predicted = predict(noised, text, batch.sizes)
-        target = noised.target
-        if batch.keep_base is not None:
-            base = without_adapters(method, lambda: predict(noised, text, batch.sizes))
-            target = torch.where(batch.keep_base[:, None, None, None], base, target)
-    wrong = objective.elementwise(predicted, target, run.config, noised)
-    return objective.reduce(wrong, noised.weight, batch.weights, batch.mask)
+    rank: int
+    ranks: int
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Mixed precision."""
+        ...
 
 
-def noised_here(family: Any, latents: Tensor, run: Any) -> NoisedBatch:
-    """This process' part of the noise for the batches of all processes.
+@dataclass(frozen=True)
+class LossFunction:
+    """Mean weighted loss of a batch on the device, a scalar there. Nothing in it waits for the device."""
 
-    All draw the same numbers and take their own share, so that two processes learn what one would from twice the batch.
-    """
-    if run.ranks == 1:
-        return family.noised(latents, run.generator)
-    whole = family.noised(latents.repeat(run.ranks, 1, 1, 1), run.generator)
-    own = slice(run.rank * len(latents), (run.rank + 1) * len(latents))
-    values = {f.name: getattr(whole, f.name) for f in fields(whole)}
-    return replace(whole, **{name: value[own] for name, value in values.items() if value is not None})
+    family: Family
+    components: ModelComponents
+    method: TrainingMethod
+    config: Any
+    machine: Machine
+    generators: StepGenerators
+    compile_log: CompileLog
+
+    def __call__(self, batch: Batch, noise: Callable[[Tensor], NoisedBatch] | None = None) -> Tensor:
+        """`noise` makes noised latents of latents; without it the step's generator draws noise and timesteps."""
+        family, components = self.family, self.components
+        with torch.no_grad():
+            latents = batch.latents
+            if latents is None:
+                assert batch.pixels is not None  # a batch has one of both
+                # As where they are cached: the VAE's order in memory depends on the size, and a graph on the order.
+                latents = family.latents(components, batch.pixels, self.generators.vae).contiguous()
+            noised = noise(latents) if noise else self.add_noise(latents)
+        with self.machine.autocast():
+            text = self.text(batch)
+            compiled = self.config.compile.compile and not self.compile_log.fallback
+            size = batch.full if compiled else len(batch)
+            predict = functools.partial(predict_padded, size, functools.partial(family.predict, components.denoiser))
+            predicted = predict(noised, text, batch.sizes)
+            target = noised.target
+            if batch.keep_base is not None:
+                base = self._without_adapters(lambda: predict(noised, text, batch.sizes))
+                target = torch.where(batch.keep_base[:, None, None, None], base, target)
+        losses = objective.elementwise(predicted, target, self.config, noised)
+        return objective.reduce(losses, noised.weight, batch.weights, batch.mask)
+
+    def add_noise(self, latents: Tensor) -> NoisedBatch:
+        """This process' share of the noise for the batches of all processes.
+
+        All draw the same numbers and take their own, so that two processes learn what one would from twice the batch.
+        """
+        rank, ranks, generator = self.machine.rank, self.machine.ranks, self.generators.noise
+        if ranks == 1:
+            return self.family.noised(latents, generator)
+        own = slice(rank * len(latents), (rank + 1) * len(latents))
+        return _each(self.family.noised(latents.repeat(ranks, 1, 1, 1), generator), lambda values: values[own])
+
+    def text(self, batch: Batch) -> dict[str, Tensor]:
+        """Text outputs: the cached ones, and those of the encoders that learn or were never cached."""
+        text = dict(batch.text or {})
+        live = live_encoders(self.components, self.method, cached=batch.text is not None)
+        if live:
+            learns = any(self.method.trained_parts.get(name) for name in live)
+            with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+                text |= self.family.text(self.components, batch.captions, tuple(live))
+        return text
+
+    def _without_adapters(self, predict: Callable[[], Tensor]) -> Tensor:
+        """The base model's own answer, for images that shall not change it (diff_output_preservation).
+
+        Gradients stay on, and their graph is thrown away: a compiled block would need another graph without them.
+        """
+        method: Any = self.method  # adapters: the options allow it for nothing else
+        method.set_multiplier(0.0)
+        try:
+            return predict().detach()
+        finally:
+            method.set_multiplier(1.0)
+
+    def rehearse(self, batch: Batch, device: torch.device) -> None:
+        """Forward and backward as in a step, without a trace: no gradient is kept, and no hook of a weight runs."""
+        loss = self(batch.to(device))
+        weights = self.method.parameters()
+        if not self.config.adapters:  # cheap gradient targets that still force a backward pass through all blocks
+            weights = [p for p in weights if p.dim() < 2] or weights
+        torch.autograd.grad(loss, weights, allow_unused=True)
+
+    def unwrapped(self) -> "LossFunction":
+        """The same without the wrapping that averages gradients over processes."""
+
+        def inner(network: nn.Module) -> nn.Module:
+            return network.module if isinstance(network, nn.parallel.DistributedDataParallel) else network
+
+        known = self.components
+        encoders = {name: inner(encoder) for name, encoder in known.encoders.items()}
+        return replace(self, components=replace(known, denoiser=inner(known.denoiser), encoders=encoders))
 
 
-def filled_up(size: int, predict: Any, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
     """Predict for a batch that is shorter than `size`, the last of its bucket, in the shape of a full one.
 
     Another batch size would cost another graph of every block in the middle of a run. The rows that fill it up repeat
@@ -65,34 +130,15 @@ def filled_up(size: int, predict: Any, noised: NoisedBatch, text: dict[str, Tens
     def fill(rows: Tensor) -> Tensor:
         return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
 
-    values = {f.name: getattr(noised, f.name) for f in fields(noised)}
-    full = replace(noised, **{name: fill(value) for name, value in values.items() if value is not None})
+    full = _each(noised, fill)
     return predict(full, {name: fill(rows) for name, rows in text.items()}, fill(sizes))[: len(sizes)]
 
 
-def without_adapters(method: Any, predict: Callable[[], Tensor]) -> Tensor:
-    """The base model's own answer, for images that shall not change it (diff_output_preservation).
-
-    Gradients stay on, and their graph is thrown away: a compiled block would need another graph without them.
-    """
-    method.set_multiplier(0.0)
-    try:
-        return predict().detach()
-    finally:
-        method.set_multiplier(1.0)
-
-
-def conditions(batch: Any, family: Any, parts: Any, method: Any) -> dict[str, Tensor]:
-    """Text outputs: the cached ones, and those of the encoders that learn or were never cached."""
-    text = dict(batch.text or {})
-    live = live_encoders(parts, method, cached=batch.text is not None)
-    if live:
-        learns = any(method.trained_parts.get(name) for name in live)
-        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
-            text |= family.text(parts, batch.captions, live)
-    return text
-
-
-def live_encoders(parts: Any, method: Any, cached: bool) -> Sequence[str]:
+def live_encoders(components: ModelComponents, method: TrainingMethod, cached: bool) -> Sequence[str]:
     """Which text encoders have to run in every step."""
-    return tuple(name for name in parts.encoders if not cached or method.trained_parts.get(name))
+    return tuple(name for name in components.encoders if not cached or method.trained_parts.get(name))
+
+
+def _each(noised: NoisedBatch, change: Callable[[Tensor], Tensor]) -> NoisedBatch:
+    values = {f.name: getattr(noised, f.name) for f in fields(noised)}
+    return replace(noised, **{name: change(value) for name, value in values.items() if value is not None})

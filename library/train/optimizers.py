@@ -9,6 +9,7 @@ from typing import Any
 
 from library import optimizers, packages
 from library.config.problems import ConfigError, Problem, Text
+from library.methods import TrainingMethod
 from library.train import fused_step, optimizer_trial
 from library.train.lr_schedule import problems as schedule_problems
 from library.train.lr_schedule import schedule
@@ -34,7 +35,7 @@ USUAL_RATES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW
                "PagedLion8bit", "CAME", "AdamMini", "Muon")  # fmt: skip
 
 
-def optimizer(method: Any, config: Any, seed: int = 0) -> Any:
+def optimizer(method: TrainingMethod, config: Any, seed: int = 0) -> Any:
     """The optimizer over what learns, one group per learning rate. Call it when parameters are where they will stay.
 
     AdamW is fused on CUDA, unless optimizer_args say otherwise. Weights in half precision, and those that are stepped
@@ -57,7 +58,7 @@ def optimizer(method: Any, config: Any, seed: int = 0) -> Any:
     )
 
 
-def bundled(method: Any, groups: list[dict[str, Any]], config: Any) -> Any:
+def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: Any) -> Any:
     """How the weights are cut into bundles that are stepped one after the other; None: all are stepped at once."""
     early = config.optim.stepped_early
     if early == "fused_backward_pass":
@@ -66,8 +67,8 @@ def bundled(method: Any, groups: list[dict[str, Any]], config: Any) -> Any:
         total = sum(len(group["params"]) for group in groups)
         return fused_step.by_count(config.optim.fused_optimizer_groups, total)
     if early == "blockwise_fused_optimizers":
-        block_classes = method.family.block_classes
-        return fused_step.by_block(m for m in method.parts.denoiser.modules() if type(m).__name__ in block_classes)
+        modules = method.denoiser.modules() if method.denoiser else ()
+        return fused_step.by_block(m for m in modules if type(m).__name__ in method.block_classes)
     half = config.precision.full_bf16 or config.precision.full_fp16
     return fused_step.by_size if half and steps_alone(config) else None
 

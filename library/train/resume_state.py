@@ -6,20 +6,24 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from library.config.problems import ConfigError, Problem
+from library.config.schema import options
 from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
 from library.optimizers import spec_of
 from library.outputs.paths import names
 from library.outputs.writer import TensorLayout
 from library.tools.names import family_of
-from library.train import resume_diff, rng
+from library.train import rng
+
+if TYPE_CHECKING:
+    from library.train.training import Training
 
 VERSION = 1
 WHOLE = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
@@ -30,6 +34,17 @@ SCALER = "scaler.pt"
 OTHER_OPTIMIZER = Problem("resume",
     ": the state is of a run with another optimizer, or with other learning rates for other parts; "
     "resume with its own config")  # fmt: skip
+
+# Sections that decide where files go and how fast it is, but no number.
+ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
+# Of the others: what says where to start, how data is read, or is part of what the data themselves are compared by.
+NO_MATTER = (
+    *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
+    *("max_data_loader_n_workers", "persistent_data_loader_workers", "cache_info", "debug_dataset", "dataset_class"),
+    *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
+    *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights"),
+)
+FLAT = ("constant", "constant_with_warmup")  # schedules that do not look at the length of the training
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,76 +82,79 @@ class State:
         (place / PROGRESS).write_text(json.dumps(self.facts), encoding="utf-8")
 
 
-def collect(run: Any, method: Any, updates: Any, batches: Any) -> State | None:
+def collect(training: "Training") -> State | None:
     """The state as it is now, in the main process; every process must ask."""
-    sources = run.gathered(rng.get_rng_state(run.device))
-    if not run.main:
+    world, updates, clock = training.world, training.updates, training.clock
+    sources = world.gather(rng.get_rng_state(world.device))
+    if not world.main:
         return None
-    tensors = {WEIGHTS: method.snapshot()}
+    tensors = {WEIGHTS: training.method.snapshot()}
     values = {OPTIMIZER: updates.bare.state_dict(), SCHEDULER: updates.schedule.state_dict()}
     values |= {_randomness(rank): source for rank, source in enumerate(sources)}
     if updates.average:
         tensors[AVERAGE] = updates.average.state_dict()
-    if run.accelerator.scaler:
-        values[SCALER] = run.accelerator.scaler.state_dict()
-    facts = {"version": VERSION, **run.clock.state(), "seed": run.seed, "losses": run.meter.state()}
-    facts |= {"batches": batches.state_dict(), "settings": resume_diff.settings(run.config, run.clock.total)}
+    if world.scaler:
+        values[SCALER] = world.scaler.state_dict()
+    facts = {"version": VERSION, **clock.state(), "seed": training.generators.seed}
+    facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
+    facts |= {"settings": deciding_options(training.config, clock.total)}
     return State(tensors, values, facts)
 
 
-def load(folder: Path, run: Any, method: Any, updates: Any, batches: Any) -> None:
-    """Take over a state folder written by `State.write`. ConfigError when it does not fit this run."""
-    device = run.device
+def resume(folder: Path, training: "Training") -> None:
+    """Go on where a state folder written by `State.write` stopped. ConfigError when it does not fit this run."""
+    training.journal.phase("resuming")
+    config, world, updates, clock = training.config, training.world, training.updates, training.clock
     facts = read_progress(folder)
-    if not run.config.steps.moved and (why := finished(folder, facts, run.clock.total, names(run.config).last)):
+    if not config.steps.moved and (why := finished(folder, facts, clock.total, names(config).last)):
         raise ConfigError(why)
-    method.restore(_tensors(folder / WEIGHTS))
+    training.method.restore(_tensors(folder / WEIGHTS))
     try:
-        updates.bare.load_state_dict(_read(folder / OPTIMIZER, device))
+        updates.bare.load_state_dict(_read(folder / OPTIMIZER, world.device))
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, RuntimeError) as e:  # groups or memories of another kind
         raise ConfigError(OTHER_OPTIMIZER) from e
     updates.schedule.load_state_dict(_read(folder / SCHEDULER, "cpu"))
-    if updates.average:
-        _load_average(folder, run, updates)
-    if run.accelerator.scaler:
-        run.accelerator.scaler.load_state_dict(_read(folder / SCALER, device))
-    _compare(facts, run, batches.load_state_dict(facts["batches"]))
-    run.seed = facts["seed"]
-    if run.config.steps.moved:
-        run.start(batches)
-    else:
-        _go_on(facts, run, batches)
-    if (folder / _randomness(run.rank)).is_file():
-        rng.set_rng_state(_read(folder / _randomness(run.rank), "cpu"), device)
-
-
-def _go_on(facts: Mapping[str, Any], run: Any, batches: Any) -> None:
-    """Set the clock to where the state was saved."""
-    run.clock.step, run.clock.epoch = facts["current_step"], facts["current_epoch"]
-    # Of other data, or other steps, the epoch may already be over at this place.
-    steps = math.ceil(batches.index / run.config.steps.gradient_accumulation_steps)
-    run.clock.in_epoch = min(steps, run.clock.per_epoch) if batches.epoch == run.clock.epoch else run.clock.per_epoch
-    run.meter.load(facts["losses"][: run.clock.per_epoch])
-
-
-def _load_average(folder: Path, run: Any, updates: Any) -> None:
-    if (folder / AVERAGE).is_file():
+    if updates.average and (folder / AVERAGE).is_file():
         updates.average.load_state_dict(_tensors(folder / AVERAGE))
-    else:
+    elif updates.average:
         updates.average.start()
-        run.warn("resume: the state has no averaged weights; the average starts again")
+        training.journal.warn("resume: the state has no averaged weights; the average starts again")
+    if world.scaler:
+        world.scaler.load_state_dict(_read(folder / SCALER, world.device))
+    _compare(facts, training, training.batches.load_state_dict(facts["batches"]))
+    training.generators.seed = facts["seed"]
+    _move_clock(facts, training)
+    if (folder / _randomness(world.rank)).is_file():
+        rng.set_rng_state(_read(folder / _randomness(world.rank), "cpu"), world.device)
+    training.journal.say(f"Resumed {folder} after step {clock.step}.")
 
 
-def _compare(facts: Mapping[str, Any], run: Any, data: str) -> None:
+def _move_clock(facts: Mapping[str, Any], training: "Training") -> None:
+    """Set clock and data to where the state was saved, or to where the config says that this training begins."""
+    clock, batches, accumulation = training.clock, training.batches, training.config.steps.gradient_accumulation_steps
+    if training.config.steps.moved:
+        batches.go_to(clock.epoch, clock.in_epoch * accumulation)
+        return
+    clock.step, clock.epoch = facts["current_step"], facts["current_epoch"]
+    # Of other data, or other steps, the epoch may already be over at this place.
+    steps = math.ceil(batches.index / accumulation)
+    clock.in_epoch = min(steps, clock.per_epoch) if batches.epoch == clock.epoch else clock.per_epoch
+    training.step_log.meter.load(facts["losses"][: clock.per_epoch])
+
+
+def _compare(facts: Mapping[str, Any], training: "Training", data: str) -> None:
     """Say all that keeps this run from going on exactly as the saved one would have."""
-    found = list(resume_diff.differences(facts.get("settings", {}), resume_diff.settings(run.config, run.clock.total)))
-    given = run.config.steps.seed
+    config = training.config
+    now = deciding_options(config, training.clock.total)
+    found = list(differences(facts.get("settings", {}), now))
+    given = config.steps.seed
     if given is not None and given != facts["seed"]:
         found.append(f"the seed stays {facts['seed']}, {given} is not used")
-    if found or data:
-        run.warn(f"resume: the training continues, but not bit-exactly: {'; '.join([*found, *([data] * bool(data))])}")
+    found += [data] * bool(data)
+    if found:
+        training.journal.warn(f"resume: the training continues, but not bit-exactly: {'; '.join(found)}")
 
 
 def problems(folder: Path, config: Any = None, total: int | None = None) -> list[Problem]:
@@ -281,3 +299,34 @@ def _size(value: Any) -> int:
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
+
+
+# ---- what decides the numbers of a training
+
+
+def deciding_options(config: Any, total_steps: int) -> dict[str, Any]:
+    """The options that decide numbers, as JSON knows them; of files and folders the name, as they may move."""
+    found = {}
+    for name, option in options(type(config)).items():
+        if option.section in ELSEWHERE or name in NO_MATTER:
+            continue
+        value = getattr(getattr(config, option.section), name)
+        is_path = option.hints.get("kind") in ("file", "folder")
+        if not (is_path and option.section == "data"):  # images and captions themselves are compared
+            found[name] = Path(value).name if is_path and value else value
+    if config.optim.lr_scheduler not in FLAT or isinstance(config.optim.lr_warmup_steps, float):
+        found["number of steps"] = total_steps
+    return json.loads(json.dumps(found, default=str))
+
+
+def differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What is not as it was. Options that one of the two versions of this program does not have are left out."""
+    for name, value in now.items():
+        if name in known and known[name] != value:
+            yield f"{name} was {_shown(known[name])} and is {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "not set"
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

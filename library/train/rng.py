@@ -1,4 +1,4 @@
-"""The random numbers of a run: agreed on by all processes, and the same again after a resume."""
+"""Random numbers of a training: agreed on by all processes, and the same again after a resume."""
 
 import hashlib
 import random
@@ -9,7 +9,7 @@ import torch
 
 
 def seed_everything(seed: int | None, ranks: int) -> int:
-    """Seed every source of random numbers of this process; the seed, which is one by chance where none is given."""
+    """Seed Python, NumPy and PyTorch; returns the seed, which is drawn where none is given."""
     if seed is None:
         box = [random.SystemRandom().randint(0, 2**31 - 1)]
         if ranks > 1:  # all processes must agree on the order of the data
@@ -22,12 +22,30 @@ def seed_everything(seed: int | None, ranks: int) -> int:
 
 
 def derive_seed(text: str) -> int:
-    """A seed that depends on a text and on nothing else: as many independent generators as there are texts."""
+    """A 63-bit seed from the SHA-256 of a text: as many independent generators as there are texts."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
+class StepGenerators:
+    """Generators that depend on the seed, the step and the batch's number in it, and on nothing drawn before.
+
+    So a resumed step draws what it would have drawn, and no validation or sample shifts the noise that follows.
+    """
+
+    def __init__(self, seed: int, device: torch.device, rank: int) -> None:
+        self.seed, self._rank = seed, rank
+        self.noise = torch.Generator(device)  # noise and timesteps: the same in all processes, each takes its share
+        self.vae = torch.Generator(device)  # samples the VAE's posterior when latents are not cached
+
+    def seed_batch(self, step: int, number: int) -> None:
+        """Begin the draws of the `number`-th batch of a step."""
+        text = f"{self.seed} {step} {number}"
+        self.noise.manual_seed(derive_seed(text))
+        self.vae.manual_seed(derive_seed(f"{text} {self._rank}"))
+
+
 def get_rng_state(device: torch.device) -> dict[str, Any]:
-    """Where the sources stand that everyone shares; plain values and tensors."""
+    """State of the global generators of Python, PyTorch and this GPU, as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     return {
         "python": [version, list(numbers), gauss],
@@ -37,7 +55,7 @@ def get_rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(known: dict[str, Any], device: torch.device) -> None:
-    """Put them back there."""
+    """Put the global generators back into a state of `get_rng_state`."""
     version, numbers, gauss = known["python"]
     random.setstate((version, tuple(numbers), gauss))
     torch.set_rng_state(known["torch"])

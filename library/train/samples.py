@@ -1,17 +1,19 @@
 """Sample images during training: the same prompts and seeds again and again, so that progress can be seen."""
 
-import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from library.families.base import SampleRequest
+from library.families.base import Family, ModelComponents, SampleRequest
 from library.files import write_atomic
 from library.outputs import prompts
 from library.outputs.prompts import Prompt
-from library.train.evaluating import evaluation_mode
+from library.train.clock import Clock
+from library.train.journal import Journal
 from library.train.stop_requests import WorkCancelled
+from library.train.training import Training
+from library.train.validation import evaluation_mode
+from library.train.world import World
 
 
 class SampleRunner:
@@ -21,84 +23,78 @@ class SampleRunner:
     the blocks run eagerly while drawing.
     """
 
-    def __init__(self, family: Any, parts: Any, config: Any, run: Any) -> None:
-        self._parts, self._run, self._config = parts, run, config
+    def __init__(self, family: Family, components: ModelComponents, config: Any) -> None:
+        self._components, self._config = components, config
         sample = config.sample
         self.wanted = bool(sample.sample_prompts)  # they can be asked for at any time, whatever the plan
         self._prompts: list[Prompt] = []
         if not self.wanted:
             return
-        self._draw = family.sampler(parts)
+        self._sampler = family.sampler(components)
         defaults = {**family.sample_defaults, "sample_sampler": sample.sample_sampler}
         read = prompts.read(sample.sample_prompts)
         self._prompts = [prompts.with_defaults(p, defaults, family.sample_multiple) for p in read]
 
-    def remember(self) -> None:
+    def encode_prompts(self, world: World, journal: Journal) -> None:
         """Encode the prompts while the text encoders are there: with cached text they leave before the first step."""
         if self.wanted and self._config.cache.text:
-            self._run.phase("encoding the sample prompts")
-            for encoder in self._parts.encoders.values():
-                encoder.to(self._run.device)
-            self._draw.remember([(p.prompt, p.negative_prompt or "") for p in self._prompts])
+            journal.phase("encoding the sample prompts")
+            for encoder in self._components.encoders.values():
+                encoder.to(world.device)
+            self._sampler.remember([(p.prompt, p.negative_prompt or "") for p in self._prompts])
 
-    def at_first(self) -> None:
+    def at_first(self, training: Training) -> None:
         """Before the first step, where that is asked for."""
-        if self.wanted and self._config.sample.sample_at_first and not self._run.clock.step:
-            self._draw_all()
+        if self.wanted and self._config.sample.sample_at_first and not training.clock.step:
+            self._draw_all(training)
 
-    def when_due(self) -> None:
+    def when_due(self, training: Training) -> None:
         """After a step: at the end of an epoch, or every so many steps; or when somebody asks for it.
 
         Epochs win where both are set, as upstream.
         """
         sample = self._config.sample
         steps = None if sample.sample_every_n_epochs else sample.sample_every_n_steps
-        due = any(self._run.clock.every(steps, sample.sample_every_n_epochs))
-        if (self._run.granted("sample") or due) and self.wanted:
-            self._draw_all()
+        due = any(training.clock.every(steps, sample.sample_every_n_epochs))
+        if (training.journal.requests.granted("sample") or due) and self.wanted:
+            self._draw_all(training)
 
-    def _draw_all(self) -> None:
-        run = self._run
-        run.settle()
-        run.phase("drawing samples", 0, len(self._prompts))
+    def _draw_all(self, training: Training) -> None:
+        world, journal = training.world, training.journal
+        training.step_log.settle()
+        journal.phase("drawing samples", 0, len(self._prompts))
+        vae: Any = self._components.vae  # which is kept where samples are wanted
+        home = vae.device
+        vae.to(world.device)
+        networks = [self._components.denoiser, vae, *self._components.encoders.values()]
         try:
-            with self._as_for_use():
+            with evaluation_mode(networks, training):
                 for number, prompt in enumerate(self._prompts):
-                    if number % run.ranks == run.rank:
-                        self._draw_one(number, prompt)
-                    run.phase("drawing samples", number + 1, len(self._prompts))
+                    if number % world.ranks == world.rank:
+                        self._draw_one(number, prompt, training)
+                    journal.phase("drawing samples", number + 1, len(self._prompts))
         except WorkCancelled:
-            run.say("The samples are not drawn to the end, as the training ends now.")
-        run.accelerator.wait_for_everyone()
-
-    @contextlib.contextmanager
-    def _as_for_use(self) -> Iterator[None]:
-        """All networks as for use, on the device; everything as before afterwards."""
-        run, parts = self._run, self._parts
-        home = parts.vae.device
-        parts.vae.to(run.device)
-        try:
-            with evaluation_mode([parts.denoiser, parts.vae, *parts.encoders.values()], run):
-                yield
+            journal.say("The samples are not drawn to the end, as the training ends now.")
         finally:
-            parts.vae.to(home)
+            vae.to(home)
+        world.wait_for_everyone()
 
-    def _draw_one(self, number: int, prompt: Prompt) -> None:
+    def _draw_one(self, number: int, prompt: Prompt, training: Training) -> None:
         filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
         filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
         negative = prompt.negative_prompt or ""
         request = SampleRequest(prompt.prompt, negative, **filled, sampler_name=prompt.sample_sampler)
-        path = self._path(number, prompt)
-        image = self._draw(request)
+        path = self._path(number, prompt, training.clock)
+        image = self._sampler(request)
         write_atomic(path, image.save)
-        self._run.sampled(number, path, image, prompt)
+        training.journal.sampled(training.clock.step, number, path, image, prompt)
 
-    def _path(self, number: int, prompt: Prompt) -> Path:
+    def _path(self, number: int, prompt: Prompt, clock: Clock) -> Path:
         """<output_dir>/sample/<name>_<e000001 or 000100>_<00>_<time>[_<seed>].png, as upstream names them.
 
         Before the first step it is e000000.
         """
-        clock, save = self._run.clock, self._config.save
+        save = self._config.save
         by_epoch = self._config.sample.sample_every_n_epochs or not clock.step
         when = f"e{clock.epoch if clock.step else 0:06d}" if by_epoch else f"{clock.step:06d}"
         seed = "" if prompt.seed is None else f"_{prompt.seed}"

@@ -56,6 +56,7 @@ class ControlRequests:
         self._patient = self._learned = self._raised = self._own = False
         self._next_look = 0.0
         self._wished: set[str] = set()  # what to do after this step, and then go on
+        self._agreed: set[str] = set()  # of ASKED, what all processes know of
         self._launcher = _launcher()
         self._before: dict[int, Any] = {}
         self._wakeup_read: socket.socket | None = None
@@ -94,12 +95,13 @@ class ControlRequests:
         self._patient = True
         self.state_saved()
 
-    def learned(self) -> None:
+    def step_done(self) -> None:
         """A step is done: from now on there is something to save."""
         self._learned = True
 
     def state_saved(self) -> None:
-        """From now on counts the time to the next."""
+        """From now on counts the time to the next, and none that was asked for by the clock is due."""
+        self._agreed.discard("backup")
         self._next_state = time.monotonic() + self._every
 
     def asked(self) -> bool:
@@ -118,7 +120,7 @@ class ControlRequests:
             self._record.stopping(self._how)
         return bool(self._how)
 
-    def hurry(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Within a piece of work that can be dropped: raise WorkCancelled when somebody cannot wait for its end.
 
         Before the first step is done, it is Stopped, as nothing is there to be saved.
@@ -126,15 +128,26 @@ class ControlRequests:
         if self.asked() and self._how == "now":
             raise WorkCancelled if self._learned else Stopped
 
-    def pop(self) -> set[str]:
-        """What is wanted after this step ("sample", "save", "backup"), each wish once; see `asked`."""
-        taken, self._wished = self._wished, set()
-        return taken
+    def flags(self) -> set[str]:
+        """Which of ASKED this process was asked for: "stop" from then on, the others once."""
+        found = {"stop"} if self.asked() else set()
+        found, self._wished = found | self._wished, set()
+        return found
 
-    def flags(self) -> tuple[bool, ...]:
-        """All that was asked for, in the order of ASKED."""
-        stop, taken = self.asked(), self.pop()
-        return (stop, *(name in taken for name in ASKED[1:]))
+    def agree(self, names: set[str]) -> None:
+        """All processes know of these: they are due after this step."""
+        self._agreed |= names
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the training ends after this step."""
+        return "stop" in self._agreed
+
+    def granted(self, name: str) -> bool:
+        """Whether "sample", "save" or "backup" is due after this step; asked once, it is forgotten."""
+        found = name in self._agreed
+        self._agreed.discard(name)
+        return found
 
     def check(self) -> None:
         """Between two pieces of work before the first step: raise Stopped when somebody wants that."""

@@ -1,81 +1,120 @@
-"""What happens to the weights once their gradients are there.
+"""What happens to the weights once their gradients are there: clip, step, zero_grad.
 
-Most of it may already have happened by then: see `bundles`, for optimizers that step within the backward pass.
+Most of it may already have happened by then: see `fused_step`, for optimizers that step within the backward pass.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from library.compiler import torch_private
 from library.memory import swapping
+from library.methods import TrainingMethod
 from library.train import optimizers
 from library.train.ema import ExponentialMovingAverage
-from library.train.guard import NonFiniteGuard
 from library.train.lr_schedule import schedule
+from library.train.world import World
 
 NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_norm", "average": "norm/avg_key_norm"}
 
 
-class Updates:
-    """Optimizer and schedule of a run, stepped together."""
+class NonFiniteGuard:
+    """Skips the optimizer step when loss or gradient norm is not finite, without a device sync.
 
-    def __init__(self, method: Any, config: Any, run: Any) -> None:
-        self._run, self._limit = run, config.optim.max_grad_norm
-        self._learner, self._parameters = method, method.parameters()
+    On a CPU the step is left out. On a GPU a fused optimizer leaves it out by itself, told by a flag that never leaves
+    the device. Any other optimizer there spoils its weights, but only in memory: the training ends as soon as the
+    numbers have arrived on the host, and no file is written before they have.
+    """
+
+    def __init__(self, optimizer: Any, device: torch.device, scaled: bool) -> None:
+        self._scaled = scaled  # a gradient scaler looks by itself
+        self.waits = device.type == "cpu"  # where reading a number costs nothing
+        self._flagged = [one for one in _within(optimizer) if getattr(one, "_step_supports_amp_scaling", False)]
+
+    def should_step(self, *numbers: Tensor) -> bool:
+        """Whether to step, as far as the host can know; the optimizer is told the rest."""
+        if self._scaled or not (self.waits or self._flagged):
+            return True
+        finite = torch.stack([number.detach().float() for number in numbers]).isfinite().all()
+        if self.waits:
+            return bool(finite)
+        for optimizer in self._flagged:
+            optimizer.found_inf = (~finite).float()
+        return True
+
+
+def _within(optimizer: Any) -> Iterator[Any]:
+    """The optimizers of which it is made, or itself."""
+    yield from (part.optimizer for part in optimizer.bundles) if hasattr(optimizer, "bundles") else (optimizer,)
+
+
+class Updates:
+    """Optimizer and schedule of a training, stepped together, and the average of its weights."""
+
+    def __init__(self, method: TrainingMethod, config: Any, world: World, seed: int, total_steps: int) -> None:
+        self._world, self._method, self._parameters = world, method, method.parameters()
+        self._limit = config.optim.max_grad_norm
         self._norm_limit = config.network.scale_weight_norms if config.adapters else None
-        self.bare = optimizers.optimizer(method, config, run.seed)
-        watched = run.trackers is not None and run.trackers.open and not self._norm_limit
-        self._gradient = getattr(method, "mean_gradient", None) if watched else None
-        self._notes = method.note_gradients if getattr(method, "disturbed", False) else None
+        self.bare = optimizers.optimizer(method, config, seed)
         self._early = bool(config.optim.stepped_early)
         if self._early:
-            self.bare.step_early(self._limit, run.average if run.ranks > 1 else None)
-        if config.precision.full_fp16 and run.accelerator.scaler is not None:
-            run.accelerator.scaler = torch_private.HalfGradScaler(run.device.type)
+            self.bare.step_early(self._limit, world.average if world.ranks > 1 else None)
+        if config.precision.full_fp16 and world.scaler is not None:
+            world.accelerator.scaler = torch_private.HalfGradScaler(world.device.type)
         # As accelerate has it, the schedule advances once for every process: warm-up steps are counted in its steps.
-        self.schedule = schedule(self.bare, config, run.clock.total * run.ranks)
-        self.optimizer = run.accelerator.prepare_optimizer(self.bare, device_placement=False)
+        self.schedule = schedule(self.bare, config, total_steps * world.ranks)
+        self.optimizer = world.accelerator.prepare_optimizer(self.bare, device_placement=False)
         # Blocks that wait in host memory, if they learn; adapters never leave the device.
-        self._swap = None if config.adapters else swapping.of(method.parts.denoiser)
-        self.average = ExponentialMovingAverage.wanted(method, config, run)
-        self._guard = NonFiniteGuard(self.bare, run)
+        self._swap = swapping.find_trainable_swap(method.denoiser) if method.denoiser else None
+        self.average = ExponentialMovingAverage.wanted(method, config, world)
+        self._guard = NonFiniteGuard(self.bare, world.device, world.scaler is not None)
         optimizers.train_mode(self.bare)
-        run.optimizer, run.forget_gradients = self.bare, self.forget
 
-    def apply(self, wrong: Tensor) -> dict[str, Tensor]:
-        """Clip, step, schedule, forget the gradients. Returns the norm before clipping, on the device.
-
-        Where `wrong`, the loss, or the norm is no number, the weights stay as they are.
-        """
+    def clip(self) -> dict[str, Tensor]:
+        """Clip the gradients to max_grad_norm; returns their norm before, {} where it is not known."""
         if self._swap:
-            self._swap.bring_home()
+            self._swap.sync_to_host()
+        if self._early:  # each was clipped alone, when it came
+            return {} if (norm := self.bare.norm()) is None else {"grad_norm": norm}
+        if not self._limit:
+            return {}
+        norm: Any = self._world.accelerator.clip_grad_norm_(self._parameters, self._limit)
+        return {"grad_norm": norm.to(self._world.device)}
+
+    def should_step(self, *numbers: Tensor) -> bool:
+        """Whether to step: not where the loss or the norm is NaN or infinite, as far as that is known by now."""
+        return self._guard.should_step(*numbers)
+
+    def step(self, watched: bool = False) -> dict[str, Tensor]:
+        """Step the optimizer and its schedule. Where it is `watched`, returns how large the gradients are on average,
+        as upstream shows it for some networks."""
         norms = {}
-        if self._early:
-            norms |= {"grad_norm": norm} if (norm := self.bare.norm()) is not None else {}
-        elif self._limit:
-            norm = self._run.accelerator.clip_grad_norm_(self._parameters, self._limit)
-            norms["grad_norm"] = norm.to(self._run.device)
-        if self._guard.should_step(wrong, *norms.values()):
-            if self._gradient and (mean := self._gradient()) is not None:
-                norms["norm/avg_grad_norm"] = mean.to(self._run.device)
-            if self._notes:
-                self._notes()
-            self.optimizer.step()
-            for _ in range(self._run.ranks):
-                self.schedule.step()
-        if self._norm_limit:
-            norms |= {NORMS[name]: value for name, value in self._learner.limit_norms(self._norm_limit).items()}
-        self.forget()
-        if self.average:
-            self.average.update(self._run.clock.step)
+        if watched and not self._norm_limit and (mean := self._method.mean_gradient()) is not None:
+            norms["norm/avg_grad_norm"] = mean.to(self._world.device)
+        self._method.note_gradients()
+        self.optimizer.step()
+        for _ in range(self._world.ranks):
+            self.schedule.step()
         return norms
 
-    def forget(self) -> None:
+    def limit_norms(self) -> dict[str, Tensor]:
+        """`scale_weight_norms`: shrink adapters that have become too large; returns how many and how large they are."""
+        if not self._norm_limit:
+            return {}
+        return {NORMS[name]: value for name, value in self._method.limit_norms(self._norm_limit).items()}
+
+    def zero_grad(self) -> None:
         """Let all gradients go."""
         self.bare.zero_grad(set_to_none=True)  # accelerate's wrapper looks up its signature every time
         if self._swap:
             self._swap.forget_gradients()
+
+    def average_weights(self, step: int) -> None:
+        """Take the weights after a step into their moving average, where one is kept."""
+        if self.average:
+            self.average.update(step)
 
     def rates(self) -> dict[str, float]:
         """Learning rates by the group's name; of an optimizer that finds its own step, also times that."""

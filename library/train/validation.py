@@ -1,35 +1,40 @@
 """The loss on images that are held back: whether the training still learns, or only remembers."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from library import data
+from library.data.images import ImageSet
+from library.data.loading import Batch, Batches
 from library.data.threads import ahead, num_workers
-from library.train import loss
-from library.train.evaluating import evaluation_mode
+from library.families.base import NoisedBatch
+from library.train import optimizers
 from library.train.rng import derive_seed
 from library.train.stop_requests import WorkCancelled
+from library.train.training import Training
 
 
 class Validation:
-    """Measures the same batches with the same noise again and again, at the four noise levels of the family.
+    """Measures the same batches with the same noise again and again, at the noise levels of the family.
 
     Neither the random numbers nor the compiled graphs of training notice.
     """
 
-    def __init__(self, images: Any, family: Any, parts: Any, method: Any, run: Any) -> None:
-        self._family, self._parts, self._learner, self._run = family, parts, method, run
+    def __init__(self, training: Training, images: ImageSet) -> None:
+        self._training = training
         # The full trainings have no such options, but their dataset_config may hold images back as well.
-        self._options = getattr(run.config, "validation", None)
+        self._options = getattr(training.config, "validation", None)
         seed = getattr(self._options, "validation_seed", None)
-        self._seed = run.seed if seed is None else seed
-        self._batches: Any = data.batches(images.validation, run.config, self._seed) if images.validation else None
+        self._seed = training.generators.seed if seed is None else seed
+        held_back = images.validation
+        self._batches: Batches | None = data.batches(held_back, training.config, self._seed) if held_back else None
         if self._batches is None and getattr(self._options, "validation_split", 0.0):
-            run.warn("validation_split is so small that it holds no image back: nothing is validated")
+            training.journal.warn("validation_split is so small that it holds no image back: nothing is validated")
 
     def when_due(self) -> None:
         """After a step: every so many steps and, if nothing else is said, at the end of every epoch."""
@@ -37,26 +42,27 @@ class Validation:
             return
         steps = getattr(self._options, "validate_every_n_steps", None)
         epochs = getattr(self._options, "validate_every_n_epochs", None) or 1
-        if due := list(self._run.clock.every(steps, epochs)):
-            self._run.settle()
-            if found := self._measure():
+        training = self._training
+        if due := list(training.clock.every(steps, epochs)):
+            training.step_log.settle()
+            if losses := self._measure(self._batches):
                 for when in due:
-                    self._run.validated(when, found)
+                    training.journal.validated(when, training.clock, losses, training.step_log.meter.average)
 
-    def _measure(self) -> dict[str, float]:
+    def _measure(self, batches: Batches) -> dict[str, float]:
         """The mean loss at each noise level, over all processes; nothing when one of them had to end before."""
-        levels, run = self._family.validation_timesteps, self._run
-        sums, cut = torch.zeros(len(levels) + 1, device=run.device), torch.zeros(1, device=run.device)
-        networks = [self._parts.denoiser, *self._parts.encoders.values()]
+        training = self._training
+        levels, world, parts = training.family.validation_timesteps, training.world, training.components
+        sums, cut = torch.zeros(len(levels) + 1, device=world.device), torch.zeros(1, device=world.device)
         try:
-            with evaluation_mode(networks, run):
-                for number, batch in self._own_batches():
+            with evaluation_mode([parts.denoiser, *parts.encoders.values()], training):
+                for number, batch in self._own_batches(batches):
                     losses = [self._loss(batch, number, level) for level in levels]
                     sums += torch.stack([*losses, torch.ones_like(losses[0])])
         except WorkCancelled:
-            run.say("The validation is not done to the end, as the training ends now.")
+            training.journal.say("The validation is not done to the end, as the training ends now.")
             cut += 1
-        if run.ranks > 1:
+        if world.ranks > 1:
             torch.distributed.all_reduce(sums)
             torch.distributed.all_reduce(cut)
         if cut.item():
@@ -64,27 +70,61 @@ class Validation:
         *totals, count = sums.tolist()
         return {str(level): total / count for level, total in zip(levels, totals, strict=True)}
 
-    def _own_batches(self) -> Iterator[tuple[int, Any]]:
+    def _own_batches(self, batches: Batches) -> Iterator[tuple[int, Batch]]:
         """The batches of this process with their numbers, on the device and as latents."""
-        run, most = self._run, getattr(self._options, "max_validation_steps", None)
-        numbered = list(enumerate(self._batches.draws(epoch=1)))[:most]
-        own = numbered[run.rank :: run.ranks]
-        workers = num_workers(run.config.data.max_data_loader_n_workers)
-        made = ahead(self._batches.make, [draw for _, draw in own], workers)
+        training, world = self._training, self._training.world
+        numbered = list(enumerate(batches.draws(epoch=1)))[: getattr(self._options, "max_validation_steps", None)]
+        own = numbered[world.rank :: world.ranks]
+        workers = num_workers(training.config.data.max_data_loader_n_workers)
+        made = ahead(batches.make, [draw for _, draw in own], workers)
         for (number, _), batch in zip(own, made, strict=True):
-            run.phase("validating", number, len(numbered))
-            batch = batch.to(run.device)
+            training.journal.phase("validating", number, len(numbered))
+            batch = batch.to(world.device)
             if batch.latents is None:
                 generator = self._generator(number, "image")
-                batch = replace(batch, latents=self._family.latents(self._parts, batch.pixels, generator))
+                assert batch.pixels is not None
+                latents = training.family.latents(training.components, batch.pixels, generator)
+                batch = replace(batch, latents=latents)
             yield number, batch
 
-    def _loss(self, batch: Any, number: int, level: float) -> Tensor:
-        def noise(latents: Tensor) -> Any:
+    def _loss(self, batch: Batch, number: int, level: float) -> Tensor:
+        def noise(latents: Tensor) -> NoisedBatch:
             timesteps = torch.full((len(latents),), level, device=latents.device)
-            return self._family.noised(latents, self._generator(number, level), timesteps)
+            return self._training.family.noised(latents, self._generator(number, level), timesteps)
 
-        return loss.of(batch, self._family, self._parts, self._learner, self._run, noise)
+        return self._training.compute_loss(batch, noise)
 
-    def _generator(self, number: int, level: Any) -> torch.Generator:
-        return torch.Generator(self._run.device).manual_seed(derive_seed(f"validation {self._seed} {number} {level}"))
+    def _generator(self, number: int, level: float | str) -> torch.Generator:
+        seed = derive_seed(f"validation {self._seed} {number} {level}")
+        return torch.Generator(self._training.world.device).manual_seed(seed)
+
+
+@contextlib.contextmanager
+def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterator[None]:
+    """Networks in evaluation mode and without compiled blocks, nothing learns; afterwards all is as before.
+
+    A compiled block would need other graphs here, and compiling them would cost more than running eagerly. Raises
+    WorkCancelled out of the first network when somebody wants the training to end now.
+    """
+    networks, requests = list(networks), training.journal.requests
+
+    def check(*given: Any) -> None:
+        requests.raise_if_cancelled()
+
+    hook = networks[0].register_forward_pre_hook(check)
+    # One by one: adapters are in training mode inside of a denoiser that is not.
+    modes = [(module, module.training) for network in networks for module in network.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.no_grad(),
+            training.world.autocast(),
+            optimizers.averaged(training.updates.bare),
+        ):
+            yield
+    finally:
+        hook.remove()
+        for module, mode in modes:
+            module.training = mode

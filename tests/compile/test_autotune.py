@@ -31,8 +31,8 @@ def tuned(demo, shapes, tmp_path, monkeypatch):  # noqa: F811
     seen, count = [], iter(range(100))
     real = Tuner.rehearse
 
-    def rehearsed(tuner, result, log):
-        real(tuner, result, log)
+    def rehearsed(tuner, compute_loss, result):
+        real(tuner, compute_loss, result)
         seen.append(result.changes)
         factors = [factor for name, factor in SPEEDS.items() if result.changes.get(name)]
         result.seconds = torch.tensor([100.0, *factors]).prod().item()
@@ -98,8 +98,8 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
     start, seen = tuned
     real = Tuner.rehearse
 
-    def quick(tuner, result, log):
-        real(tuner, result, log)
+    def quick(tuner, compute_loss, result):
+        real(tuner, compute_loss, result)
         result.seconds = 0.1
 
     monkeypatch.setattr(Tuner, "rehearse", quick)
@@ -122,10 +122,13 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
     denoiser = torch.nn.Linear(4, 4)
 
     def name(kinds=None, ranks=1, model=denoiser, **values):
-        run = SimpleNamespace(config=replace(config, **values), device=torch.device("cpu"), ranks=ranks)
-        return autotune_cache.fingerprint(SimpleNamespace(
-            run=run, family=SimpleNamespace(name="flux"), parts=SimpleNamespace(denoiser=model, encoders={}),
+        known = SimpleNamespace(
+            family=SimpleNamespace(name="flux"), components=SimpleNamespace(denoiser=model, encoders={}),
             method=SimpleNamespace(trained_parts={}),
+        )  # fmt: skip
+        return autotune_cache.fingerprint(SimpleNamespace(
+            config=replace(config, **values), compute_loss=known,
+            world=SimpleNamespace(device=torch.device("cpu"), ranks=ranks),
             batches=SimpleNamespace(kinds=lambda: Counter(kinds or {(1, 8, 8): 100, (1, 8, 12): 50})),
         ))  # fmt: skip
 
@@ -150,10 +153,10 @@ def test_that_compiling_failed_is_not_remembered(tuned, monkeypatch, tmp_path):
     start, _ = tuned
     real = Tuner.rehearse
 
-    def fails(tuner, result, log):
+    def fails(tuner, compute_loss, result):
         if result.changes["compile"]:
             raise ConfigError("compile: no C++ compiler was found")
-        real(tuner, result, log)
+        real(tuner, compute_loss, result)
 
     monkeypatch.setattr(Tuner, "rehearse", fails)
     found = start(compile_autotune=True, max_train_steps=1).events("tuned")[0]

@@ -13,7 +13,7 @@ from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_sett
 from library.config.schema import ConfigError, build
 from library.memory import attention
 from library.memory.prepare import compiles_size_by_size
-from library.train.compiling import sizes_told
+from library.train.precompile import graphs_sentence
 
 CUDA = torch.device("cuda")
 
@@ -99,7 +99,8 @@ def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise
     assert not compiles_size_by_size(whole, torch.device("cpu"))
     assert not compiles_size_by_size(blocks, CUDA)
     assert not compiles_size_by_size(config(compile=True, compile_scope="model", compile_dynamic="true"), CUDA)
-    assert sizes_told(whole.compile, 3, single=True).startswith("Each of 3 sizes of image gets a graph of the whole")
+    sentence = graphs_sentence(whole.compile, 3, single=True)
+    assert sentence.startswith("Each of 3 sizes of image gets a graph of the whole")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from accelerate import Accelerator
 from torch._dynamo.utils import counters
 from library import compile_utils
 from library.compiler.log import CompileLog
-from library.families.base import ModelComponents
-from library.train import compiling
+from library.train.precompile import Precompiler
 from tests.compile.test_compile_utils import INPUTS, Denoiser, gradients, options
 
 accelerator = Accelerator(cpu=True)
@@ -28,15 +27,14 @@ chosen = SimpleNamespace(
     ahead=True, dynamic=None, records_graphs=False, compile_fallback=False, compile_cache_size_limit=0,
     compile_compare_steps=0,
 )
-run = SimpleNamespace(
-    accelerator=accelerator, device=torch.device("cpu"), config=SimpleNamespace(compile=chosen, adapters=True),
-    phase=lambda *_: None, say=lambda *_: None, event=lambda *_, **__: None, meter=SimpleNamespace(pause=lambda: None),
-    clock=SimpleNamespace(step=0, total=1, done=False), compile_log=log,
-)
-compiling.rehearse = lambda *_: gradients(model)
+world = SimpleNamespace(accelerator=accelerator, device=torch.device("cpu"))
+journal = SimpleNamespace(phase=lambda *_: None, say=lambda *_: None, event=lambda *_, **__: None)
+loss = SimpleNamespace(rehearse=lambda *_: gradients(model), unwrapped=lambda: loss)
+clock = SimpleNamespace(step=0, total=1, done=False)
 example = SimpleNamespace(bucket="64x64")
 batches = SimpleNamespace(kinds=lambda: Counter({(2, 8, 8): 1}), example=lambda kind: example, shapes={(8, 8): 1})
-compiling.ahead(batches, None, ModelComponents(model, None, {}, {}), None, run)
+precompiler = Precompiler(SimpleNamespace(compile=chosen), world, journal, log, clock)
+precompiler.run_ahead(batches, loss, lambda: None)
 found = {name: counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss")}
 print(json.dumps(found | {"rank": accelerator.process_index, "hits": log.summary()["cache_hits"]}))
 """

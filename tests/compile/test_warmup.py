@@ -8,7 +8,7 @@ import torch
 
 from library.compiler.log import CompileLog
 from library.config.schema import ConfigError
-from library.train.compiling import ahead, needed
+from library.train.precompile import Precompiler, kinds_to_compile
 from tests.training import config_of, train
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
@@ -69,12 +69,18 @@ def test_all_is_compiled_before_the_first_step_and_no_number_changes(demo, shape
 def test_the_most_frequent_size_comes_first_and_no_more_than_needed():
     kinds = Counter({(2, 8, 8): 3, (2, 8, 16): 9, (2, 16, 16): 1, (2, 8, 12): 5, (1, 32, 32): 2})
     log = CompileLog()
-    assert list(needed(kinds, every=True, log=log)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12), (2, 8, 8), (2, 16, 16)]
-    assert list(needed(kinds, every=False, log=log)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12)]
+    assert list(kinds_to_compile(kinds, every=True, log=log)) == [
+        (2, 8, 16),
+        (1, 32, 32),
+        (2, 8, 12),
+        (2, 8, 8),
+        (2, 16, 16),
+    ]
+    assert list(kinds_to_compile(kinds, every=False, log=log)) == [(2, 8, 16), (1, 32, 32), (2, 8, 12)]
     del kinds[1, 32, 32]
-    assert list(needed(kinds, every=False, log=log)) == [(2, 8, 16), (2, 16, 16)]
+    assert list(kinds_to_compile(kinds, every=False, log=log)) == [(2, 8, 16), (2, 16, 16)]
     found = []
-    for kind in needed(kinds, every=False, log=log):  # as long as there was something to compile
+    for kind in kinds_to_compile(kinds, every=False, log=log):  # as long as there was something to compile
         found.append(kind)
         log.events.extend(["graph"] * (len(found) < 3))
     assert found == [(2, 8, 16), (2, 16, 16), (2, 8, 12)]
@@ -84,13 +90,14 @@ def test_what_leaves_blocks_eager_is_told_before_the_first_step():
     told, log, clock = [], CompileLog(), SimpleNamespace(step=2, total=6, done=False)
     options = {"compile_cache_size_limit": 2, "compile_compare_steps": 4, "compile_fullgraph": False, "ahead": False}
     chosen = SimpleNamespace(**options)
-    run = SimpleNamespace(config=SimpleNamespace(compile=chosen), clock=clock, warn=told.append, compile_log=log)
+    journal = SimpleNamespace(warn=told.append)
+    precompiler = Precompiler(SimpleNamespace(compile=chosen), None, journal, log, clock)
     log.expect("Block", "wide", sizes=3)
-    ahead(None, None, None, None, run)
+    precompiler.run_ahead(None, None, None)
     assert [text.partition(":")[0] for text in told] == ["compile_cache_size_limit = 2", "compile_compare_steps = 4"]
     chosen.compile_fullgraph = True
     with pytest.raises(ConfigError, match="need 3 graphs"):
-        ahead(None, None, None, None, run)
+        precompiler.run_ahead(None, None, None)
     chosen.compile_cache_size_limit, chosen.compile_compare_steps = 3, 3
-    ahead(None, None, None, None, run)
+    precompiler.run_ahead(None, None, None)
     assert len(told) == 2

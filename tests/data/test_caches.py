@@ -26,7 +26,8 @@ def encoded(config, family=None, parts=None, run=None):
     """Scan and encode; returns the images and the family, which knows what it was asked for."""
     family = family or make.Family()
     images = data.scan(config)
-    data.encode(images, family, parts or make.parts(), config, run or make.Run())
+    run = run or make.Run()
+    data.encode(images, family, parts or make.parts(), config, run, run.phase)
     return images, family
 
 
@@ -308,7 +309,7 @@ def test_an_unreadable_image_is_named(folder, config):
     images = data.scan(config)
     (folder / "01.png").write_bytes((folder / "01.png").read_bytes()[:60])
     with pytest.raises(ConfigError, match=r"01\.png"):
-        data.encode(images, make.Family(), make.parts(), config, make.Run())
+        data.encode(images, make.Family(), make.parts(), config, make.Run(), print)
 
 
 def test_missing_networks_are_missed_only_when_needed(config):
@@ -341,7 +342,7 @@ from tests.data import make
 config = make.config(Path(sys.argv[1]), cache_latents_to_disk=True)
 images = data.scan(config)
 print("go", flush=True)
-data.encode(images, make.Family(), make.parts(), config, make.Run())
+data.encode(images, make.Family(), make.parts(), config, make.Run(), print)
 print("done", flush=True)
 """
 

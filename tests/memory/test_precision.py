@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 
-from library import families, memory, methods
+from library import families, methods
+from library.memory.prepare import blocks_by_class, prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.train.loop import data
 from tests import flux_files, training
@@ -24,7 +25,7 @@ def prepared(demo, script, **values):
     parts = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
     fp8_storage.store_encoders(parts.encoders, config)
     methods.attach(parts, family, config)
-    memory.prepare(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
+    prepare_denoiser(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
     return family, parts
 
 
@@ -43,7 +44,7 @@ def frozen(network):
 def test_the_base_takes_half_the_bytes(demo, script):
     family, parts = prepared(demo, script, **FP8)
     _, wide = prepared(demo, script, **BF16)
-    blocks = [b for group in memory.repeated(parts.denoiser, family.block_classes) for b in group]
+    blocks = [b for group in blocks_by_class(parts.denoiser, family.block_classes) for b in group]
     inside = {id(p) for block in blocks for p in block.parameters()}
     small, large = frozen(parts.denoiser), frozen(wide.denoiser)
     assert small.keys() == large.keys()
@@ -131,7 +132,7 @@ def test_a_model_that_learns_is_never_kept_in_8_bits(demo):
     parts = family.load(torch.float32, torch.bfloat16)
     fp8_storage.store_encoders(parts.encoders, config)
     methods.attach(parts, family, config)
-    memory.prepare(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
+    prepare_denoiser(parts.denoiser, family, config, torch.device("cpu"), ((8, 8), (8, 16)))
     kinds = {p.dtype for net in (parts.denoiser, *parts.encoders.values()) for p in net.parameters()}
     assert kinds == {torch.float32}
 
@@ -167,23 +168,23 @@ def watched(monkeypatch, at_first_step):
     from library.train import loop
 
     seen = {}
-    encode, of = data.encode, loop.loss.of
+    encode, compute = data.encode, loop.LossFunction.__call__
 
-    def noted(images, family, parts, config, run):
+    def noted(images, family, parts, *how):
         networks = {**parts.encoders, "vae": parts.vae}
         seen.update({name: weakref.ref(network) for name, network in networks.items()})
         del networks
-        return encode(images, family, parts, config, run)
+        return encode(images, family, parts, *how)
 
     def first(*args):
         if seen:
             gc.collect()
             at_first_step({name: ref() for name, ref in seen.items()})
             seen.clear()
-        return of(*args)
+        return compute(*args)
 
     monkeypatch.setattr(loop.data, "encode", noted)
-    monkeypatch.setattr(loop.loss, "of", first)
+    monkeypatch.setattr(loop.LossFunction, "__call__", first)
 
 
 @pytest.mark.parametrize("script", LORAS)

@@ -25,7 +25,7 @@ RULES = ("library/config/sections/*.py", "library/config/values.py", "library/co
 # What is wrong with a training whose form is well filled in: files, names, packages, this machine.
 PREFLIGHT = ("library/outputs/paths.py", "library/train/optimizers.py", "library/train/lr_schedule.py",
              "library/outputs/hub.py",
-             "library/check/preflight.py", "library/train/trackers.py", "library/data/preflight.py",
+             "library/check/preflight.py", "library/outputs/trackers.py", "library/data/preflight.py",
              "library/data/folders.py", "library/methods/__init__.py", "library/methods/network_args.py",
              "library/families/*/family.py", "library/families/*/checkpoint.py", "library/families/shared/hub.py",
              "library/families/sdxl/model.py", "library/families/shared/weights.py", "library/data/buckets.py",

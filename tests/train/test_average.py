@@ -50,7 +50,7 @@ def test_the_networks_hold_it_for_a_while():
     before = p.detach().clone()
     made = average([p])
     made.values[0] += 1
-    with pytest.raises(KeyboardInterrupt), made.shown():
+    with pytest.raises(KeyboardInterrupt), made.applied():
         assert torch.equal(p, made.values[0].bfloat16())
         raise KeyboardInterrupt
     assert torch.equal(p, before)

@@ -19,8 +19,8 @@ from library.files import remove_folder
 from library.outputs import paths
 from library.runs import reader, resume
 from library.runs.lineage import step_of
-from library.train import backups, resume_state
-from library.train.run import Run
+from library.train import checkpointer, resume_state
+from library.train.step_log import StepLog
 from tests.source import ROOT
 from tests.training import config_of, runs_in, train, wait_for
 
@@ -56,14 +56,14 @@ def test_a_training_that_is_cut_off_goes_on_exactly_from_its_newest(demo, shapes
     straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
     values |= {"output_dir": tmp_path / "out", **OFTEN}
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        log = Run.log
+        push = StepLog.push
 
         def cut(self, *told):
-            log(self, *told)
-            if self.clock.step == 6:
+            push(self, *told)
+            if self._clock.step == 6:
                 raise Cut
 
-        patch.setattr(Run, "log", cut)
+        patch.setattr(StepLog, "push", cut)
         train(config_of(demo, script, **values))
     (kept,) = states(tmp_path / "out")
     assert kept.name == "m-backup-step00000005-state" and resume_state.problems(kept) == []
@@ -125,7 +125,7 @@ def test_two_processes_are_killed_and_go_on(demo, squares, tmp_path):
 def test_without_room_it_is_left_out_and_said_once(demo, squares, tmp_path, monkeypatch):
     values = {"train_data_dir": squares, "output_name": "m", "max_train_steps": 6}
     plain = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "plain", **values))
-    monkeypatch.setattr(backups, "free_space", lambda place: 10**6)
+    monkeypatch.setattr(checkpointer, "free_space", lambda place: 10**6)
     made = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "full", **values, **OFTEN))
     (told,) = [event["text"] for event in made.events("warning") if "save_state_every_n_minutes" in event["text"]]
     assert "there is none yet" in told and "0.0 GB free" in told
@@ -141,7 +141,7 @@ def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monke
         asked.append(states(tmp_path))
         return free[0] if len(asked) == 1 else free[1]
 
-    monkeypatch.setattr(backups, "free_space", room)
+    monkeypatch.setattr(checkpointer, "free_space", room)
     config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, output_name="m",
                        max_train_steps=5, **OFTEN)  # fmt: skip
     (told,) = [event["text"] for event in train(config).events("warning") if "minutes" in event["text"]]
@@ -152,7 +152,7 @@ def test_the_only_one_is_not_deleted_to_make_room(demo, squares, tmp_path, monke
 def test_room_is_kept_for_what_is_saved_later(tmp_path, monkeypatch):
     found = resume_state.State({resume_state.WEIGHTS: {"a": torch.zeros(2**20)}}, {"optimizer": torch.zeros(2**21)}, {})
     names = paths.Names(tmp_path, "m", ".safetensors")
-    keeper = backups.Backups.__new__(backups.Backups)
+    keeper = checkpointer.Backups.__new__(checkpointer.Backups)
     keeper._names = names
     later = found.size + found.size_of_weights
     for free, held, fits in (
@@ -165,7 +165,7 @@ def test_room_is_kept_for_what_is_saved_later(tmp_path, monkeypatch):
         if held:
             names.backup(1).mkdir()
             (names.backup(1) / "x").write_bytes(bytes(held))
-        monkeypatch.setattr(backups, "free_space", lambda place, free=free: free)
+        monkeypatch.setattr(checkpointer, "free_space", lambda place, free=free: free)
         assert (keeper._short(names.backup(2), found) == "") == fits, (free, held)
 
 

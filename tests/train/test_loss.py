@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from library.objectives.base import NoisedBatch
-from library.train.loss import filled_up
+from library.train.loss import predict_padded
 
 
 def noised(rows):
@@ -22,14 +22,14 @@ def test_a_short_batch_is_predicted_in_full_shape_with_its_own_numbers():
         return given.latents * given.timesteps[:, None, None, None] + text["t"][:, :, None, None].mean() + sizes.mean()
 
     one, text, sizes = noised(3), {"t": torch.ones(3, 4)}, torch.ones(3, 6)
-    answer = filled_up(5, predict, one, text, sizes)
+    answer = predict_padded(5, predict, one, text, sizes)
     assert seen.shapes == [(5, 5, 5, 5)]
     torch.testing.assert_close(answer, predict(one, text, sizes))
-    assert filled_up(3, predict, one, text, sizes).shape[0] == 3
+    assert predict_padded(3, predict, one, text, sizes).shape[0] == 3
 
 
 def test_gradients_of_filling_rows_do_not_count():
     weight = torch.ones((), requires_grad=True)
     one, sizes = noised(1), torch.ones(1, 6)
-    filled_up(4, lambda n, *_: n.latents * weight, one, {}, sizes).sum().backward()
+    predict_padded(4, lambda n, *_: n.latents * weight, one, {}, sizes).sum().backward()
     torch.testing.assert_close(weight.grad, one.latents.sum())

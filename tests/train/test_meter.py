@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-from library.train import meter as module
-from library.train.meter import Meter
+from library.train import step_metrics as module
+from library.train.step_metrics import Meter
 
 
 def lines(losses, per_epoch):

@@ -9,19 +9,14 @@ import torch
 from library.config.schema import ConfigError, to_toml
 from library.data.loading import Batches
 from library.runs import reader
-from library.train.guard import NonFiniteGuard
-from library.train.updates import Updates
+from library.train.updates import NonFiniteGuard, Updates
 from tests.source import ROOT
 from tests.training import LORAS, SCRIPTS, config_of, listing, runs_in, train
 
 NAN, INF = float("nan"), float("inf")
 
 
-class Fake:
-    """A run as far as the guard knows it."""
-
-    def __init__(self, device="cpu", scaler=None):
-        self.device, self.accelerator = torch.device(device), type("Accelerator", (), {"scaler": scaler})
+CPU = torch.device("cpu")
 
 
 def stepped(guard_waits, numbers, **options):
@@ -29,7 +24,7 @@ def stepped(guard_waits, numbers, **options):
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(3, 3)) for _ in range(2)]
     optimizer = torch.optim.AdamW(weights, lr=0.1, **options)
-    guard = NonFiniteGuard(optimizer, Fake())
+    guard = NonFiniteGuard(optimizer, CPU, scaled=False)
     guard.waits = guard_waits
     for given in [[torch.tensor(1.0)], [torch.tensor(n) for n in numbers]]:
         before = [w.detach().clone() for w in weights], [s["exp_avg"].clone() for s in optimizer.state.values()]
@@ -57,9 +52,8 @@ def test_a_good_step_is_taken(waits):
 
 
 def test_a_scaler_is_left_to_look_for_itself():
-    assert NonFiniteGuard(torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]), Fake(scaler=object())).should_step(
-        torch.tensor(INF)
-    )
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+    assert NonFiniteGuard(optimizer, CPU, scaled=True).should_step(torch.tensor(INF))
 
 
 # ---- whole trainings
@@ -128,9 +122,8 @@ def test_nothing_is_saved_of_a_step_that_failed(demo, squares, tmp_path, spoilt,
 
 @pytest.mark.parametrize("script", LORAS)
 def test_gradients_without_numbers_end_it_as_well(demo, squares, tmp_path, monkeypatch, script):
-    monkeypatch.setattr(
-        Updates, "apply", lambda self, wrong, apply=Updates.apply: spoil_gradient(self) or apply(self, wrong)
-    )
+    clip = Updates.clip
+    monkeypatch.setattr(Updates, "clip", lambda self: spoil_gradient(self) or clip(self))
     with pytest.raises(ConfigError, match="the gradient of step 1 is NaN: lower the learning rate"):
         train(config(demo, squares, tmp_path, script))
 
@@ -143,13 +136,13 @@ def spoil_gradient(updates):
 def test_weights_that_are_no_numbers_are_not_saved(demo, squares, tmp_path, monkeypatch, script):
     """The losses so far were numbers; an update was too large."""
 
-    def applied(self, wrong, apply=Updates.apply):
-        norms = apply(self, wrong)
+    def stepped(self, *watched, step=Updates.step):
+        norms = step(self, *watched)
         with torch.no_grad():
             self._parameters[-1].view(-1)[0] = INF
         return norms
 
-    monkeypatch.setattr(Updates, "apply", applied)
+    monkeypatch.setattr(Updates, "step", stepped)
     with pytest.raises(ConfigError, match="after step 1 the weights hold NaN or infinity: lower the learning rate"):
         train(config(demo, squares, tmp_path, script))
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -2,15 +2,15 @@
 
 import pytest
 
-from library.train import progress
-from library.train.progress import Progress
+from library.train import journal
+from library.train.journal import Progress
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that is set by hand."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(journal.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -10,7 +10,7 @@ from library.config.schema import ConfigError
 from library.outputs import paths
 from library.runs import reader
 from library.train import resume_state, stop_requests
-from library.train.run import Run
+from library.train.step_log import StepLog
 from tests.training import SCRIPTS, config_of, listing, pictures, train
 
 # Everything that draws random numbers, forgets or remembers.
@@ -57,15 +57,15 @@ def run(demo, ten, tmp_path):
 def stop_after(monkeypatch):
     """Ask for a stop after a step, as the page does; a slow disk does not make the training look less often here."""
     monkeypatch.setattr(stop_requests, "SHARE", 1e9)
-    log = Run.log
+    push = StepLog.push
 
     def ask(step):
         def logged(self, *args):
-            log(self, *args)
-            if self.clock.step == step:
-                (self.record.folder / "stop").write_text("after_step")
+            push(self, *args)
+            if self._clock.step == step:
+                (self._journal.record.folder / "stop").write_text("after_step")
 
-        monkeypatch.setattr(Run, "log", logged)
+        monkeypatch.setattr(StepLog, "push", logged)
 
     return ask
 

@@ -143,7 +143,7 @@ class Record:
 wishes = ControlRequests(Record())
 wishes.listen()
 wishes.defer_signals()
-wishes.learned()
+wishes.step_done()
 print("up", flush=True)
 while not wishes.asked(): time.sleep(0.01)
 print("saving", flush=True)

@@ -13,7 +13,9 @@ from library.runs import reader, resume, stop
 from library.runs.lineage import step_of
 from library.runs.record import Record
 from library.train import resume_state, samples, stop_requests, validation
-from library.train.run import Run
+from library.train.journal import Journal
+from library.train.rng import StepGenerators
+from library.train.stepper import Stepper
 from library.train.stop_requests import Stopped
 from tests.source import ROOT
 from tests.training import config_of, runs_in, train, wait_for
@@ -81,7 +83,7 @@ def test_now_drops_the_batches_of_an_unfinished_step(demo, shapes, tmp_path, who
     values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 6, "gradient_accumulation_steps": 3}
     values |= RANDOM[script]
     straight = whole(script, **values)
-    when(Run, "_reseed", lambda run, number: (run.clock.step, number) == at)
+    when(StepGenerators, "seed_batch", lambda _, *place: place == at)
     stopped = train(config_of(demo, script, output_dir=tmp_path / "out", **values))
     step, number = at
     assert max(stopped.numbers()) == step - 1, "the step was not ended early"
@@ -93,7 +95,7 @@ def test_now_drops_the_batches_of_an_unfinished_step(demo, shapes, tmp_path, who
 def test_without_accumulation_the_step_is_finished(demo, shapes, tmp_path, whole, script, how, when):
     values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 6}
     straight = whole(script, **values)
-    when(Run, "_reseed", lambda run, number: run.clock.step == 3, how)
+    when(StepGenerators, "seed_batch", lambda _, step, number: step == 3, how)
     stopped = train(config_of(demo, script, output_dir=tmp_path / "out", **values))
     assert max(stopped.numbers()) == 3
     goes_on(demo, script, stopped, straight, tmp_path, values)
@@ -130,7 +132,7 @@ def test_a_checkpoint_that_is_being_written_is_finished(demo, squares, tmp_path,
 @pytest.mark.parametrize("doing", ["loading", "caching"])
 @pytest.mark.parametrize("how", ["after_step", "now"])
 def test_before_the_first_step_nothing_is_there_to_save(demo, squares, tmp_path, when, how, doing):
-    when(Run, "phase", lambda self, what, *numbers: doing in what, how)
+    when(Journal, "phase", lambda self, what, *numbers: doing in what, how)
     with pytest.raises(Stopped):
         train(
             config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m", sample_at_first=False)
@@ -140,15 +142,13 @@ def test_before_the_first_step_nothing_is_there_to_save(demo, squares, tmp_path,
 
 
 def test_now_interrupts_the_first_step_which_may_compile_for_minutes(demo, squares, tmp_path, when, monkeypatch):
-    accumulate = Run._accumulate
-
     def slow(self, *given):
-        (self.record.folder / "stop").write_text("now")
+        (self.requests._record.folder / "stop").write_text("now")
         for _ in range(600):
             time.sleep(0.1)
-        return accumulate(self, *given)
+        pytest.fail("nothing has interrupted it")
 
-    monkeypatch.setattr(Run, "_accumulate", slow)
+    monkeypatch.setattr(Stepper, "micro_batches", slow)
     begin = time.monotonic()
     with pytest.raises(Stopped):
         train(config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m"))

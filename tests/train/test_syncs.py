@@ -5,6 +5,7 @@ at once, where a GPU would make it wait. Copies to the device must not block eit
 """
 
 import traceback
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,12 +13,21 @@ from diffusers.models.autoencoders import vae
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from library import data, families, memory, methods
-from library.train import loss
-from library.train.meter import Meter
-from library.train.run import Run
+from library import data, families, methods
+from library.compiler.log import CompileLog
+from library.memory.prepare import prepare_denoiser
+from library.train.clock import Clock
+from library.train.loop import train_step
+from library.train.loss import LossFunction
+from library.train.precompile import Precompiler
+from library.train.rng import StepGenerators
+from library.train.step_log import StepLog
+from library.train.step_metrics import Meter
+from library.train.stepper import Stepper
 from library.train.stochastic_rounding import StepRNG
+from library.train.stop_requests import ControlRequests
 from library.train.updates import Updates
+from library.train.world import World
 from tests.training import SCRIPTS, config_of, fresh
 
 META = torch.device("meta")
@@ -88,27 +98,34 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
         values = {"train_data_dir": squares, "output_dir": tmp_path, "logging_dir": tmp_path / "logs"} | values
         config = config_of(demo, script, **values)
         monkeypatch.setattr(Meter, "lines", lambda self, wait=False: [])  # the numbers have not arrived yet
-        with Run(config) as run:
-            family = families.of(config)
-            images, parts = data.scan(config), family.load(run.storage)
-            data.encode(images, family, parts, config, run)
-            batches = data.batches(images, config, run.seed)
-            run.plan(batches, data.summary(images))
-            run.device = META
-            live = [parts.vae] * (not config.cache.latents) + list(parts.encoders.values()) * (not config.cache.text)
-            for network in (parts.denoiser, *live):
-                network.to(META)
-            method = methods.attach(parts, family, config)
-            run.place(parts, method, keep_vae=False)
-            memory.prepare(parts.denoiser, family, config, META, batches.shapes)
-            updates = Updates(method, config, run)
+        world, journal, family = World(config), Mock(has_curves=True), families.of(config)
+        images, components = data.scan(config), family.load(world.storage_dtype)
+        data.encode(images, family, components, config, world, journal.phase)
+        batches = data.batches(images, config, 1)
+        clock, generators = Clock.of(config, len(batches)), StepGenerators(1, world.device, 0)
+        world.device = META
+        live = [components.vae] * (not config.cache.latents)
+        live += list(components.encoders.values()) * (not config.cache.text)
+        for network in (components.denoiser, *live):
+            network.to(META)
+        method = methods.attach(components, family, config)
+        world.place(components, method.trained_parts, config.cache, keep_vae=False)
+        with CompileLog() as log:
+            prepare_denoiser(components.denoiser, family, config, META, batches.shapes, log=log)
+            updates = Updates(method, config, world, 1, clock.total)
             method.train()
-            for window in run.steps(batches):
+            compute_loss = LossFunction(family, components, method, config, world, generators, log)
+            precompiler = Precompiler(config, world, journal, log, clock)
+            step_log = StepLog(config, clock, world, journal, precompiler)
+            stepper = Stepper(
+                batches, clock, generators, world, ControlRequests(), config.steps.gradient_accumulation_steps
+            )
+            for window in stepper:
                 with Watch() as watch, Calls(watch.found):  # in the first step tables may go to the device, once
-                    wrong = run.learn(window, lambda batch: loss.of(batch, family, parts, method, run))
-                    norms = updates.apply(wrong)
-                    run.log(wrong, norms, updates.rates())
-                assert run.stopping is False and len(window) == config.steps.gradient_accumulation_steps
+                    numbers, losses = train_step(window, stepper, compute_loss, updates, precompiler, watched=True)
+                    step_log.push(numbers, losses, updates.rates(), stepper.timer.ended())
+                assert len(window) == len(losses) == config.steps.gradient_accumulation_steps
+        assert clock.done
         return watch.found
 
     return train
@@ -165,14 +182,18 @@ def test_nothing_in_a_step_waits_for_the_device(blocked_by, case):
 
 def test_what_waits_is_seen(blocked_by, monkeypatch):
     """The watch itself: a number that is read, a choice by numbers, and a copy that blocks."""
-    of = loss.of
-    for spoil in (lambda wrong: wrong.item(), lambda wrong: wrong > 0 or None, lambda wrong: wrong.cpu()):
-        monkeypatch.setattr(loss, "of", lambda *args, spoil=spoil: spoil(wrong := of(*args)) and wrong)
+    compute = LossFunction.__call__
+
+    def spoil(change):
+        monkeypatch.setattr(LossFunction, "__call__", lambda *args: change(compute(*args)))
+
+    for change in (lambda loss: loss * loss.item(), lambda loss: loss if loss > 0 else None, lambda loss: loss.cpu()):
+        spoil(change)
         with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
             blocked_by("flux_train_network", max_train_steps=1)
-    monkeypatch.setattr(loss, "of", lambda *args: of(*args) * torch.tensor([2.0], device=META).sum())
+    spoil(lambda loss: loss * torch.tensor([2.0], device=META).sum())
     assert "torch.tensor" in str(blocked_by("flux_train_network", max_train_steps=2))
-    monkeypatch.setattr(loss, "of", lambda *args: of(*args) * torch.ones(1).to(META).sum())
+    spoil(lambda loss: loss * torch.ones(1).to(META).sum())
     assert "_to_copy cpu -> meta" in str(blocked_by("flux_train_network", max_train_steps=2))
-    monkeypatch.setattr(loss, "of", lambda *args: of(*args) * torch.ones(1).to(META, non_blocking=True).sum())
+    spoil(lambda loss: loss * torch.ones(1).to(META, non_blocking=True).sum())
     assert blocked_by("flux_train_network", max_train_steps=2) == []

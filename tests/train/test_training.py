@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from library.families.flux.family import Flux
 from library.families.sdxl.family import Sdxl
 from library.train import stop_requests
-from library.train.run import Run
+from library.train.rng import StepGenerators
+from library.train.step_log import StepLog
 from tests.training import LORAS, SCRIPTS, config_of, pictures, train
 
 CLASSES = {"sdxl": Sdxl, "flux": Flux}
@@ -48,10 +49,10 @@ def noise_by_sample(monkeypatch):
     """Noise that depends on the step and on a sample's number in it, however the samples are put into batches."""
     now = {}
 
-    def reseed(self, number):
-        now.update(step=self.clock.step, number=number)
+    def seed_batch(self, step, number):
+        now.update(step=step, number=number)
 
-    monkeypatch.setattr(Run, "_reseed", reseed)
+    monkeypatch.setattr(StepGenerators, "seed_batch", seed_batch)
     for cls in CLASSES.values():
         original = cls.noised
 
@@ -337,17 +338,17 @@ def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):
 @pytest.mark.parametrize("script", LORAS)
 def test_a_stopped_run_saves_and_can_be_gone_on_with(run, tmp_path, monkeypatch, script):
     straight = run(script, max_train_steps=6)
-    log, folder = Run.log, tmp_path / "stopped"
+    push, folder = StepLog.push, tmp_path / "stopped"
 
     def stop_at_3(self, *args):
-        log(self, *args)
-        if self.clock.step == 3:
-            (self.record.folder / "stop").write_text("after_step")
+        push(self, *args)
+        if self._clock.step == 3:
+            (self._journal.record.folder / "stop").write_text("after_step")
 
     monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk after every step, however slow it is
-    monkeypatch.setattr(Run, "log", stop_at_3)
+    monkeypatch.setattr(StepLog, "push", stop_at_3)
     stopped = run(script, output_dir=folder, output_name="m", max_train_steps=6)
-    monkeypatch.setattr(Run, "log", log)
+    monkeypatch.setattr(StepLog, "push", push)
     assert stopped.facts["state"] == "stopped"
     assert stopped.losses == straight.losses[:3]
     assert {"m.safetensors", "m-state"} <= names(folder)

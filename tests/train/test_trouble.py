@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,8 @@ from library.families import config_class
 from library.outputs.writer import TensorLayout
 from library.runs import layout, reader
 from library.runs.record import Record
-from library.train import errors, loss, resume_state
+from library.train import errors, resume_state
+from library.train.loss import LossFunction
 from tests.training import config_of, fresh, listing, runs_in, train
 
 SCRIPT = "flux_train_network"
@@ -59,14 +59,14 @@ def run_shell(config, tmp_path, capsys):
 
 def fails_at(monkeypatch, step, error):
     """Let a step fail."""
-    of, count = loss.of, iter(range(1, 1000))
+    compute, count = LossFunction.__call__, iter(range(1, 1000))
 
     def spoilt(*args):
         if next(count) == step:
             raise error
-        return of(*args)
+        return compute(*args)
 
-    monkeypatch.setattr(loss, "of", spoilt)
+    monkeypatch.setattr(LossFunction, "__call__", spoilt)
 
 
 def the_run(output):
@@ -153,18 +153,18 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
     ],
 )  # fmt: skip
 def test_levers_are_those_that_are_left(config, script, values, doing, words):
-    run = SimpleNamespace(config=config(script, **values), doing=doing, newest={}, clock=SimpleNamespace(step=7))
-    assert words in str(errors.explain_error(torch.OutOfMemoryError("..."), run))
+    error = errors.explain_error(torch.OutOfMemoryError("..."), config(script, **values), doing or "step 7", {})
+    assert words in str(error)
 
 
 def test_the_computers_own_memory(config):
-    run = SimpleNamespace(config=config(), doing="caching latents", newest={}, clock=None)
+    where = (config(), "caching latents", {})
     for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")):
-        assert str(errors.explain_error(error, run)).startswith(
+        assert str(errors.explain_error(error, *where)).startswith(
             "the computer ran out of memory, RAM (caching latents): use fewer"
         )
     other = ValueError("x")
-    assert errors.explain_error(other, run) is other
+    assert errors.explain_error(other, *where) is other
 
 
 def test_a_scaler_that_never_finds_its_scale_ends_it():

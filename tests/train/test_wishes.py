@@ -10,7 +10,7 @@ import torch
 from library.outputs import verify
 from library.runs import layout, reader
 from library.runs.record import Record
-from library.train import resume_state, step_timer, stop_requests
+from library.train import resume_state, step_metrics, stop_requests
 from tests.training import LORAS, config_of, train
 
 
@@ -59,13 +59,13 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, w
 
 def test_a_step_is_split_where_its_time_went(monkeypatch):
     now = iter([0.0, 3.0, 3.0, 4.0, 5.0, 5.5, 10.0])  # asked, there; two batches moved; the end
-    monkeypatch.setattr(step_timer.time, "perf_counter", lambda: next(now))
-    watch = step_timer.StepTimer(device=type("Device", (), {"type": "cpu"}))
+    monkeypatch.setattr(step_metrics.time, "perf_counter", lambda: next(now))
+    watch = step_metrics.StepTimer(device=type("Device", (), {"type": "cpu"}))
     batch = type("Batch", (), {"to": lambda self, device: self})()
     next(watch.waited([[batch, batch]]))
     watch.moved(batch), watch.moved(batch)
-    assert step_timer.seconds(watch.ended()) == {"data_s": 3.0, "transfer_s": 1.5, "compute_s": 5.5}
-    assert step_timer.seconds(watch.ended()) == {}
+    assert step_metrics.seconds(watch.ended()) == {"data_s": 3.0, "transfer_s": 1.5, "compute_s": 5.5}
+    assert step_metrics.seconds(watch.ended()) == {}
 
 
 def rewritten(path, change):

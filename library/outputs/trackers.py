@@ -31,7 +31,7 @@ class Trackers:
         """Whether there is anything to write to."""
         return bool(self._board or self._wandb)
 
-    def log(self, line: dict[str, Any]) -> None:
+    def log(self, line: Mapping[str, Any]) -> None:
         """Write one step."""
         if self._last and line["epoch"] != self._last["epoch"]:
             self._epoch_ended()
@@ -77,7 +77,7 @@ class Trackers:
             self._board = None
             logger.warning("logging to TensorBoard stopped: %s", e)
 
-    def _tags(self, line: dict[str, Any]) -> dict[str, float]:
+    def _tags(self, line: Mapping[str, Any]) -> dict[str, float]:
         loss = (
             {"loss/current": line["loss"], "loss/average": line["avr_loss"]}
             if self._network

@@ -1,0 +1,26 @@
+"""A training from its config to its file: what is wrong is said first, all of it, then the loop runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from library.check import preflight
+from library.config import schema
+from library.outputs import hub, paths
+from library.train import logging_setup
+from library.train.loop import run_training
+
+
+def train(config: Any, notes: Sequence[str] | None = None) -> Path | None:
+    """Train what `config` describes and return the file that came of it. ConfigError lists everything to fix first.
+
+    `notes` are what was said when the config was read, and go into the run's record; None asks for them again. With
+    `debug_dataset` the data is shown, and nothing is trained.
+    """
+    logging_setup.listen(config.log)
+    if config.data.debug_dataset:
+        return preflight.show(config)
+    config = hub.fetched(config)
+    paths.tidy(config)
+    remarks = preflight.check(config)
+    return run_training(config, remarks, schema.notes(config) if notes is None else notes)

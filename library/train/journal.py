@@ -1,0 +1,202 @@
+"""What a training tells: its record, lines on the console, curves of trackers, uploads."""
+
+import datetime
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from library.config.schema import changed
+from library.data.loading import Batches
+from library.outputs import paths
+from library.outputs.hub import Uploads
+from library.outputs.prompts import Prompt
+from library.outputs.trackers import Trackers
+from library.runs.record import Record
+from library.train import errors
+from library.train.clock import Clock
+from library.train.stop_requests import ControlRequests
+from library.train.world import World
+
+SPACING = 5.0  # seconds between two lines about the same work
+
+
+class Journal:
+    """The one place where a training says something. As a context manager it closes the record with the outcome.
+
+    What is said in any process but the first is dropped.
+    """
+
+    def __init__(self, config: Any, world: World, seed: int) -> None:
+        self._config, self._world = config, world
+        self.record: Record | None = None
+        if world.main:
+            known = changed(config, secrets=True)  # so that they can be kept out of whatever is written
+            save = config.save
+            self.record = Record.start(known, config.script, save.output_dir, save.output_name, config.title)
+            self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
+        self.trackers: Trackers | None = None
+        self.uploads = Uploads(config, self)
+        self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes)
+        self.doing = ""  # what goes on, for the sentence of an error: a phase, or "step 12"
+        self.completed = False  # whether all steps were done: a wish to stop during the last one changed nothing
+        self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
+        self._progress = Progress(self.say)
+
+    def __enter__(self) -> "Journal":
+        self.requests.listen()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        explained = errors.explain_error(error, self._config, self.doing, self.newest) if error else None
+        if explained is not None and explained is not error:
+            explained.__cause__ = error  # whose traceback belongs into the log
+        try:
+            self.uploads.finish()
+            if self.record:
+                self.record.note(**self._world.memory.peaks())
+                if error is None and self.completed:
+                    self.record.finish("finished")
+                self.record.__exit__(type(explained) if explained else None, explained, trace)
+            if self.trackers:
+                self.trackers.close()
+        finally:
+            self.requests.forget()
+        if explained is not None and explained is not error:
+            raise explained from error
+
+    def begin(self, remarks: Sequence[str], notes: Sequence[str]) -> None:
+        """Open trackers and uploads, and say what should be known first; `notes` are on the console already."""
+        for note in notes:
+            self.event("warning", text=note)
+        if self.record:
+            self.trackers = Trackers(self._config, self.record.folder)
+            self.uploads.begin()
+        for remark in remarks:
+            self.warn(remark)
+
+    @property
+    def has_curves(self) -> bool:
+        """Whether a tracker is open, for numbers that are only computed where somebody sees them."""
+        return self.trackers is not None and self.trackers.open
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
+        if self.record:
+            self.record.say(text)
+
+    def warn(self, text: str) -> None:
+        """A sentence that should not be overlooked."""
+        self.event("warning", text=text)
+        self.say(f"Warning: {text}")
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Something for the run's record."""
+        if self.record:
+            self.record.event(kind, **facts)
+
+    def note(self, **facts: Any) -> None:
+        """Facts of the whole run, for run.json."""
+        if self.record:
+            self.record.note(**facts)
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """What goes on outside of the steps. Before the first step it raises Stopped when somebody asked for a stop."""
+        self.doing = name
+        if self.record:
+            self.record.phase(name, done, total)
+            self._progress(name, done, total)
+        self.requests.check()
+
+    @property
+    def on_graph(self) -> Callable[[str, int, int], None] | None:
+        """Who is told that a graph is begun, which may be in a thread of the compiler."""
+        return self.record.phase if self.record else None
+
+    def plan(self, clock: Clock, data: Mapping[str, Any], batches: Batches) -> None:
+        """Say what lies ahead."""
+        if self.record:
+            self.record.plan(clock.total, epochs=clock.epochs, data=data)
+        sizes = len(batches.shapes)
+        self.say(
+            f"{data['images']} images, {len(batches)} batches per epoch in {sizes} size{'s' * (sizes != 1)}; "
+            f"{clock.total} steps in {clock.epochs} epochs"
+        )
+
+    def step(self, line: Mapping[str, Any], total: int) -> None:
+        """The numbers of a step: all of them for record and trackers, a line on the console now and then."""
+        if not self.record or not self.trackers:
+            return
+        self.record.step(line)
+        self.trackers.log(line)
+        step = line["step"]
+        if step in (1, total) or step % max(total // 100, 1) == 0:
+            pace = f", {line['s_it']:.2f} s/it, {duration(line['eta'])} left" if "s_it" in line else ""
+            self.say(f"step {step}/{total}, epoch {line['epoch']}, loss {line['loss']:.4f} "
+                     f"(average {line['avr_loss']:.4f}){pace}")  # fmt: skip
+
+    def sampled(self, step: int, number: int, path: Path, image: Any, prompt: Prompt) -> None:
+        """A sample image is on the disk."""
+        self.event("sample", file=str(path), step=step, prompt=prompt.prompt, number=number)
+        if self.trackers:
+            self.trackers.image(f"sample_{number}", image, step)
+
+    def saved(self, path: Path, step: int, **checked: Any) -> None:
+        """A file or the folder of a state is on the disk, whole; `checked` is what `verify.check` found."""
+        self.newest[paths.saved_kind(path)] = path
+        size = sum(f.stat().st_size for f in (path.rglob("*") if path.is_dir() else [path]) if f.is_file())
+        self.event("saved", file=str(path), step=step, bytes=size, **checked)
+        if not checked.get("backup"):
+            self.uploads.add(path)
+
+    def validated(self, when: str, clock: Clock, losses: Mapping[str, float], average: float) -> None:
+        """Held back images were measured at the end of a "step" or an "epoch": `losses` by noise level, beside the
+        `average` loss of training."""
+        loss = sum(losses.values()) / len(losses)
+        divergence, number = loss - average, getattr(clock, when)
+        facts = {"when": when, "loss": loss, "divergence": divergence, "by_timestep": losses}
+        self.event("validation", step=clock.step, epoch=clock.epoch, **facts)
+        self.say(f"validation after {when} {number}: loss {loss:.4f}, "
+                 f"{abs(divergence):.4f} {'above' if divergence > 0 else 'below'} training's average")  # fmt: skip
+        if self.trackers:
+            self.trackers.validated(when, number, loss, divergence)
+
+
+class Progress:
+    """Lines about work that takes long: at its beginning, its end and now and then how much is done.
+
+    Call it with the name of the work, how much of it is done, and how much there is.
+    """
+
+    def __init__(self, say: Callable[[str], object], patience: float = 0.0) -> None:
+        """Nothing is said about work that takes less than `patience` seconds."""
+        self._say, self._patience = say, patience
+        self._name, self._since, self._before, self._said = "", 0.0, 0, 0.0
+
+    def __call__(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Say it, unless the last line is too young."""
+        now = time.monotonic()
+        if not total:
+            self._name = ""
+            self._say(name)
+            return
+        done, begins = done or 0, name != self._name
+        if begins:
+            self._name, self._since, self._before = name, now, done
+        if now - self._since < self._patience:
+            return
+        if begins or done == total or now - self._said >= SPACING:
+            self._said = now
+            self._say(f"{name}: {done} of {total}{self._left(done, total, now)}")
+
+    def _left(self, done: int, total: int, now: float) -> str:
+        """The time that the rest will take at the pace so far."""
+        if done in (self._before, total):
+            return ""
+        seconds = (now - self._since) / (done - self._before) * (total - done)
+        return f", {duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them: 1:02:03."""
+    return str(datetime.timedelta(seconds=round(seconds)))

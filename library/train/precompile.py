@@ -1,0 +1,185 @@
+"""Compiling, as a training sees it: all of it before the first step, proof that it happened, and what if it fails."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from library.compiler import blocks
+from library.compiler.log import CompileLog
+from library.config.schema import ConfigError
+from library.data.loading import Batches
+from library.memory.prepare import compiles_size_by_size
+from library.train import rng
+from library.train.clock import Clock
+from library.train.loss import LossFunction
+from library.train.world import World
+
+Kind = tuple[int, int, int]  # of a batch: images, and the height and width of their latents
+
+
+class Listener(Protocol):
+    """Who is told what the compiler does."""
+
+    def say(self, text: str) -> None:
+        """A line."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """A line that should not be overlooked."""
+        ...
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Something for the record."""
+        ...
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Progress."""
+        ...
+
+
+class Precompiler:
+    """Makes the graphs of a training, and keeps account of those that come later."""
+
+    def __init__(self, config: Any, world: World, journal: Listener, log: CompileLog, clock: Clock) -> None:
+        self.log, self._config, self._options = log, config, config.compile
+        self._world, self._journal, self._clock = world, journal, clock
+
+    def run_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+        """Make every graph that the training needs before its first step, with its own images.
+
+        Nothing that the training learns or draws by chance changes. Where eager steps come first, to be compared with
+        (`compile_compare_steps`), it happens right after them. Of several processes on a machine, one goes first and
+        compiles; the others find its graphs in the cache. `pause` stops the clock of the steps.
+        """
+        if not self.log.active:
+            return
+        self._warn()
+        if not self._options.ahead:
+            return
+        if self.log.waiting and (begin := self.log.speedup.begin):
+
+            def begin_and_run() -> None:
+                begin()
+                self._run(batches, compute_loss.unwrapped(), pause)
+
+            self.log.speedup.begin = begin_and_run
+        else:
+            self._run(batches, compute_loss.unwrapped(), pause)
+
+    def _warn(self) -> None:
+        """Say what leaves blocks eager although it was asked to compile them; ConfigError where none may be."""
+        options, steps = self._options, self._clock.total - self._clock.step
+        limit, needed = options.compile_cache_size_limit, self.log.graphs_per_block
+        if 0 < limit < needed:
+            problem = f"compile_cache_size_limit = {limit}: blocks need {needed} graphs for the sizes of this data set"
+            problem += f", and run eagerly beyond the limit; use {needed} or more, 0 for as many as it takes, "
+            problem += "or compile_dynamic = auto"
+            if options.compile_fullgraph:
+                raise ConfigError(problem)
+            self._journal.warn(problem)
+        if 0 < steps <= (first := options.compile_compare_steps):
+            self._journal.warn(
+                f"compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer"
+            )
+
+    def _run(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+        if self._clock.done:
+            return
+        log, device = self.log, self._world.device
+        graphs = sum(log.predicted().values())
+        self._journal.phase("compiling", 0, graphs)
+        single = compiles_size_by_size(self._config, device)
+        self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
+        with self._world.accelerator.local_main_process_first():
+            before = rng.get_rng_state(device)
+            try:
+                records = self._options.records_graphs and device.type == "cuda"
+                for kind in kinds_to_compile(batches.kinds(), single or self._options.dynamic is False or records, log):
+                    batch = batches.example(kind)
+                    log.bucket = batch.bucket
+                    compute_loss.rehearse(batch, device)
+                    self.note()
+            except Exception as error:
+                if not blocks.is_compile_error(error):
+                    raise
+                self.give_up(error)
+            finally:
+                rng.set_rng_state(before, device)
+        if not log.fallback:
+            self.prove()
+        self._journal.phase("compiling", graphs, graphs)
+        pause()
+
+    def note(self) -> bool:
+        """Write down what was compiled since the last time, and say whether that was anything."""
+        events = self.log.drain()
+        for event in events:
+            self._journal.event("compile", step=self._clock.step, **dataclasses.asdict(event))
+        return bool(events)
+
+    def prove(self) -> None:
+        """Compiling that silently does not happen is the oldest trap: by now every kind of block has its graph."""
+        log = self.log
+        if not log.active or log.waiting:
+            return
+        if missing := log.unproven():
+            names = ", ".join(missing)
+            if not self._options.compile_fallback:
+                raise ConfigError(f"compile: no graph was made for {names}, though it ran; switch compile off")
+            log.fallback = f"no graph was made for {names}"
+            self._journal.warn(f"compile: {log.fallback}; these blocks run without it.")
+            return
+        if broken := log.graph_breaks():
+            self._journal.warn(f"compile: a block does not fit into one graph ({broken[0]}), so it runs eagerly in "
+                               "parts; compile_fullgraph stops there and shows the place")  # fmt: skip
+        total = log.summary()
+        shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
+        self._journal.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
+                          f"{total['recompiles']} recompiled")  # fmt: skip
+
+    def give_up(self, error: BaseException) -> None:
+        """From now on without compiling, or, where that is not wanted, a ConfigError that says what is wrong."""
+        reason = blocks.why(error)
+        if not self._options.compile_fallback:
+            raise ConfigError(
+                f"compile: PyTorch could not compile a block ({reason}); "
+                "add --compile_fallback to go on without, or switch compile off"
+            ) from error
+        self.log.fallback = reason
+        torch.compiler.set_stance("force_eager")
+        self._journal.warn(f"Compiling failed ({reason}); the run goes on without it.")
+
+
+def graphs_sentence(options: Any, number: int, single: bool = False) -> str:
+    """What `compile_dynamic` came to, and why; `single` where one graph could not serve several sizes."""
+    if number == 1 and not options.dynamic:
+        return "All images have one size, which the graphs are made for."
+    if single:
+        return (
+            f"Each of {number} sizes of image gets a graph of the whole model, which cannot be made for varying ones."
+        )
+    if options.dynamic is False:
+        return f"Each of {number} sizes of image gets graphs of its own, as compile_dynamic = false says."
+    why = "as compile_dynamic = true says" if options.dynamic else "so that there is nothing to compile at a new one"
+    which = f"all {number} sizes of image at once" if number > 1 else "any size of image"
+    return f"The graphs are made for {which}, {why}."
+
+
+def kinds_to_compile(kinds: Counter[Kind], every: bool, log: CompileLog) -> Iterator[Kind]:
+    """The kinds of batches to compile for, the most frequent first, as its size is the one that kernels are tuned for.
+
+    One graph serves all sizes of image, unless they are compiled, or recorded, one by one (`every`). The largest size
+    comes second: it shows whether the memory will do. The others follow only as long as each still needed a graph.
+    """
+    order = [kind for kind, _ in kinds.most_common()]
+    first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(n for n, _, _ in order)]
+    largest = max(order, key=lambda kind: kind[0] * kind[1] * kind[2])
+    order = list(dict.fromkeys([*first, largest, *order]))
+    for number, kind in enumerate(order, start=1):
+        before = len(log.events)
+        yield kind
+        if not every and number > len(first) and len(log.events) == before:
+            return

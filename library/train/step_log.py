@@ -1,0 +1,70 @@
+"""The log of the steps: each one's numbers, written down once they have arrived, and watched for NaN."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from library.config.schema import ConfigError
+from library.train import errors
+from library.train.clock import Clock
+from library.train.errors import NonFiniteWatch
+from library.train.journal import Journal
+from library.train.precompile import Precompiler
+from library.train.step_metrics import BatchLoss, Line, Meter
+from library.train.stop_requests import ASKED
+from library.train.world import World
+
+
+class StepLog:
+    """Takes the numbers of each step and hands them to the journal. As a context manager it hands on the last ones."""
+
+    def __init__(self, config: Any, clock: Clock, world: World, journal: Journal, precompiler: Precompiler) -> None:
+        self._config, self._clock, self._world, self._journal = config, clock, world, journal
+        self._precompiler, self._log = precompiler, precompiler.log
+        self.meter = Meter(clock.total, clock.per_epoch)
+        self._non_finite = NonFiniteWatch(scaled=world.scaler is not None)
+
+    def __enter__(self) -> "StepLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._journal.record:
+            for line, _ in self.meter.lines():
+                self._journal.step({name: value for name, value in line.items() if name not in ASKED}, self.meter.total)
+            self._journal.note(compile=self._log.summary())
+            if sentence := self._log.sentence():
+                self._journal.say(sentence)
+
+    def push(
+        self,
+        values: dict[str, Tensor],
+        batches: Sequence[BatchLoss],
+        rates: dict[str, float],
+        timestamps: Sequence[Any],
+    ) -> None:
+        """Note the step, which is done: `values` are its loss and norms, scalars on the device, which stay there until
+        they are ready to be read."""
+        self._journal.requests.step_done()
+        compiled, step = self._precompiler.note(), self._clock.step
+        line = {"step": step, "epoch": self._clock.epoch, "lr": rates}
+        line |= {**self._world.memory.now(), **self._log.curves()}
+        self.meter.push(line, values, batches, compiled=compiled or self._log.waiting, timestamps=timestamps)
+        self._log.note_step(step, None if compiled else self.meter.took)
+        if compiled or (step == 1 and not self._config.compile.ahead):
+            self._precompiler.prove()
+        self._read(self.meter.lines() if self._world.ranks == 1 else self.meter.lines_until(step - 1))
+
+    def settle(self) -> None:
+        """What comes next is no step, and relies on all before it: read their numbers, raise where one is NaN."""
+        self.meter.pause()
+        self._read(self.meter.lines(wait=True))
+
+    def _read(self, lines: Sequence[Line]) -> None:
+        """Write down what has arrived. Several processes read the lines of a step at the same time, and all stop."""
+        for line, images in lines:
+            self._journal.requests.agree({name for name in ASKED if line.pop(name, 0.0) > 0})
+            self._journal.step(line, self.meter.total)
+            if what := self._non_finite.check(line):
+                every = [path for own in self._world.gather(images) for path in own]
+                raise ConfigError(errors.non_finite_message(what, line, every, self._config, self._journal.newest))

@@ -1,0 +1,85 @@
+"""From batches to the steps of a training: which batches a step has, what it may draw, and how it is taken back."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from library.compiler.log import CompileLog
+from library.data.loading import Batch, Batches
+from library.train import rng
+from library.train.clock import Clock, windows
+from library.train.rng import StepGenerators
+from library.train.step_metrics import StepTimer
+from library.train.stop_requests import ASKED, ControlRequests
+from library.train.world import World
+
+
+class Stepper:
+    """Yields the batches of each optimizer step, from where the clock stands to the end or until someone says stop."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        clock: Clock,
+        generators: StepGenerators,
+        world: World,
+        requests: ControlRequests,
+        size: int,
+    ) -> None:
+        """`size` is gradient_accumulation_steps, the batches of a step; the last step of an epoch may have fewer."""
+        self.batches, self.clock, self.generators, self.world = batches, clock, generators, world
+        self.requests, self._size = requests, size
+        self.timer = StepTimer(world.device)
+        # A step can be dropped between its batches, and by one process alone.
+        self._droppable = size > 1 and world.ranks == 1
+        self._before: dict[str, Any] = {}  # where everything stood before this step
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        self.requests.defer_signals()
+        while not self.clock.done and not self.requests.stopping:
+            if self.clock.epoch_ended:
+                self.batches.set_epoch(self.clock.epoch + 1)
+            self._remember()
+            for window in self.timer.waited(windows(self.batches, self._size)):
+                self.clock.tick()
+                yield window
+                if self.world.ranks == 1:  # of several, all have read the same answer in the lines of the step before
+                    self.requests.agree(self.requests.flags())
+                if self.clock.done or self.requests.stopping:
+                    break
+                self._remember()
+
+    def micro_batches(self, window: Sequence[Batch], compile_log: CompileLog) -> Iterator[tuple[int, Batch]]:
+        """The batches of a step with their numbers, on the device and seeded; raises WorkCancelled between them."""
+        for number, batch in enumerate(window, start=1):
+            if self._droppable:
+                self.requests.raise_if_cancelled()
+            self.generators.seed_batch(self.clock.step, number)
+            compile_log.bucket = batch.bucket
+            yield number, self.timer.moved(batch)
+
+    def over_ranks(self, loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss of all processes, and on the way whether one of them was asked for something."""
+        if self.world.ranks == 1:
+            return loss, {}
+        said = self.requests.flags()
+        both = torch.stack([loss, *(torch.full_like(loss, float(name in said)) for name in ASKED)])
+        self.world.average(both)
+        return both[0], dict(zip(ASKED, both[1:], strict=True))
+
+    def _remember(self) -> None:
+        if self._droppable:
+            self._before = {"clock": self.clock.state(), "data": self.batches.state_dict()}
+            self._before["random"] = rng.get_rng_state(self.world.device)
+
+    def drop_step(self) -> None:
+        """Be where this step began: clock, place in the data and random numbers. Weights do not change within it."""
+        clock, known = self.clock, self._before["clock"]
+        clock.step, clock.epoch, clock.in_epoch = (
+            known[name] for name in ("current_step", "current_epoch", "step_in_epoch")
+        )
+        self.batches.load_state_dict(self._before["data"])
+        rng.set_rng_state(self._before["random"], self.world.device)
+        self.requests.agree({"stop"})

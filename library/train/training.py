@@ -1,0 +1,53 @@
+"""The values that the occasional parts of a training share: validating, drawing samples, saving, resuming."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from library.data.loading import Batches
+from library.families.base import Family, ModelComponents
+from library.methods import TrainingMethod
+from library.train.clock import Clock
+from library.train.journal import Journal
+from library.train.loss import LossFunction
+from library.train.rng import StepGenerators
+from library.train.step_log import StepLog
+from library.train.updates import Updates
+from library.train.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training that is ready to take steps. Nothing here is replaced; clock, weights and generators go on."""
+
+    world: World
+    journal: Journal
+    clock: Clock
+    batches: Batches
+    compute_loss: LossFunction
+    updates: Updates
+    step_log: StepLog
+
+    @property
+    def config(self) -> Any:
+        """The config that is trained with."""
+        return self.compute_loss.config
+
+    @property
+    def family(self) -> Family:
+        """The model's family."""
+        return self.compute_loss.family
+
+    @property
+    def components(self) -> ModelComponents:
+        """The model's networks, wrapped where several processes average gradients."""
+        return self.compute_loss.components
+
+    @property
+    def method(self) -> TrainingMethod:
+        """What learns."""
+        return self.compute_loss.method
+
+    @property
+    def generators(self) -> StepGenerators:
+        """What the steps draw from."""
+        return self.compute_loss.generators
