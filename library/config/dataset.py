@@ -251,7 +251,7 @@ def _rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[Problem
         clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
         for cache, name in clashes:
             if getattr(subset, name):
-                yield _wrong(place, name, f"cannot be used with {cache}: switch one of them off")
+                yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
 
 
 def _bucket_rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[Problem]:

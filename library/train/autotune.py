@@ -77,7 +77,7 @@ class Tuner:
                 try:
                     schema.replace(self.config, **result.changes)
                 except ConfigError as refused:
-                    result.why = result.why or str(refused).splitlines()[0]
+                    result.why = result.why or refused.problems[0]
         else:
             self.measure_all()
             if self.compiles:  # else that may be mended by the next start, and shall not be kept
@@ -151,7 +151,7 @@ class Tuner:
             always = {"compile_autotune": False, "compile_compare_steps": 0, "compile_fallback": False}
             config = schema.replace(asked.config, **changes | always)
         except ConfigError as refused:
-            result.why = str(refused).splitlines()[0]
+            result.why = refused.problems[0]
             return result
         undone = restored_after(asked.components.denoiser, asked.family.block_classes)
         with CompileLog(self.journal.on_graph) as log, undone:

@@ -1,0 +1,85 @@
+"""Problems are values: they go from one process to another whole, and nobody takes their sentences apart."""
+
+import ast
+import pickle
+
+import pytest
+
+from library.config.problems import ConfigError, Problem, Text, read
+from library.config.schema import build, draft, mending
+from library.families import config_class
+from tests import source
+
+CUTTING = {"split", "splitlines", "partition", "rpartition", "startswith", "endswith", "find", "index", "removeprefix"}
+MAKERS = {"Problem", "Text", "ConfigError", "about_images", "wrong_argument"}
+SDXL = config_class("sdxl_train_network")
+
+
+def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
+    limits = Text("at least {low}", low=1)
+    made = Problem("seed", "must be {limits}, got {value}", limits=limits, value="'{'", place="in {x}.toml: ",
+                   also="resume", fix={"seed": 1})  # fmt: skip
+    assert made == "in {x}.toml: seed must be at least 1, got '{'" and made.about == "must be at least 1, got '{'"
+    for copy in (read(made.as_json()), pickle.loads(pickle.dumps(made))):
+        assert copy == made and copy.as_json() == made.as_json() and copy.options == {"seed", "resume"}
+        assert copy.arguments["limits"].template == "at least {low}" and copy.fix == {"seed": 1}
+    assert made.replaced(option="resume", place="--") == "--resume must be at least 1, got '{'"
+    assert Problem("ae", ": {path} does not exist", path="a").about == "a does not exist"
+
+
+def test_an_error_holds_problems_and_says_them_in_lines():
+    error = ConfigError(Problem("seed", "is wrong"), "plain\nlines")
+    assert str(error) == "seed is wrong\nplain\nlines" and [one.option for one in error.problems] == ["seed", "", ""]
+    assert ConfigError("{path} does not exist", path="{}").problems[0].template == "{path} does not exist"
+
+
+def test_a_fix_that_leaves_the_problem_standing_is_not_offered():
+    with pytest.raises(ConfigError) as refused:
+        build(SDXL, {"fp8_base": True})
+    (problem,) = refused.value.problems
+    rough = draft(SDXL, {"fp8_base": True})
+    assert mending(problem, rough) == {"mixed_precision": "bf16"}
+    assert (
+        mending(problem.replaced(fix={"seed": 1}), rough)
+        == {}
+        == mending(problem.replaced(fix={"no_option": 1}), rough)
+    )
+
+
+def modules():
+    folders = (source.ROOT / "library", source.ROOT / "kohya_gui")
+    return [path for folder in folders for path in folder.rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(source.ROOT)))
+def test_nobody_takes_the_sentence_of_a_problem_apart(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    cut = [line for handler in ast.walk(tree) if isinstance(handler, ast.ExceptHandler) for line in cuts(handler)]
+    assert not cut, "ask the error's problems for their option, fix, topic or code"
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in MAKERS - {"ConfigError"}:
+            template = call.args[1 if call.func.id == "Problem" else 0 :][:1]
+            assert not any(isinstance(one, ast.JoinedStr) for one in template), (
+                f"line {call.lineno}: name the arguments"
+            )
+
+
+def cuts(handler):
+    """The lines of a handler of ConfigError that look into the error's text."""
+    if handler.name is None or handler.type is None or ast.unparse(handler.type) != "ConfigError":
+        return
+    text = f"str({handler.name})"
+    for node in ast.walk(handler):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in CUTTING
+            and ast.unparse(node.value) == text
+            or isinstance(node, ast.Compare)
+            and text in map(ast.unparse, (node.left, *node.comparators))
+            or (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func).startswith("re.")
+                and text in map(ast.unparse, node.args)
+            )
+        ):
+            yield node.lineno
