@@ -203,7 +203,7 @@ class TrainingTab:
     def on_check(self, sent: str) -> Said:
         """Say all that can be known about this training before it starts."""
         given, _, notes, report = self.checked(sent)
-        known = [{"topic": "settings", "verdict": "hint", "text": note, "fix": {}} for note in notes]
+        known = [isolated.finding(note, "settings", "hint") for note in notes]
         return {self.message: self._report({**report, "findings": [*known, *report["findings"]]}, given.family)}
 
     def checked(self, sent: str) -> tuple[Submission, Any, list[str], isolated.Report]:

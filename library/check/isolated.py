@@ -53,16 +53,20 @@ def environment(launch: Mapping[str, Any]) -> dict[str, str]:
     return known | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
 
 
+def finding(text: str, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """One finding as JSON: a problem, or a plain sentence, and what the report says of it."""
+    problem = text if isinstance(text, Problem) else Problem("", text)
+    return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
+
+
 def known(reading: Reading[Any]) -> list[dict[str, Any]]:
     """The findings that a form tells by itself."""
-    return [{**problem.as_json(), "topic": "settings", "verdict": "bad", "fix": mending(problem, reading.config)}
-            for problem in reading.problems]  # fmt: skip
+    return [finding(problem, "settings", "bad", mending(problem, reading.config)) for problem in reading.problems]
 
 
 def failed(why: str, reading: Reading[Any]) -> Report:
     """The report of a check that did not come to an end, with what was known before."""
-    hint = {**Problem("", why).as_json(), "topic": "other", "verdict": "hint"}
-    return {"findings": [*known(reading), hint], "fit": None, "failed": True}
+    return {"findings": [*known(reading), finding(why, "other", "hint")], "fit": None, "failed": True}
 
 
 def problems(report: Report) -> list[dict[str, Any]]:

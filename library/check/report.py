@@ -17,7 +17,7 @@ import psutil
 from library import data, families
 from library.bench.candidates import saving_memory
 from library.check import estimate as fitting
-from library.check import preflight
+from library.check import isolated, preflight
 from library.check.model_stats import model_stats
 from library.config.command import Launch
 from library.config.problems import Problem
@@ -48,8 +48,7 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """For another process."""
-        problem = Problem("", self.text) if not isinstance(self.text, Problem) else self.text
-        return {**problem.as_json(), "topic": self.topic, "verdict": self.verdict, "fix": self.fix}
+        return isolated.finding(self.text, self.topic, self.verdict, self.fix)
 
     @property
     def advice(self) -> str:

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from library.check.isolated import environment
+from library.check.isolated import environment, finding
 from library.cli.main import DONE, FAILED, complain, script_of, split_launch
 from library.cli.train_script import read
 from library.config import environment as surroundings
@@ -41,10 +41,10 @@ def look(argv: list[str]) -> int:
         return FAILED if report.problems else DONE
     from library.check import report as checking
 
-    for line in checking.lines([finding for finding in report.findings if finding.verdict != "bad"]):
+    for line in checking.lines([one for one in report.findings if one.verdict != "bad"]):
         print(line)
     if report.problems:
-        to_fix = [f"{finding.text}{finding.advice}" for finding in report.findings if finding.verdict == "bad"]
+        to_fix = [f"{one.text}{one.advice}" for one in report.findings if one.verdict == "bad"]
         return complain("\n".join([*to_fix, f"{len(to_fix)} to fix in {what}"]), FAILED)
     print(f"{what}: nothing wrong was found")
     return DONE
@@ -94,8 +94,7 @@ def _script(argv: list[str]) -> tuple[str, list[str]]:
 
 def _only(wrong: ConfigError) -> dict[str, Any]:
     """The report of a check that ends with what could not be read."""
-    findings = [{**problem.as_json(), "topic": "other", "verdict": "bad"} for problem in wrong.problems]
-    return {"findings": findings, "fit": None}
+    return {"findings": [finding(problem, "other", "bad") for problem in wrong.problems], "fit": None}
 
 
 if __name__ == "__main__":

@@ -70,16 +70,9 @@ def cuts(handler):
         return
     text = f"str({handler.name})"
     for node in ast.walk(handler):
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr in CUTTING
-            and ast.unparse(node.value) == text
-            or isinstance(node, ast.Compare)
-            and text in map(ast.unparse, (node.left, *node.comparators))
-            or (
-                isinstance(node, ast.Call)
-                and ast.unparse(node.func).startswith("re.")
-                and text in map(ast.unparse, node.args)
-            )
-        ):
+        is_cut = isinstance(node, ast.Attribute) and node.attr in CUTTING and ast.unparse(node.value) == text
+        asked = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re."):
+            asked = node.args
+        if is_cut or text in map(ast.unparse, asked):
             yield node.lineno

@@ -50,7 +50,7 @@ def test_what_the_form_knows_is_said_before_the_whole_check_is_done(visit, monke
 
     def slow(reading, launch):
         assert done.wait(60)
-        more = {"topic": "disk", "verdict": "bad", "text": "the disk is full", "fix": {}}
+        more = isolated.finding("the disk is full", "disk", "bad")
         return {"findings": [*isolated.known(reading), more], "fit": None}
 
     monkeypatch.setattr(isolated, "check", slow)

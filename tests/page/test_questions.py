@@ -6,6 +6,7 @@ import pytest
 from kohya_gui.form import presets
 from library import packages
 from library.check import isolated
+from library.config.problems import Problem
 from library.config.schema import read_toml
 from library.runs import layout, queue, reader, start, stop
 from tests.data import make
@@ -49,8 +50,8 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
 
 
 def test_a_training_without_captions_is_asked_about_once(visit, served, monkeypatch):
-    text = f"{isolated.NO_CAPTIONS}: write some"
-    bare = {"findings": [{"topic": "images", "verdict": "hint", "text": text, "fix": {}}], "fit": None}
+    text = Problem("", "no image has a caption: write some", code="no_captions")
+    bare = {"findings": [isolated.finding(text, "images", "hint")], "fit": None}
     monkeypatch.setattr(isolated, "check", lambda reading, launch: bare)
     images = make.folder(served[1] / "bare", "cats")
     queue.pause()

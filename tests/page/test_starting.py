@@ -109,7 +109,7 @@ def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typ
     config = build(TABS[0].configs["sdxl"], {**values, "compile": False}, notes=[])
     said = [*idle.remarks(config, []), "12 images enlarged"]
     assert len(said) > 2
-    report = {"findings": [{"topic": "other", "verdict": "hint", "text": text, "fix": {}} for text in said]}
+    report = {"findings": [isolated.finding(text, "other", "hint") for text in said]}
     left = [one["text"] for one in isolated.without_idle(report, {"compile_mode", "resolution"})["findings"]]
     assert left == ["compile_mode has no effect here: compile is off", "12 images enlarged"]
 
