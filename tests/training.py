@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from library import families
-from library.config.schema import build, read_toml
+from library.config.schema import build, options, read_toml
 from library.runs import reader
 from tests.source import ROOT
 
@@ -78,7 +78,7 @@ def config_of(demo: Any, script: str, **values: Any) -> Any:
     """The demo's config of a script with other values; eager, and as exact as it can be where nothing else is said."""
     quick = {"compile": False, "compile_blocks": None, "resolution": "64", "max_train_steps": 4,
              "save_precision": "float", "logging_dir": None}  # fmt: skip
-    if script.startswith("flux"):
+    if "t5xxl_max_token_length" in options(families.config_class(script)):
         quick["t5xxl_max_token_length"] = 32
     given = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     return build(families.config_class(script), read_toml(demo.configs[script]) | quick | given, notes=[])
@@ -144,10 +144,10 @@ def wait_for(what: Any, seconds: float = 120) -> Any:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: Any) -> Any:
-    """Tiny models of both families and a TOML per script; one folder, whichever tests ask for it."""
+    """Tiny models of all families and a TOML per script; one folder, whichever tests ask for it."""
     from library.demo import files
 
-    return files.prepare(tmp_path_factory.getbasetemp() / "shared-demo", ("flux", "sdxl"))
+    return files.prepare(tmp_path_factory.getbasetemp() / "shared-demo", families.FAMILIES)
 
 
 def copied(demo: Any, folder: Path) -> Any:

@@ -1,0 +1,158 @@
+"""The toy as a family."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from library.families.toy.model import ToyDenoiser
+from torch import Tensor, nn
+
+from library.config.schema import ConfigError
+from library.families import recognition
+from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.shared import autoencoder, clip, hub, random_networks, tokenizers, weights
+from library.objectives.base import NoisedBatch
+from library.objectives.diffusion import Diffusion
+
+if TYPE_CHECKING:
+    from library.families.shared.sampler import Sampler
+
+PREFIXES = {"denoiser": "toy.", "vae": "vae.", "clip_l": "clip_l."}
+OPTION = "pretrained_model_name_or_path"
+SCALE = 0.5
+
+
+class Toy:
+    """Holds the run's config."""
+
+    name = "toy"
+    grid = 16
+    block_classes = ("ToyBlock",)
+    adapter_targets = ("ToyBlock",)
+    architecture = "toy"
+    block_inputs = {"ToyBlock": BlockInputs(streams=(0,), dynamic=((0, 1),))}
+    block_costs = {"ToyBlock": BlockCost("blocks")}
+    utilization = {False: 0.2, True: 0.3}
+    patch_size = 2
+    sample_defaults = {"negative_prompt": "", "width": 64, "height": 64, "sample_steps": 4, "scale": 1.0}
+    sample_multiple = 16
+    latent_cache = LatentCache(suffix="_toy.npz", keyed_by_size=True)
+    text_cache = TextCache(suffix="_toy_te.npz", keys=("words",))
+    validation_timesteps = (200, 400, 600, 800)
+
+    def __init__(self, config: Any):
+        self.config = config
+        self.objective = Diffusion(config.noise, config.loss, config.model.v_parameterization, SCALE)
+
+    def problems(self) -> Iterator[Any]:
+        """Whether the file is a toy, and its tokenizer is there."""
+        name = self.config.model.pretrained_model_name_or_path
+        if problem := hub.missing(f"--{OPTION}", name, "a toy checkpoint"):
+            yield problem
+            return
+        facts, words = recognition.described(weights.header(name))
+        if not facts or facts.name != self.name:
+            yield f"--{OPTION}: {name} is {words}, not a toy checkpoint: choose one"
+
+    def notes(self) -> Iterator[str]:
+        """Nothing."""
+        return iter(())
+
+    def stored_shapes(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+        """From the header of its file."""
+        path = Path(self.config.model.pretrained_model_name_or_path or "")
+        return {part: dict(own) for part, own in split(weights.header(path)).items()} if path.is_file() else {}
+
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> ModelComponents:
+        """Everything on the CPU."""
+        path = self.config.model.pretrained_model_name_or_path
+        file = weights.read(path, not self.config.model.disable_mmap_load_safetensors)
+        kinds = {"denoiser": dtype, "vae": frozen or dtype, "clip_l": frozen or dtype}
+        found = {
+            part: {short: weights.cast(file[name], kinds[part]) for short, name in names.items()}
+            for part, names in split({name: name for name in file}).items()
+        }
+        if not found["denoiser"]:
+            raise ConfigError(f"{OPTION}: {path} is no toy checkpoint: choose one")
+        return ModelComponents(
+            build(found["denoiser"]),
+            autoencoder.build(found["vae"], SCALE),
+            {"clip_l": clip.encoder(found["clip_l"])},
+            {"clip_l": tokenizers.load(tokenizers.find(tokenizers.CLIP_L, path), tokenizers.CLIP_L)},
+        )
+
+    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
+        """Raw samples, float32 [B, 4, h / 8, w / 8]."""
+        with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+            dtype = next(parts.vae.parameters()).dtype
+            return parts.vae.encode(pixels.to(dtype)).latent_dist.sample(generator).float()
+
+    @property
+    def text_lengths(self) -> Mapping[str, int]:
+        """Of the arrays in the text cache."""
+        return {"words": 77}
+
+    def text(
+        self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
+    ) -> dict[str, Tensor]:
+        """Captions -> words [B, 77, width]."""
+        model = parts.encoders["clip_l"]
+        ids = clip.tokens(parts.tokenizers["clip_l"], captions)[:, 0].to(next(model.parameters()).device)
+        return {"words": model(input_ids=ids).last_hidden_state}
+
+    def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
+        """See Diffusion.noised."""
+        return self.objective.noised(latents, generator, timesteps)
+
+    def predict(self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+        """The noise."""
+        return denoiser(noised.latents, noised.timesteps, text["words"]).float()
+
+    def export(self, parts: ModelComponents) -> dict[str, Tensor]:
+        """All three networks."""
+        named = {
+            "denoiser": parts.denoiser.state_dict(),
+            "vae": parts.vae.state_dict() if parts.vae is not None else {},
+            "clip_l": clip.tensors_of(parts.encoders["clip_l"]),
+        }
+        return {PREFIXES[part] + n.replace("_orig_mod.", ""): t for part, own in named.items() for n, t in own.items()}
+
+    def resolution_level(self, path: str) -> int:
+        """All blocks see the same tokens."""
+        return 0
+
+    def execution_key(self, path: str) -> tuple[int, ...]:
+        """Everything runs in the order of the tree."""
+        return ()
+
+    def swap_plan(self, number: int) -> dict[str, int]:
+        """So many of the blocks."""
+        return {"ToyBlock": number}
+
+    def sampler(self, parts: ModelComponents) -> "Sampler":
+        """What draws sample images with these networks."""
+        from library.families.toy.sampler import ToySampler
+
+        return ToySampler(self, parts)
+
+    def adapter_name(self, part: str, path: str) -> str:
+        """("denoiser", "blocks.0.qkv") -> "lora_unet_blocks_0_qkv"."""
+        prefix, path = ("lora_unet", path) if part == "denoiser" else ("lora_te1", clip.canonical(path))
+        return f"{prefix}_{path.replace('.', '_')}"
+
+
+def split(named: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By part, without its prefix."""
+    return {
+        part: {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+        for part, prefix in PREFIXES.items()
+    }
+
+
+def build(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A denoiser of the sizes of its tensors."""
+    width, inputs = tensors["patches.weight"].shape
+    blocks = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks."))
+    text = tensors["words.weight"].shape[1]
+    return weights.assign(random_networks.empty(lambda: ToyDenoiser(width, blocks, inputs // 4, text)), tensors)

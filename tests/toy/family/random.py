@@ -1,0 +1,62 @@
+"""The toy's networks with random weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from library.families.toy.family import PREFIXES, SCALE
+from library.families.toy.model import ToyDenoiser
+from safetensors.torch import save_file
+from torch import nn
+
+from library.families.shared import clip, random_networks, random_tokenizers
+from library.families.shared.random_networks import CLIP_WORDS, InputShapes, RandomNetworks
+from library.files import write_atomic
+
+
+@dataclass(frozen=True)
+class ToySizes:
+    """Widths and depths."""
+
+    width: int = 64
+    blocks: int = 3
+    resolutions: tuple[int, ...] = (64, 128)
+
+
+TINY = ToySizes()
+TINY_OPTIONS: dict[str, int] = {}
+FULL = ToySizes(width=128, blocks=6)
+
+
+def random(sizes: ToySizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
+    """The networks of these sizes."""
+    return RandomNetworks(
+        lambda: random_networks.empty(lambda: ToyDenoiser(sizes.width, sizes.blocks)),
+        {"clip_l": lambda: random_networks.clip_encoder(64, 2, words)},
+        lambda: random_networks.autoencoder((32, 32, 32, 32), 4, SCALE, quant_convs=True),
+        sizes.resolutions,
+    )
+
+
+def adopt(family: Any, denoiser: nn.Module) -> None:
+    """It reads nothing from headers."""
+
+
+def input_shapes(family: Any, denoiser: nn.Module) -> InputShapes:
+    """What this denoiser reads, for one image."""
+    return InputShapes(4, {"words": (77, 64)})
+
+
+def write(folder: Path, seed: int = 0) -> dict[str, Path]:
+    """Write a tiny checkpoint, and its tokenizer beside it."""
+    made = random(TINY, random_tokenizers.clip_tokenizer(folder / "tokenizer"))
+    networks = {"denoiser": made.denoiser(), "vae": made.vae(), "clip_l": made.encoders["clip_l"]()}
+    tensors = {}
+    for i, (part, network) in enumerate(networks.items()):
+        named = clip.tensors_of(network) if part == "clip_l" else network.state_dict()
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in named.items()]
+        own = random_networks.random_weights(shapes, seed * 10 + i, torch.float32)
+        tensors |= {PREFIXES[part] + name: tensor for name, tensor in own.items()}
+    path = write_atomic(folder / "toy.safetensors", lambda file: save_file(tensors, file, {"format": "pt"}))
+    return {"toy": path, "tokenizer": folder / "tokenizer"}

@@ -1,0 +1,38 @@
+"""Sample images of the toy: steps of DDIM."""
+
+import torch
+from torch import Tensor
+
+from library.families.base import SampleRequest
+from library.families.shared.sampler import Sampler, generator_of
+from library.objectives import diffusion
+
+
+class ToySampler(Sampler):
+    """Without guidance."""
+
+    def is_guided(self, request: SampleRequest) -> bool:
+        """Never."""
+        return False
+
+    def decoder_input(self, latents: Tensor) -> Tensor:
+        """In the VAE's units."""
+        return latents / self.family.objective.scale
+
+    def latents(self, request: SampleRequest) -> Tensor:
+        """Denoise from seeded noise."""
+        from diffusers import DDIMScheduler
+
+        model = self.denoiser
+        device = model.patches.weight.device
+        steps = DDIMScheduler(
+            diffusion.STEPS, diffusion.BETA_START, diffusion.BETA_END, "scaled_linear", clip_sample=False
+        )
+        steps.set_timesteps(request.steps, device=device)
+        height, width = self.size(request)
+        noise = torch.randn(1, model.channels, height // 8, width // 8, generator=generator_of(request))
+        latents, words = noise.to(device), self.text(request, device)["words"]
+        for t in steps.timesteps:
+            answer = model(latents, t.view(1).to(device), words).float()
+            latents = steps.step(answer, t, latents, return_dict=False)[0]
+        return latents

@@ -1,0 +1,98 @@
+"""Every room of the project with the toy, in a copy of the tree that has it: run by test_toy.py, and not by itself."""
+
+import json
+
+import pytest
+
+from library.config.schema import draft
+from library.families import config_class, facts
+from tests.training import config_of, pictures, squares, train  # noqa: F401
+
+LORA, FULL = facts("toy").scripts
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory):
+    from library.demo import files
+
+    return files.prepare(tmp_path_factory.mktemp("demo") / "demo", ("toy",))
+
+
+def trained(demo, data, script, folder, **values):  # noqa: F811
+    return train(config_of(demo, script, train_data_dir=data, output_dir=folder, **values))
+
+
+def test_the_page_opens_with_its_form():
+    from kohya_gui.app import build
+    from kohya_gui.form.form import visibility
+    from kohya_gui.form.tab import FAMILIES
+
+    assert FAMILIES["toy"] == "Toy" and ".only-toy" in visibility(FAMILIES)
+    markup = "".join(str(block.value) for block in build().blocks.values() if hasattr(block, "value"))
+    assert 'name="family" value="toy"' in markup and "Toy" in markup
+
+
+def test_the_outlook_on_compiling_knows_it():
+    from kohya_gui.form import compile_summary
+
+    assert "1 graphs, about 5 s" in compile_summary.outlook(draft(config_class(LORA), {"compile": True}))
+
+
+def test_it_is_checked_and_estimated(demo, squares, tmp_path, capsys):  # noqa: F811
+    from library.cli import main
+
+    flags = ["--train_data_dir", str(squares), "--output_dir", str(tmp_path), "--json"]
+    assert main.check([LORA, "--config_file", str(demo.configs[LORA]), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "bad" not in {finding["verdict"] for finding in found["findings"]} and found["fit"]["peak"] > 0
+
+
+def test_another_familys_file_is_named(demo, tmp_path):
+    from library import families
+    from library.families.recognition import recognised
+    from library.families.sdxl import random
+
+    sdxl = random.write(tmp_path)
+    assert recognised(demo.models["toy"]["toy"]) == ("toy", "a toy checkpoint")
+    (problem,) = families.of(config_of(demo, LORA, pretrained_model_name_or_path=sdxl)).problems()
+    assert "an SDXL checkpoint, not a toy checkpoint" in str(problem)
+
+
+@pytest.mark.parametrize("script", [LORA, FULL])
+def test_it_is_compiled_swapped_and_previewed(demo, squares, tmp_path, script):  # noqa: F811
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle --w 64 --h 64 --s 2 --d 1\n")
+    done = trained(
+        demo, squares, script, tmp_path / "out", compile=True, compile_backend="aot_eager", blocks_to_swap=1,
+        gradient_checkpointing=True, sample_prompts=prompts, sample_every_n_steps=4,
+    )  # fmt: skip
+    eager = trained(demo, squares, script, tmp_path / "eager")
+    assert done.facts["compile"]["num_graphs"] >= 1 and done.facts["compile"]["fallback"] in (None, "", False)
+    assert done.losses == pytest.approx(eager.losses, rel=1e-4)
+    assert len(list((tmp_path / "out" / "sample").glob("*.png"))) == 1
+
+
+def test_its_lora_is_merged_converted_and_verified(demo, squares, tmp_path):  # noqa: F811
+    from safetensors.torch import load_file
+
+    from library.tools import convert, merge, verify
+
+    made = trained(demo, squares, LORA, tmp_path / "out", learning_rate=1e-2)
+    base = demo.models["toy"]["toy"]
+    done = merge.merge(base, [(made.file, 1.0)], tmp_path / "merged.safetensors")
+    before, after = load_file(base), load_file(done.path)
+    assert before.keys() == after.keys() and done.modules > 0
+    assert {name for name in before if not before[name].equal(after[name])} >= {"toy.blocks.0.qkv.weight"}
+    assert not verify.verify(made.file, base).problems
+    there = convert.convert(made.file, tmp_path / "there.safetensors", to="diffusers")
+    assert "transformer.blocks.0.qkv.lora_A.weight" in load_file(there)
+
+
+def test_it_is_benched(tmp_path, monkeypatch):
+    from library.bench import shell
+    from library.cli.main import script_of
+
+    flags = ["--size", "tiny", "--part", "step", "--candidate", "eager", "--resolution", "64", "--device", "cpu"]
+    out = tmp_path / "bench"
+    assert shell.main(["--family", "toy", *flags, "--steps", "2", "--warmup", "1", "--out", str(out)], script_of) == 0
+    assert json.loads(next(out.rglob("result.json")).read_text())["results"][0]["status"] == "ok"
