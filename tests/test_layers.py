@@ -18,6 +18,8 @@ PROTOCOL = ("library.families.base", "library.families.facts")
 REGISTRY = "library.families"  # itself, and not what is in it
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
 LAB = tuple(f"library.bench.{part}" for part in ("candidates", "picture", "report"))  # its light parts
+ENGINE = (*BOTTOM, "library.runs", "library.families", "library.objectives", "library.compiler", "library.memory",
+          "library.methods", "library.data", "library.optimizers", "library.packages", "library.tools")  # fmt: skip
 MAY_IMPORT = {
     "library.config": (),
     "library.files": ("library.config",),
@@ -45,9 +47,9 @@ MAY_IMPORT = {
     "library.tools": (*BOTTOM, "library.families", "library.runs"),
     "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.runs"),
     "library.importers": BOTTOM,
-    "library.train": ("library",),
-    "library.outputs": (*BOTTOM, *PROTOCOL, "library.methods", "library.tools", "library.train"),
-    "library.check": ("library",),
+    "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
+    "library.train": (*ENGINE, "library.outputs", "library.bench.candidates", "library.bench.measured"),
+    "library.check": (*ENGINE, "library.outputs", "library.train", "library.bench.candidates"),
     "library.bench": ("library",),
     "library.cli": ("library", "kohya_gui.app"),  # the console command
     "library": (),
@@ -215,4 +217,6 @@ def test_the_rules_themselves_hold():
     assert not forbidden("library.families.flux.family", "library.objectives.flow")
     assert not forbidden("library.families.flux.family", "library.families.base")
     assert not forbidden("library.families.flux.family", "library.families.flux.keys")
-    assert not forbidden("library.train.run", "library.memory")
+    assert not forbidden("library.train.world", "library.memory")
+    assert forbidden("library.train.loop", "library.check.preflight")
+    assert forbidden("library.outputs.hub", "library.train.errors")
