@@ -25,7 +25,7 @@ PARTS = {
     "next batch": "waiting for the next window, epochs, the wish to stop",
     "loss": "noise, target, conditions, error; without the model",
     "backward": "around backward: seeds, accumulation, accelerate",
-    "update": "guard and schedule; without clipping, the optimizer, and freeing gradients",
+    "update": "guard, schedule, EMA; without clipping, the optimizer, and freeing gradients",
     "log": "learning rates, numbers, progress.jsonl, console, trackers",
     "when due": "asking whether to validate, draw or save",
 }
@@ -65,40 +65,51 @@ class Stopwatch:
 
 
 def watch(family):
-    """Put the stopwatch around the parts of the story."""
+    """Put the stopwatch around the parts of a step."""
     from accelerate import Accelerator
-    from library.train.run import Run
 
-    from library.train import loss
+    from library.train import loop
     from library.train.checkpointer import Checkpointer
+    from library.train.loss import LossFunction
     from library.train.samples import SampleRunner
+    from library.train.step_log import StepLog
+    from library.train.stepper import Stepper
     from library.train.updates import Updates
     from library.train.validation import Validation
 
     clock = Stopwatch()
     clock.wrap(family, "predict", OWN)
     clock.wrap(Accelerator, "clip_grad_norm_", OWN)
-    clock.wrap(Updates, "forget", OWN)
-    clock.wrap(loss, "of", "loss")
-    clock.wrap(Run, "learn", "backward")
-    clock.wrap(Updates, "apply", "update")
-    for owner, method in ((Updates, "rates"), (Run, "log")):
+    clock.wrap(Updates, "zero_grad", OWN)
+    compute_loss, computed = LossFunction.__call__, []
+
+    def kept(self, *args, **values):
+        computed[:] = [compute_loss(self, *args, **values)]
+        return computed[0]
+
+    LossFunction.__call__ = kept
+    clock.wrap(LossFunction, "__call__", "loss")
+    clock.wrap(loop, "train_step", "backward")
+    for method in ("clip", "should_step", "step", "limit_norms", "average_weights"):
+        clock.wrap(Updates, method, "update")
+    for owner, method in ((Updates, "rates"), (StepLog, "push")):
         clock.wrap(owner, method, "log")
     for owner in (Validation, SampleRunner, Checkpointer):
         clock.wrap(owner, "when_due", "when due")
-    begin, steps, backward = Updates.__init__, Run.steps, Accelerator.backward
+    begin, steps, backward = Updates.__init__, Stepper.__iter__, Accelerator.backward
 
     def back(self, loss, **options):
         with clock.part(OWN):
             backward(self, loss, **options)
-            loss.detach_()  # takes the graph apart, which is part of the model's backward pass
+            computed.pop().detach_()  # takes the graph apart, which is part of the model's backward pass
+            loss.detach_()
 
     def updates(self, *args):
         begin(self, *args)
         clock.wrap(self.optimizer, "step", OWN)
 
-    def stepped(self, batches):
-        windows = steps(self, batches)
+    def stepped(self):
+        windows = steps(self)
         while True:
             with clock.part("next batch"):
                 window = next(windows, None)
@@ -107,7 +118,7 @@ def watch(family):
             yield window
             clock.end_step()
 
-    Updates.__init__, Run.steps, Accelerator.backward = updates, stepped, back
+    Updates.__init__, Stepper.__iter__, Accelerator.backward = updates, stepped, back
     return clock
 
 

@@ -161,7 +161,8 @@ class GraphedModel:
                 raise
             recording = None  # released below, where the error no longer holds what it met
         except RuntimeError as error:
-            why = str(error).splitlines()[0]
+            lines = str(error).splitlines()  # where a block could not be compiled, the first one only says so
+            why = next((line for line in lines if "Error:" in line), lines[0])
             raise ConfigError(f"compile_mode: a CUDA graph could not be recorded ({why}); use default") from error
         if recording is None:
             self.most = len(self.made) // 2
