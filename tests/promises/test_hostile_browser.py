@@ -146,7 +146,7 @@ def values(place):
 
 def fields():
     """The names of all fields that the page's scripts send."""
-    texts = "".join(path.read_text("utf-8") for path in (source.ROOT / "kohya_gui").glob("*.py"))
+    texts = "".join(path.read_text("utf-8") for path in (source.ROOT / "kohya_gui").rglob("*.py"))
     names = set(
         re.findall(r"""(?:sent|asked|query|given)\.(?:text|texts|number|flag|values|get)\(\s*"(\w+)\"""", texts)
     )
@@ -207,7 +207,7 @@ def test_a_file_is_not_fetched_for_a_browser(client, place):
 
 
 def client_page(client):
-    inner = client.app.app.app.app.app.app.app
+    inner = client.app.app.app.app.app.app.app.app
     return next(route.app for route in inner.routes if hasattr(getattr(route, "app", None), "get_blocks")).get_blocks()
 
 
