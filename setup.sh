@@ -44,6 +44,7 @@ version_of() {  # "3.11" for a Python that runs, nothing for one that does not
 }
 
 good_python() {
+    # Why: docs/decisions/2026-11-20-no-setup-for-windows-shell.md
     case "$(version_of "$1")" in 3.11 | 3.12 | 3.13) return 0 ;; *) return 1 ;; esac
 }
 
@@ -85,6 +86,7 @@ make_venv() {
 
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
+# Why: docs/decisions/2026-11-20-which-build-of-torch.md
 # The build of PyTorch for this machine: cu130, cu126, or nothing where there is no NVIDIA GPU that works.
 # CUDA 13 runs from driver 580 and GPU generation 7.5 (Turing) on; CUDA 12.6 from driver 525 on, up to Hopper (9.0).
 torch_build() {

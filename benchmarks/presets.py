@@ -80,6 +80,7 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
 }  # fmt: skip
 
 
+# Why: docs/decisions/2026-11-22-presets-promise-memory.md
 @dataclass(frozen=True)
 class Case:
     """One thing to measure."""

@@ -92,6 +92,7 @@ def application(page: Page, door: dict[str, Any], root_path: str = "") -> Any:
     # may open a public link in notebooks.
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page.service.attach(outer)
+    # Why: docs/decisions/2026-11-20-own-server-instead-of-launch.md
     inner = gr.mount_gradio_app(
         outer, page, path="/", theme=THEME, head=HEAD + visibility(FAMILIES),
         footer_links=[], run_history=False, enable_monitoring=False, ssr_mode=False, pwa=False, show_error=True,

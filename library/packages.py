@@ -24,6 +24,7 @@ import platformdirs
 from library.config.schema import ConfigError, load_json
 from library.files import write_atomic
 
+# Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md
 # The name by which it is imported -> the name by which it is installed.
 PACKAGES = {
     "bitsandbytes": "bitsandbytes",

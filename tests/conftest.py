@@ -38,6 +38,7 @@ TRAINS, BROWSES = {"demo", "made", "shapes", "squares"}, {"chromium"}
 STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a test that starts processes or trainings
 
 
+# Why: docs/decisions/2026-11-20-tests-run-in-parallel.md
 def pytest_collection_modifyitems(items):
     """Mark what `./setup.sh test --quick` leaves out, and skip what needs a GPU where there is none."""
     for item in items:

@@ -10,7 +10,7 @@ from library.config.schema import build, flat, missing
 from library.families import config_class
 from tests import source
 
-PAGES = [source.ROOT / "README.md", source.ROOT / "CONTRIBUTING.md", *sorted((source.ROOT / "docs").glob("*.md"))]
+PAGES = [source.ROOT / "README.md", source.ROOT / "CONTRIBUTING.md", *sorted((source.ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
@@ -36,3 +36,27 @@ def test_the_commands_in_the_readme_exist():
     assert set(re.findall(r"^kohya (\w+)", shown, re.MULTILINE)) <= set(main.COMMANDS)
     for command in re.findall(r"setup\.sh (\w+)", (source.ROOT / "README.md").read_text(encoding="utf-8")):
         assert re.search(rf"^\s+[\w |]*\b{command}\b[\w |-]*\)", known, re.MULTILINE), command
+
+
+def test_each_decision_is_found_from_the_line_that_it_explains_and_leads_to_it():
+    """Dated files, named in a comment beside the code, which they name in turn; and all in the list."""
+    folder = source.ROOT / "docs" / "decisions"
+    tracked = (
+        "library/**/*.py",
+        "kohya_gui/**/*.py",
+        "benchmarks/*.py",
+        "tests/**/*.py",
+        "presets/*/*.toml",
+        "*.toml",
+        "setup.sh",
+    )
+    named: dict[str, set[str]] = {}
+    for path in (path for pattern in tracked for path in source.ROOT.glob(pattern)):
+        for name in re.findall(r"# Why: docs/decisions/(2\S+)", path.read_text(encoding="utf-8")):
+            named.setdefault(name, set()).add(path.relative_to(source.ROOT).as_posix())
+    decisions = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("2*.md")}
+    assert decisions.keys() == named.keys()
+    listed = (folder / "README.md").read_text(encoding="utf-8")
+    for name, text in decisions.items():
+        code = re.search(r"Date: 20\d\d-\d\d-\d\d\. Status: .*\. Code: `(.+)`\.\n", text)
+        assert code and code[1] in named[name] and f"({name})" in listed, name

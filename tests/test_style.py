@@ -9,6 +9,7 @@ import pytest
 from tests import source
 
 
+# Why: docs/decisions/2026-11-20-style-and-types-are-tests.md
 def run(tool: str, *arguments: str) -> None:
     if importlib.util.find_spec(tool) is None:
         pytest.skip(f"{tool} is not installed")

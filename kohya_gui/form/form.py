@@ -1,7 +1,7 @@
 """Options -> a form, a form -> a config, a config -> the form's values. The only file that knows both sides.
 
 The form is plain HTML, made here from the options, and read and filled in the browser by page.js. Gradio's own widgets
-would be one component each, and three tabs of two hundred options then take seconds to show (docs/decisions.md).
+would be one component each, and three tabs of two hundred options then take seconds to show (docs/decisions).
 
 One form serves several families. An option that looks the same in all of them has one field, so that switching the
 family keeps what was typed; one that differs, or that a family does not have, has a field per family. Which fields
@@ -64,6 +64,7 @@ class Submission:
     anyway: bool = False  # whether it was said that images without captions are meant
 
 
+# Why: docs/decisions/2026-11-20-form-is-plain-html.md
 class SettingsForm:
     """The form of one tab."""
 
@@ -189,6 +190,7 @@ class SettingsForm:
                 self._field(FormField(option, tuple(self.configs)), launch=True) for option in LAUNCH.values()
             )
         panel = f"{self.tab}-section-{section}"
+        # Why: docs/decisions/2026-11-20-family-switch-is-css.md
         return (
             f'<section class="{" ".join(["section", *self._classes(members)])}"><div class="fold"><h3><button'
             f' type="button" aria-expanded="false" aria-controls="{panel}">{title}</button></h3><p>{about}</p><i></i>'
@@ -257,6 +259,7 @@ def fields(configs: Mapping[str, type]) -> list[FormField]:
     return list(faces.values())
 
 
+# Why: docs/decisions/2026-11-20-numbers-are-text-fields.md
 def control(option: Option, facts: Mapping[str, str]) -> str:
     """What one types or chooses in.
 

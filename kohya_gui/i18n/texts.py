@@ -49,6 +49,7 @@ NAMED = "{name} "
 LEAD = r"(?:((?:in [^:]+: )?(?:--)?[a-z]\w*(?=:? )|[^:\n]{0,60}(?=: )):? )?"
 
 
+# Why: docs/decisions/2026-11-20-english-in-the-sources.md
 @cache
 def table(language: str) -> Mapping[str, str]:
     """The table of a language. Raises ConfigError for one that there is none for."""

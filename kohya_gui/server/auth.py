@@ -59,6 +59,7 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
+# Why: docs/decisions/2026-11-22-own-host-check.md
 class AuthGate:
     """Let a request through to the page, or answer it at the door."""
 

@@ -68,6 +68,7 @@ Handler = Callable[[ApiRequest], dict[str, Any]]
 PictureHandler = Callable[[Mapping[str, str]], Response]
 
 
+# Why: docs/decisions/2026-11-22-page-asks-by-post.md
 class JsonApi:
     """Questions by name, and who answers each. An answer is a dict; what the user can mend is `{"error": sentence}`."""
 

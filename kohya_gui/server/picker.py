@@ -42,6 +42,7 @@ def button(name: str, label: str, kind: str, beside: str = "") -> str:
     )
 
 
+# Why: docs/decisions/2026-11-22-one-picker-for-paths.md
 class Picker:
     """Folders and files below the roots, and nothing else."""
 

@@ -26,6 +26,7 @@ TAGS = "".join(f'<link rel="modulepreload" href=".{address}">' for address in FI
 TAGS += f'<script type="module" src=".{ADDRESS}main.js"></script>'
 
 
+# Why: docs/decisions/2026-11-22-scripts-are-modules.md
 class ScriptTags:
     """Name the scripts in the page's HTML.
 

@@ -18,6 +18,7 @@ OURS = "kohya-trainer"
 LOCKED = ("constraints.txt", "pyproject.toml")
 
 
+# Why: docs/decisions/2026-11-20-installation-marker-written-last.md
 def fingerprint() -> str:
     """What an installation was made from. When this changes, the packages have to be looked at again."""
     found = hashlib.sha256(sys.version.encode())

@@ -45,6 +45,7 @@ FULL = 64  # a rank about as large as LoKr's factors without a low-rank part
 RUNS = 30  # earlier runs to learn from
 
 
+# Why: docs/decisions/2026-11-22-estimates-say-what-they-rest-on.md
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """The estimate. Sizes in GiB; `step` in seconds, None where nothing is known of the GPU."""

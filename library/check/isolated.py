@@ -17,6 +17,7 @@ PATIENCE = 120.0  # seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
+# Why: docs/decisions/2026-11-20-check-in-a-process-of-its-own.md
 def check(reading: Reading[Any], launch: Mapping[str, Any]) -> Report:
     """The report on what came of reading a form, whatever is wrong with it already.
 

@@ -67,6 +67,7 @@ def gui(argv: list[str]) -> int:
     return page(argv) or DONE
 
 
+# Why: docs/decisions/2026-11-20-check-before-launch.md
 def train(argv: list[str]) -> int:
     """Check the options here and now, then train with `accelerate launch`; the launcher's exit code."""
     if not argv or argv[0] in ("-h", "--help"):

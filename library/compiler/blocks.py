@@ -73,6 +73,7 @@ def torch_compile_options(args: Any, sizes: int = 1) -> dict[str, Any]:
     return chosen
 
 
+# Why: docs/decisions/2026-11-20-whole-model-graph-per-size.md
 def compile_model(  # noqa: PLR0913 - the signature is a published one
     args: Any,
     model: M,

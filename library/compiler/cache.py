@@ -63,6 +63,7 @@ def _cannot_be_used(folder: Path, device: torch.device) -> str:
     return "" if os.access(folder, os.W_OK) else "no permission"
 
 
+# Why: docs/decisions/2026-11-20-compile-cache-folder.md
 def default_root() -> Path:
     """The user's own cache folder for compiled code of all kinds."""
     return platformdirs.user_cache_path("kohya", appauthor=False) / "compile"

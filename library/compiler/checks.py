@@ -16,6 +16,7 @@ from library.config.values import quoted
 MINIMUM_TORCH = (2, 11)
 ALWAYS = {"inductor", "eager", "aot_eager"}  # the backends of every PyTorch that will do
 FALLBACK = {"compile_fallback": True}
+# Why: docs/decisions/2026-11-20-no-hooks-inside-compiled-blocks.md
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -45,6 +45,7 @@ def leave_default_stream() -> None:
         torch.cuda.set_stream(torch.cuda.Stream())
 
 
+# Why: docs/decisions/2026-11-22-cuda-graphs-of-the-whole-denoiser.md
 def attach(denoiser: nn.Module, log: CompileLog) -> None:
     """From now on every call with gradients is recorded, and played back where it has been."""
     leave_default_stream()

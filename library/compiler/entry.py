@@ -72,6 +72,7 @@ def with_canonical_inputs(
     """
     kind = cls.__name__
 
+    # Why: docs/decisions/2026-11-22-canonical-block-inputs.md
     class CanonicalEntry(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             given = list(args)

@@ -30,6 +30,7 @@ class CompiledGraph:
     bucket: str = ""  # size of the images that it was made with, such as 1024x768
 
 
+# Why: docs/decisions/2026-11-20-speedup-is-measured.md
 @dataclass
 class Speedup:
     """Whether compiling pays, judged by whole steps: some eager ones at the start of a run, and compiled ones after.
@@ -95,6 +96,7 @@ class Speedup:
         )
 
 
+# Why: docs/decisions/2026-11-22-compile-log-is-handed-on.md
 class CompileLog:
     """What PyTorch compiled for one training or measurement: expected, noted graph by graph, and summed up.
 
@@ -144,6 +146,7 @@ class CompileLog:
         self.expected.setdefault(kind, []).append(shape)
         self._sizes[kind, shape] = sizes
 
+    # Why: docs/decisions/2026-11-20-graphs-are-predicted.md
     def predicted(self) -> dict[str, int]:
         """How many forward graphs the whole run should need, by class of block."""
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
@@ -231,6 +234,7 @@ class CompileLog:
         made = {e.block for e in self.events if not e.failed}
         return [kind for kind in self.expected if kind not in made]
 
+    # Why: docs/decisions/2026-11-20-graph-breaks-are-reported.md
     def graph_breaks(self) -> list[str]:
         """Why blocks did not fit into one graph, if they did not: around such a place they run eagerly, or altogether,
         and PyTorch says nothing."""

@@ -18,6 +18,7 @@ from library.config.schema import ConfigError
 logger = logging.getLogger(__name__)
 
 
+# Why: docs/decisions/2026-11-22-inductor-loads-beside-the-model.md
 @contextlib.contextmanager
 def prewarm_inductor(args: Any, device: torch.device) -> Iterator[None]:
     """While the body runs, another thread lets inductor load itself, see what the machine can do and start helpers.

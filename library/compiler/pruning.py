@@ -44,6 +44,7 @@ def trim(folder: Path, most: int) -> int:
     return left
 
 
+# Why: docs/decisions/2026-11-22-damaged-cache-files.md
 def mend(folder: Path) -> int:
     """Remove what would fail at every start: code that is not what its name says, kernels whose description is torn.
 

@@ -16,6 +16,7 @@ EIGHT_BIT = "8-bit weights"
 _BEHAVIOURS: dict[type[nn.Module], str] = {}  # of subclasses, which live as long as the process
 
 
+# Why: docs/decisions/2026-11-22-blocks-change-class.md
 def keep_class_name(made: type[nn.Module], cls: type[nn.Module], behaviour: str = "") -> type[nn.Module]:
     """Let a subclass go by the name of the block's class, by which families, adapters and compiling know it.
 
@@ -68,6 +69,7 @@ def clone_code(function: types.FunctionType) -> types.FunctionType:
     The one trick that predicted graph counts rest on: Dynamo looks graphs up by code object (2.11 and 2.13), so blocks
     share graphs if and only if they share this copy. tests/compile/test_counts.py holds it.
     """
+    # Why: docs/decisions/2026-11-20-one-forward-per-block-shape.md
     copy = types.FunctionType(
         function.__code__.replace(),
         function.__globals__,

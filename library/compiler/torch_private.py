@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+# Why: docs/decisions/2026-11-22-private-parts-of-torch-in-one-file.md
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (

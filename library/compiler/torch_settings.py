@@ -17,6 +17,7 @@ OWN_LIMIT = 8  # of PyTorch: graphs of one function
 RECORDED = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
+# Why: docs/decisions/2026-11-22-switches-in-every-thread.md
 def version() -> tuple[int, int]:
     """PyTorch's version, major and minor."""
     major, minor = torch.__version__.split("+")[0].split(".")[:2]
@@ -59,6 +60,7 @@ class ThreadSettings(threading.local):
 SETTINGS = ThreadSettings()
 
 
+# Why: docs/decisions/2026-11-22-switches-are-put-back.md
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
     """Whatever compiling sets for the whole process is afterwards as it was: options, stance, stream, order of graphs.
@@ -94,6 +96,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     dynamo, functorch, inductor, shapes = map(
         torch_private.config_module, ("dynamo", "functorch", "inductor", "shapes")
     )
+    # Why: docs/decisions/2026-11-20-force-channels-last.md
     wanted: list[Setting] = [
         # Which kernel of attention is in a graph is not in PyTorch's key to it.
         (torch.compiler.config, "cache_key_tag", f"{TAG} {kernels()}".strip()),

@@ -18,6 +18,8 @@ def remark(name: str, reason: str, **arguments: Any) -> Problem:
     return Problem(name, "has no effect here: {reason}", reason=Text(reason, **arguments), code="idle")
 
 
+# Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
+# Why: docs/decisions/2026-11-20-ineffective-fields-stay-usable.md
 def remarks(config: Any, told: Iterable[str]) -> Iterator[Problem]:
     """A remark on each option that is set and does nothing, but for those that others speak of already."""
     spoken = {name for one in told if isinstance(one, Problem) for name in one.options}

@@ -13,6 +13,7 @@ from library.curation import thumbs
 
 Hash = tuple[int, int]
 Report = Callable[[str, int, int], None]
+# Why: docs/decisions/2026-11-20-similar-images.md
 NEAR = 10  # of 128 bits may differ; noise and rescaling change fewer, another picture about 64
 PLAIN = 2.0  # grey levels of spread below which a picture has nothing to be known by
 ROWS = 512
@@ -36,6 +37,7 @@ def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -
     return sorted(sorted(paths) for paths in by_content.values() if len(paths) > 1)
 
 
+# Why: docs/decisions/2026-11-22-no-imagehash.md
 def looks(path: str) -> Hash | None:
     """What a picture looks like, in 128 bits: whether it gets brighter to the right, and downwards, in 8 x 8 places.
 

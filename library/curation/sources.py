@@ -22,6 +22,7 @@ TOLD_ELSEWHERE = "its caption is in {}: change it there, and open its folder to 
 ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
 
 
+# Why: docs/decisions/2026-11-20-data-set-tab-counts-as-the-trainer.md
 def opened(config: Any, report: Report | None = None, may: May = lambda path: True, world: int = 1) -> Album:
     """Look at the images of a training: of its image folder, or of all that its config names.
 

@@ -29,6 +29,7 @@ SHOWN = 50
 _locks: dict[str, threading.Lock] = {}
 
 
+# Why: docs/decisions/2026-11-20-journal-before-each-change.md
 @dataclass(frozen=True, slots=True)
 class Past:
     """A change that was made."""

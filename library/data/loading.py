@@ -165,6 +165,7 @@ class Batches:
         batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
         return batch.pinned() if self._pin else batch
 
+    # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md
     def described(self, draw: Draw) -> "Iterator[DrawnImage]":
         """What chance makes of each image of a batch, before a file is opened."""
         moment = self._moment(draw)

@@ -19,6 +19,7 @@ from library.runs import foreground, reader
 FAMILIES = tuple(sorted(families.FAMILIES))
 
 
+# Why: docs/decisions/2026-11-20-demo-is-a-package.md
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns 0, or raises ConfigError with what went wrong."""
     asked = _arguments().parse_args(argv)

@@ -8,6 +8,7 @@ from library import families
 from library.families.shared.diffusers_layers import ADAPTER
 
 
+# Why: docs/decisions/2026-11-20-lora-checked-with-diffusers.md
 def check(file: Path, config: Any) -> tuple[int, list[str]]:
     """How many layers of diffusers' model the file's adapters fit, and what fits nowhere (key or size, a line each).
 

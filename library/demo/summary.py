@@ -41,6 +41,7 @@ class Outcome:
         return sum(values) / len(values) if values else None
 
 
+# Why: docs/decisions/2026-11-20-demo-reads-the-record.md
 def read(folder: Path) -> Outcome:
     """The outcome of the run in `folder`."""
     facts, (events, _) = reader.at(folder).facts, reader.events(folder)

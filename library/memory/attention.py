@@ -22,6 +22,7 @@ from library.config.schema import ConfigError
 KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
 # Newer flash attention, which takes the place of PyTorch's own: its name there, and the packages that bring it.
 PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4", ("flash_attn", "flash_attn.cute"))}
+# Why: docs/decisions/2026-11-20-cudnn-attention-on-9-0.md
 # By compute capability: from the kernel that is fastest in training to the one that always works. cuDNN's was measured
 # 1.7 to 2.3 times as fast as flash attention on Hopper, and slower on Ampere and on RTX PRO cards
 # (huggingface/transformers#48163), so all others keep PyTorch's own order.
@@ -55,6 +56,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
         tiny = torch.zeros(1, 1, 8, 64, dtype=torch.float16, device=device)
         F.scaled_dot_product_attention(tiny, tiny, tiny)
     first = [getattr(SDPBackend, KERNELS[name]) for name in order]
+    # Why: docs/decisions/2026-11-20-attention-kernels-in-an-order.md
     others = [SDPBackend(number) for number in torch_private.sdp_priority_order() if SDPBackend(number) not in first]
     _chosen.enter_context(sdpa_kernel(first + others, set_priority=True))
     return kernel.upper() if kernel in PACKAGES else KERNELS[order[0]]

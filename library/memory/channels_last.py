@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from library.compiler.subclass import keep_class_name, with_gradient
 
 
+# Why: docs/decisions/2026-11-20-channels-last-in-compiled-blocks.md
 class GroupNorm(nn.GroupNorm):
     """The same numbers, with channels kept last in memory.
 

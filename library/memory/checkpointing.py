@@ -13,6 +13,8 @@ from library.compiler.subclass import keep_class_name
 from library.compiler.torch_settings import version
 
 
+# Why: docs/decisions/2026-11-20-what-is-kept-for-backward.md
+# Why: docs/decisions/2026-11-20-checkpoints-ask-every-operation.md
 def wrap(
     blocks: Iterable[Sequence[nn.Module]],
     offload: bool = False,

@@ -34,6 +34,7 @@ def choose_blocks(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module
     return chosen
 
 
+# Why: docs/decisions/2026-11-20-swapped-weights-live-on-the-host.md
 class Swap:
     """The swapped blocks of a denoiser."""
 

@@ -15,6 +15,7 @@ from library.compiler import torch_private
 from library.methods.adapters import Adapter, scaled_in
 
 
+# Why: docs/decisions/2026-11-22-lora-factors-cast-once-a-pass.md
 class FactorCache:
     """Prepares the factors of all adapters of a network whenever that is called.
 

@@ -306,6 +306,7 @@ def _chosen(
     return chosen
 
 
+# Why: docs/decisions/2026-11-22-foreign-lora-files-are-renamed.md
 def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
     """`dim_from_weights`: the adapters of the file, each with its own rank and alpha."""
     tensors = sizes.get(found.name) or sizes.get(AdapterLocation(found.part, found.path).alias)

@@ -14,6 +14,7 @@ from library.outputs.paths import saved_kind
 KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and where their addresses begin
 
 
+# Why: docs/decisions/2026-11-22-uploads-end-no-training.md
 class Uploads:
     """Sends files to a repository of the user's. What cannot be sent is said, and ends no training."""
 

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+# Why: docs/decisions/2026-11-20-saved-files-are-read-back.md
 def expected(method: Any) -> Shapes:
     """The names and shapes that a file of this method holds; they stay the same for the whole run."""
     return {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}

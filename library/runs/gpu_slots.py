@@ -47,6 +47,7 @@ def taken(active: Iterable[Mapping[str, Any]]) -> set[str]:
     return found
 
 
+# Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
 def choose(how: Mapping[str, Any], free: Iterable[str]) -> tuple[str, ...]:
     """The lanes that a training gets out of those that are free; () when it has to wait.
 

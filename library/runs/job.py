@@ -31,6 +31,7 @@ PATIENCE = 20.0  # seconds that a process may take until its launcher is on reco
 GONE = "It ended without a word."
 
 
+# Why: docs/decisions/2026-11-20-background-jobs-talk-through-files.md
 @dataclass(frozen=True)
 class BackgroundJob:
     """A job as it stands now."""

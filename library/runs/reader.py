@@ -36,6 +36,7 @@ class RecordedRun:
         """One of starting, running, stopping, finished, stopped, failed, interrupted."""
         return self.facts.get("state", "interrupted")
 
+    # Why: docs/decisions/2026-11-20-run-is-active-while-its-process-lives.md
     @property
     def active(self) -> bool:
         """Whether it still works."""

@@ -37,6 +37,7 @@ PATH = re.compile(
 )
 
 
+# Why: docs/decisions/2026-11-20-support-bundle-allows-by-name.md
 @dataclass(frozen=True)
 class Redactor:
     """Knows what is private about one run."""

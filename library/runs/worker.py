@@ -16,6 +16,7 @@ PERIOD = 0.5  # seconds between two looks at the queue
 HANDOVER = 5.0  # seconds that the worker before may take to end
 
 
+# Why: docs/decisions/2026-11-20-queue-is-a-file-with-a-worker.md
 def main() -> int:
     """Work until nothing waits and nothing that was started from the queue works."""
     for name in ("SIGINT", "SIGHUP"):  # a terminal's affairs are not ours

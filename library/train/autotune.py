@@ -40,6 +40,7 @@ ADAM_BYTES = 12  # for each trained parameter: its gradient and two states, whic
 ENDLESS = 10**9  # passes of a training so long that the time of compiling does not matter
 
 
+# Why: docs/decisions/2026-11-22-autotune-tries-ways-in-turn.md
 @dataclass
 class Tuner:
     """A training that is about to begin, and all that is needed to rehearse it."""

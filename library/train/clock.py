@@ -75,6 +75,7 @@ class Clock:
         return {"current_step": self.step, "current_epoch": self.epoch, "step_in_epoch": self.in_epoch}
 
 
+# Why: docs/decisions/2026-11-22-step-is-a-window-of-batches.md
 def windows(batches: Any, size: int) -> Iterator[list[Any]]:
     """The batches of each optimizer step: `size` at a time; the last of an epoch may be fewer."""
     window: list[Any] = []

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+# Why: docs/decisions/2026-11-22-ema-with-swa-utils.md
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from library.config.schema import ConfigError
@@ -13,6 +15,7 @@ from library.methods import TrainingMethod
 from library.train.world import World
 
 
+# Why: docs/decisions/2026-11-22-ema-is-float32.md
 class ExponentialMovingAverage:
     """The average of all that learns, in float32: a step moves it by a share that half precision could not hold."""
 

@@ -21,6 +21,7 @@ WIDENED = 2**24  # weights that are in float32 at once, if that is more than one
 HALF = (torch.bfloat16, torch.float16)
 
 
+# Why: docs/decisions/2026-11-22-optimizer-steps-in-parts.md
 class PartialOptimizer:
     """Weights that are stepped together, by an optimizer of their own.
 

@@ -117,6 +117,7 @@ class LossFunction:
         return replace(self, components=replace(known, denoiser=inner(known.denoiser), encoders=encoders))
 
 
+# Why: docs/decisions/2026-11-20-short-batches-are-padded.md
 def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
     """Predict for a batch that is shorter than `size`, the last of its bucket, in the shape of a full one.
 

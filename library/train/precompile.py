@@ -20,6 +20,7 @@ from library.train.world import World
 Kind = tuple[int, int, int]  # of a batch: images, and the height and width of their latents
 
 
+# Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
 class Listener(Protocol):
     """Who is told what the compiler does."""
 

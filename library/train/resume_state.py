@@ -47,6 +47,7 @@ NO_MATTER = (
 FLAT = ("constant", "constant_with_warmup")  # schedules that do not look at the length of the training
 
 
+# Why: docs/decisions/2026-11-20-states-are-our-own-files.md
 @dataclass(frozen=True, slots=True)
 class State:
     """What a state folder will hold. Its tensors are those of the training, not copies."""

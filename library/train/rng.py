@@ -26,6 +26,7 @@ def derive_seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
+# Why: docs/decisions/2026-11-22-noise-depends-on-the-step.md
 class StepGenerators:
     """Generators that depend on the seed, the step and the batch's number in it, and on nothing drawn before.
 

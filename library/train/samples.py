@@ -16,6 +16,7 @@ from library.train.validation import evaluation_mode
 from library.train.world import World
 
 
+# Why: docs/decisions/2026-11-20-previews-run-eagerly.md
 class SampleRunner:
     """Draws the prompt file when it is due.
 

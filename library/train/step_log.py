@@ -16,6 +16,7 @@ from library.train.stop_requests import ASKED
 from library.train.world import World
 
 
+# Why: docs/decisions/2026-11-22-losses-read-without-waiting.md
 class StepLog:
     """Takes the numbers of each step and hands them to the journal. As a context manager it hands on the last ones."""
 

@@ -132,6 +132,7 @@ class Meter:
         self._losses = list(losses)
 
 
+# Why: docs/decisions/2026-11-20-step-time-by-gpu-events.md
 @dataclass
 class StepTimer:
     """Takes the timestamps by which the seconds of a step are told apart: waiting for data, copying, computing.

@@ -28,6 +28,7 @@ class StepRNG:
         return self._generators[device].manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1)
 
 
+# Why: docs/decisions/2026-11-22-stochastic-rounding.md
 @torch.no_grad()
 def write(into: Tensor, exact: Tensor, chance: torch.Generator) -> None:
     """Write float32 numbers into a tensor of equal shape: by chance where that is bfloat16, else to the nearest.

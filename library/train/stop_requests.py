@@ -32,6 +32,7 @@ TORCHRUN = " If Ctrl+C has reached torchrun as well, it kills the training in 30
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "accelerate.commands.launch", "torch.distributed.run")
 
 
+# Why: docs/decisions/2026-11-20-requests-are-files.md
 class Stopped(KeyboardInterrupt):
     """The training was stopped before its first step: nothing has been learned that could be saved."""
 

@@ -15,6 +15,7 @@ from library.train.updates import Updates
 from library.train.world import World
 
 
+# Why: docs/decisions/2026-11-22-values-instead-of-a-run-object.md
 @dataclass(frozen=True, slots=True)
 class Training:
     """A training that is ready to take steps. Nothing here is replaced; clock, weights and generators go on."""

@@ -57,6 +57,7 @@ class Compile:
         advanced=True,
     )
 
+    # Why: docs/decisions/2026-11-20-three-compile-scopes.md
     compile_scope: Literal["blocks", "model", "inner"] = opt(
         "blocks",
         "blocks is quickest to compile. model makes one large graph; inner leaves checkpointing out of the graphs.",

@@ -24,6 +24,7 @@ TINY = 1e-12  # the scale of a row of zeros
 ALIGNED = 16  # the hardware multiplies rows whose lengths are multiples of this
 
 
+# Why: docs/decisions/2026-11-22-fp8-products-scale-by-row.md
 def supports_fp8(device: torch.device) -> bool:
     """Whether a device multiplies numbers of 8 bits."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9) and torch.version.hip is None
