@@ -74,7 +74,7 @@ def test_a_training_leaves_pytorchs_switches_as_it_found_them(demo, squares, tmp
 
     torch._dynamo.register_backend(fails, name="fails")
     before, inside = switches(), []
-    monkeypatch.setattr("library.train.run.Run.log", lambda *_: inside.append(switches()))
+    monkeypatch.setattr("library.train.step_log.StepLog.push", lambda *_: inside.append(switches()))
     config = config_of(
         demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, max_train_steps=1, compile=True,
         compile_backend="fails", compile_fallback=True, attention_kernel="math",

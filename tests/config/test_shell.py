@@ -148,10 +148,10 @@ def test_output_config_needs_a_file(capsys):
 
 def test_main_trains_and_tells_what_only_training_finds(capsys, monkeypatch):
     trained = []
-    module = type(sys)("fake_training")
+    module = type(sys)("library.cli.train")
     module.train = lambda config, notes: trained.append((config, notes))
-    monkeypatch.setitem(sys.modules, "fake_training", module)
-    assert train_script.main(FluxLora, ["--seed", "3", "--mem_eff_attn"], "fake_training:train") == 0
+    monkeypatch.setitem(sys.modules, "library.cli.train", module)
+    assert train_script.main(FluxLora, ["--seed", "3", "--mem_eff_attn"]) == 0
     ((config, notes),) = trained
     assert config.steps.seed == 3
     assert capsys.readouterr().err == f"note: {notes[0]}\n" and "mem_eff_attn is ignored" in notes[0]
@@ -161,6 +161,6 @@ def test_main_trains_and_tells_what_only_training_finds(capsys, monkeypatch):
 
     module.train = fails
     with pytest.raises(SystemExit) as e:
-        train_script.main(FluxLora, [], "fake_training:train")
+        train_script.main(FluxLora, [])
     assert e.value.code == 1
     assert capsys.readouterr().err == "error: model.safetensors does not exist\nerror: output_dir is full\n"

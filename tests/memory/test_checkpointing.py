@@ -53,10 +53,10 @@ WITH_TEXT = {"cache_text_encoder_outputs": False}
     ],
 )
 def test_text_encoders_that_learn_recompute_too(run, monkeypatch, script, values, learning):
-    from library import memory
+    from library.train import loop
 
     seen = {}
-    prepare = memory.prepare_encoders
+    prepare = loop.prepare_encoders
 
     def noted(encoders, learns, config):
         prepare(encoders, learns, config)
@@ -64,7 +64,7 @@ def test_text_encoders_that_learn_recompute_too(run, monkeypatch, script, values
             seen[name] = any(getattr(m, "gradient_checkpointing", False) for m in encoder.modules())
 
     plain = run(script, **WITH_TEXT, **values, max_train_steps=2)
-    monkeypatch.setattr(memory, "prepare_encoders", noted)
+    monkeypatch.setattr(loop, "prepare_encoders", noted)
     other = run(script, **WITH_TEXT, **values, max_train_steps=2, gradient_checkpointing=True)
     assert {name for name, on in seen.items() if on} == learning
     assert other.losses == plain.losses

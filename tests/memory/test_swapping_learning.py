@@ -151,7 +151,7 @@ def test_each_block_is_fetched_once_forward_and_once_backward(demo, script, monk
 
 def test_gradients_of_swapped_blocks_do_not_stay_on_the_device(demo, monkeypatch):
     alive, peaks = [], []
-    send = swapping._Packed.send_gradients_home
+    send = swapping._Packed.offload_gradients
 
     def note(p):
         alive.append(weakref.ref(p.grad))
@@ -163,7 +163,7 @@ def test_gradients_of_swapped_blocks_do_not_stay_on_the_device(demo, monkeypatch
             p.register_post_accumulate_grad_hook(note)
         send(packed)
 
-    monkeypatch.setattr(swapping._Packed, "send_gradients_home", noted)
+    monkeypatch.setattr(swapping._Packed, "offload_gradients", noted)
     model = Model(demo, "flux_train", blocks_to_swap=4)
     model.backward()
     assert len(peaks) == 2 * sum(len(packed.parts) for packed in model.swap.blocks)

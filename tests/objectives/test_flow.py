@@ -161,7 +161,7 @@ def test_huber_thresholds():
 
 def test_snr_schedule_is_refused_only_where_it_would_be_used():
     assert flow.huber_threshold(torch.ones(1), loss()) is None
-    with pytest.raises(ConfigError, match="huber_schedule: snr needs .* set huber_schedule to constant"):
+    with pytest.raises(ConfigError, match="huber_schedule: snr needs .* set it to constant"):
         flow.huber_threshold(torch.ones(1), loss(loss_type="huber"))
 
 
