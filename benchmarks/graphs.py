@@ -27,7 +27,7 @@ def flux():
     """A FLUX.1 denoiser with adapters, and a function that calls it for a bucket."""
     import torch
 
-    from library.families.flux.family import Flux as Family
+    from library.families.flux.family import FluxFamily as Family
     from library.families.flux.model import Flux, Sizes
     from library.families.flux.packing import Positions
 
@@ -78,7 +78,7 @@ def sdxl():
     from diffusers import UNet2DConditionModel
     from diffusers.models.attention_processor import AttnProcessor2_0
 
-    from library.families.sdxl.family import Sdxl as Family
+    from library.families.sdxl.family import SdxlFamily as Family
 
     torch.manual_seed(0)
     model = UNet2DConditionModel(

@@ -75,7 +75,7 @@ def watch(family):
     from library.train.step_log import StepLog
     from library.train.stepper import Stepper
     from library.train.updates import Updates
-    from library.train.validation import Validation
+    from library.train.validation import ValidationRunner
 
     clock = Stopwatch()
     clock.wrap(family, "predict", OWN)
@@ -94,7 +94,7 @@ def watch(family):
         clock.wrap(Updates, method, "update")
     for owner, method in ((Updates, "rates"), (StepLog, "push")):
         clock.wrap(owner, method, "log")
-    for owner in (Validation, SampleRunner, Checkpointer):
+    for owner in (ValidationRunner, SampleRunner, Checkpointer):
         clock.wrap(owner, "when_due", "when due")
     begin, steps, backward = Updates.__init__, Stepper.__iter__, Accelerator.backward
 
@@ -135,7 +135,7 @@ def measure(script, steps, board):
         values = read_toml(demo.configs[script]) | {"compile": False, "resolution": "64", "output_dir": folder}
         values |= {"max_train_steps": steps, "logging_dir": str(place / "logs") if board else None}
         config = build(families.config_class(script), values, notes=[])
-        clock = watch(type(families.of(config)))
+        clock = watch(type(families.family_for(config)))
         train(config)
     timed = clock.steps[WARM_UP:]
     return {name: statistics.median(step.get(name, 0.0) for step in timed) * 1000 for name in (*PARTS, OWN)}

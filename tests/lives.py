@@ -29,7 +29,7 @@ def main(toml: str, folder: str, kills: int, seed: int) -> None:
 
     torch.set_num_threads(1)
     values, place, chance = read_toml(toml), Path(folder), random.Random(seed)
-    warm_up(families.of(config(values, {})))
+    warm_up(families.family_for(config(values, {})))
     gc.collect()
     gc.freeze()  # so that the lives do not copy what they only look at
     reference = Life(values, place / "reference")

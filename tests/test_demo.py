@@ -65,7 +65,7 @@ def test_every_toml_builds_and_finds_its_files(demo, script):
 
     config = config_of(demo, script)
     assert config.compile.compile
-    assert not list(families.of(config).problems())
+    assert not list(families.family_for(config).problems())
     assert not list(data.problems(config, config.grid))
     assert not data.scan(config).warnings
     assert len(data.scan(config).buckets()) == 3

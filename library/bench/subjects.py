@@ -86,7 +86,7 @@ class FamilySubject:
         from library.compiler.prewarm import prewarm_inductor
         from library.memory.quantization import fp8_storage
 
-        family, dtype = families.of(config), fp8_storage.storage_type(config)
+        family, dtype = families.family_for(config), fp8_storage.storage_type(config)
         with prewarm_inductor(config.compile, device):
             if self.random:
                 denoiser = self.random.denoiser()
@@ -131,7 +131,7 @@ class FamilySubject:
             model = self._stored(dtype).encoders[name].to(device)
         length = TEXT
         if name == "t5xxl":
-            family = families.of(self.config({}))
+            family = families.family_for(self.config({}))
             if self.random:
                 self._module.adopt(family, self.random.denoiser())
             length = max(family.text_lengths.values())
@@ -154,7 +154,7 @@ class FamilySubject:
     def _stored(self, dtype: torch.dtype) -> ModelComponents:
         """Text encoders and VAE of the run's files, read once."""
         if self._loaded is None:
-            self._loaded = families.of(self.config({})).load(dtype, dtype)
+            self._loaded = families.family_for(self.config({})).load(dtype, dtype)
             self._loaded.denoiser = nn.Identity()
         return self._loaded
 
@@ -177,7 +177,7 @@ def usual(script: str) -> dict[str, Any]:
 def subject_of_run(path: Path, script: str, values: Mapping[str, Any]) -> FamilySubject:
     """The training that a TOML describes. Raises ConfigError when its model cannot be read."""
     found = FamilySubject(script, {**read_toml(path), **values}, None)
-    wrong = list(families.of(found.config({})).problems())
+    wrong = list(families.family_for(found.config({})).problems())
     if not found.values.get("pretrained_model_name_or_path"):
         wrong = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
     if wrong:

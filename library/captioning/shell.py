@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
 def _captioned(asked: argparse.Namespace, report: Callable[[str, int, int], None]) -> int:
     from library.captioning import writing
 
-    choices = writing.CaptionOptions(asked.extension, asked.existing, asked.prefix, asked.suffix)
+    choices = writing.CaptioningOptions(asked.extension, asked.existing, asked.prefix, asked.suffix)
     wanted, skipped = writing.to_do(asked.folder, choices)
     if not wanted:
         print(f"{asked.folder}: all {skipped} images have captions already (--existing add or replace changes that)")

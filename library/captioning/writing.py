@@ -30,7 +30,7 @@ class Captioner(Protocol):
 
 
 @dataclass(frozen=True)
-class CaptionOptions:
+class CaptioningOptions:
     """What is done with the words."""
 
     extension: str = ".txt"
@@ -62,7 +62,7 @@ class Written:
     unreadable: list[str] = field(default_factory=list)
 
 
-def to_do(folder: Path, choices: CaptionOptions) -> tuple[list[tuple[Path, Path]], int]:
+def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Path]], int]:
     """The images of a folder and of those directly in it, with their caption files, and how many are left out.
 
     Raises ConfigError when there are no images.
@@ -82,7 +82,7 @@ def to_do(folder: Path, choices: CaptionOptions) -> tuple[list[tuple[Path, Path]
     return wanted, len(found) - len(wanted)
 
 
-def caption(folder: Path, captioner: Captioner, choices: CaptionOptions, report: Report) -> Written:
+def caption(folder: Path, captioner: Captioner, choices: CaptioningOptions, report: Report) -> Written:
     """Caption a folder. When it is stopped, what was written so far stays, and can be taken back as one change."""
     wanted, skipped = to_do(folder, choices)
     done = Written(skipped=skipped)

@@ -55,7 +55,7 @@ class ModelStats:
 def model_stats(config: Any) -> ModelStats:
     """The statistics of the model that a config names, by the headers of its files; those of the published model for
     what is not on this machine."""
-    family, shapes = families.of(config), {}
+    family, shapes = families.family_for(config), {}
     with contextlib.suppress(ConfigError, OSError, ValueError, KeyError, IndexError):
         shapes = family.stored_shapes()
     if "denoiser" not in shapes:
@@ -72,7 +72,7 @@ def model_stats(config: Any) -> ModelStats:
 @lru_cache(maxsize=8)
 def published(cls: type[Any]) -> ModelStats:
     """The statistics of a family's published model, counted in networks without memory. Takes seconds."""
-    family = families.of(cls())
+    family = families.family_for(cls())
     module = families.random_module(family.name)
     made = module.random(module.FULL)
     networks = {

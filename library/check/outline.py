@@ -65,7 +65,7 @@ def _method(config: Any) -> Any:
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that numbers are not kept
-            family = families.of(config)
+            family = families.family_for(config)
             with weights.shapes_only():
                 parts = family.load(torch.float32)
             return methods.attach(parts, family, config)

@@ -107,7 +107,7 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
                 found.append(problem)
     remarks: list[str] = [*images.warnings, *_late(config, images)]
     with _tolerant(bool(told), []):  # notes about what cannot be read would only be errors
-        family = families.of(config)
+        family = families.family_for(config)
         remarks += [] if failed["model"] else family.notes()
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
@@ -120,7 +120,7 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
 def _stages(config: Any, images: Any, failed: Mapping[str, bool]) -> dict[str, Callable[[], Iterable[str]]]:
     """Everything that is looked at, by name; `failed` says of the stages before whether they found something."""
     return {
-        "model": lambda: families.of(config).problems(),
+        "model": lambda: families.family_for(config).problems(),
         "images": lambda: images.problems,
         "length": lambda: _length(config, images),
         "network": lambda: methods.problems(config),

@@ -193,7 +193,7 @@ def _caches(config: Any, images: Any) -> Iterator[Finding]:
         return
     from library.data.encoding import existing, wanted_latents
 
-    wanted = wanted_latents(images.items, families.of(config).latent_cache).values()
+    wanted = wanted_latents(images.items, families.family_for(config).latent_cache).values()
     there = sum(os.path.exists(existing(one).file) for one in wanted)
     yield Finding("caches", "ok", f"{there} of {len(wanted)} images have their latents on the disk already")
 

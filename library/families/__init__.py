@@ -57,7 +57,7 @@ def _script_with(option: str) -> str:
     return next((script for script, where in RUNS.items() if option in options(load(where))), "")
 
 
-def of(config: Any) -> "Family":
+def family_for(config: Any) -> "Family":
     """The family of a run's config, holding that config. Loads torch."""
     return load(facts(config.family).family)(config)
 

@@ -43,7 +43,7 @@ EXTRAS = ("usage_hint", "merged_from", "trigger_phrase", "preprocessor", "is_neg
 PLAIN = ("author", "description", "license", "tags")
 
 
-class Metadata:
+class MetadataBuilder:
     """The metadata of one run's files. Made at the start; base models are hashed in the background meanwhile."""
 
     def __init__(self, config: Any, family: Any, dataset_stats: Mapping[str, Any], optimizer: str = "") -> None:

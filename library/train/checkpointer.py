@@ -7,7 +7,7 @@ from library.data.images import ImageSet
 from library.files import free_space
 from library.outputs import paths, verify
 from library.outputs.dataset_stats import dataset_stats
-from library.outputs.metadata import Metadata
+from library.outputs.metadata import MetadataBuilder
 from library.train import errors, optimizers, resume_state
 from library.train.journal import Journal
 from library.train.training import Training
@@ -25,7 +25,7 @@ class Checkpointer:
         if world.main:
             total = config.data.train_batch_size * config.steps.gradient_accumulation_steps * world.ranks
             stats = dataset_stats(images, config, len(training.batches), clock.epochs, total)
-            self._metadata = Metadata(config, training.family, stats, optimizers.describe(config))
+            self._metadata = MetadataBuilder(config, training.family, stats, optimizers.describe(config))
 
     def when_due(self) -> None:
         """After a step: the files and states of this step and of this epoch, and what somebody asked for."""

@@ -29,7 +29,7 @@ from library.train.stepper import Stepper
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 from library.train.updates import Updates
-from library.train.validation import Validation
+from library.train.validation import ValidationRunner
 from library.train.world import World
 
 
@@ -48,7 +48,7 @@ def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] 
         CompileLog(journal.on_graph) as compile_log,
     ):
         journal.begin(remarks, notes)
-        family = families.of(config)
+        family = families.family_for(config)
 
         # What to learn from. Encoded once, then what encodes it leaves.
         journal.phase("reading the data set")
@@ -97,7 +97,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     """All steps of a training that is set up, with what is done once in a while; returns the file that came of it."""
     config, clock, journal = training.config, training.clock, training.journal
     compute_loss, updates = training.compute_loss, training.updates
-    checkpointer, validation = Checkpointer(training, images), Validation(training, images)
+    checkpointer, validation = Checkpointer(training, images), ValidationRunner(training, images)
     if config.steps.resume:
         resume_state.resume(Path(config.steps.resume), training)
     precompiler.run_ahead(training.batches, compute_loss, training.step_log.meter.pause)

@@ -45,7 +45,7 @@ def optimizer(cls: OptimizerSpec) -> str:
             made.step()
             moved = float(weight.detach().sum())  # on a GPU, this is where a kernel that is missing is noticed
     except Exception as error:  # whatever a package raises: OSError for a library, RuntimeError for a device, ...
-        return told(error)
+        return short_reason(error)
     return "" if moved == moved else "its first step ends in NaN"
 
 
@@ -61,7 +61,7 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
             group = {"params": [torch.nn.Parameter(torch.ones(2, 2))], "name": "trial"}
             import_class(cls)([group], lr=rate, **{**cls.always, **own})
     except (ValueError, TypeError, AssertionError) as error:
-        return told(error)
+        return short_reason(error)
     return ""
 
 
@@ -74,7 +74,7 @@ def device() -> str:
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
-def told(error: BaseException) -> str:
+def short_reason(error: BaseException) -> str:
     """An error in one line; where we have put it in words, that of the package."""
     error = error.__cause__ or error
     lines = str(error).strip().splitlines()
@@ -86,7 +86,7 @@ def _loaded(module: str) -> str:
         with _quiet():
             importlib.import_module(module)
     except Exception as error:
-        return told(error)
+        return short_reason(error)
     return ""
 
 

@@ -19,7 +19,7 @@ from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 
 
-class Validation:
+class ValidationRunner:
     """Measures the same batches with the same noise again and again, at the noise levels of the family.
 
     Neither the random numbers nor the compiled graphs of training notice.

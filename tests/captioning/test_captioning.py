@@ -121,7 +121,7 @@ def test_a_stop_keeps_what_is_written_as_one_change(tagger, images):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        writing.caption(images, Tagger(tagger, Limits(), 1, "cpu"), writing.CaptionOptions(), report)
+        writing.caption(images, Tagger(tagger, Limits(), 1, "cpu"), writing.CaptioningOptions(), report)
     assert (images / "10_x" / "0.txt").exists() and not (images / "10_x" / "1.txt").exists()
     trash.undo(images)
     assert tree(images) == start

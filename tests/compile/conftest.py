@@ -79,7 +79,7 @@ def made(demo: Any, tmp_path: Path, forget: Any) -> Any:  # noqa: F811
         config = build(
             families.config_class(script), read_toml(demo.configs[script]) | plain | given | values, notes=[]
         )
-        family = families.of(config)
+        family = families.family_for(config)
         parts = family.load(fp8_storage.storage_type(config))
         with torch.no_grad():
             text = {name: part.clone() for name, part in family.text(parts, ["zorb toy", "plix, red"]).items()}

@@ -16,7 +16,7 @@ def trained(demo, data, script, folder, **values):
 
 def loaded(config):
     """The family, and its networks without what learns."""
-    family = families.of(config)
+    family = families.family_for(config)
     return family, family.load(torch.float32)
 
 

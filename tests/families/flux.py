@@ -24,7 +24,7 @@ def family(files, script="flux_train_network", **values):
     given = {"clip_l": files["clip_l"], "t5xxl": files["t5xxl"], "ae": files["ae"]}
     given |= {"pretrained_model_name_or_path": files["flux"], "model_prediction_type": "raw", **values}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return families.of(build(families.config_class(script), given))
+    return families.family_for(build(families.config_class(script), given))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import torch
 from library.compiler.blocks import compile_model
 from library.config.sections import Compile
 from library.families.flux import keys
-from library.families.flux.family import Flux as Family
+from library.families.flux.family import FluxFamily as Family
 from library.families.flux.model import Flux, Sizes, rope, sinusoids
 
 

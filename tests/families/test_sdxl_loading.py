@@ -12,15 +12,15 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from library.config.schema import ConfigError, build
-from library.families import of
+from library.families import family_for
 from library.families.sdxl import keys, model, random
-from library.families.sdxl.family import Sdxl
+from library.families.sdxl.family import SdxlFamily
 from library.families.sdxl.options import SdxlLora
 from library.families.shared import hub, random_tokenizers, tokenizers
 
 
 def family(path, **options):
-    return of(build(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
+    return family_for(build(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
 
 
 def same(one, other):
@@ -65,7 +65,7 @@ def test_agrees_with_diffusers_single_file_loading(tiny_sdxl, tiny_sdxl_folder):
 def test_blocks_are_counted_from_names_as_they_are_in_the_model(tiny_sdxl, tiny_sdxl_folder):
     denoiser = family(tiny_sdxl).load(torch.float32).denoiser
     expected = Counter(
-        type(module).__name__ for module in denoiser.modules() if type(module).__name__ in Sdxl.block_classes
+        type(module).__name__ for module in denoiser.modules() if type(module).__name__ in SdxlFamily.block_classes
     )
     single = {name.removeprefix("model.diffusion_model.") for name in load_file(tiny_sdxl) if "diffusion" in name}
     assert keys.blocks(single) == keys.blocks(denoiser.state_dict()) == expected

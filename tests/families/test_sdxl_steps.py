@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from library.config.schema import ConfigError, build
-from library.families import of
+from library.families import family_for
 from library.families.base import SampleRequest
 from library.families.sdxl import conditions, emphasis
 from library.families.sdxl import sampler as preview
@@ -32,7 +32,7 @@ def parts(tiny_sdxl):
 
 
 def family(path, **options):
-    return of(build(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
+    return family_for(build(SdxlLora, {"pretrained_model_name_or_path": str(path), **options}))
 
 
 class Letters:

@@ -21,7 +21,7 @@ WITH_TEXT = {"network_train_unet_only": False, "cache_text_encoder_outputs": Fal
 def prepared(demo, script, **values):
     """The parts of a training and their config, as they are when the first step begins."""
     config = training.config_of(demo, script, **values)
-    family = families.of(config)
+    family = families.family_for(config)
     parts = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
     fp8_storage.store_encoders(parts.encoders, config)
     methods.attach(parts, family, config)
@@ -96,7 +96,7 @@ def test_encoders_are_kept_in_8_bits_unless_only_the_image_model_shall_be(demo, 
         }
         assert nbytes(small[n] for n in matrices) * 2 == nbytes(large[n] for n in matrices)
         assert all(p.dtype == torch.bfloat16 for p in frozen(only.encoders[name]).values())
-    family = families.of(training.config_of(demo, script, **FP8))
+    family = families.family_for(training.config_of(demo, script, **FP8))
     captions = ["a red circle on the sea", "smile"]
     with torch.no_grad():
         found, expected = family.text(parts, captions), family.text(wide, captions)
@@ -128,7 +128,7 @@ def test_losses_are_close_and_compiled_ones_too(demo, shapes, tmp_path, script, 
 
 def test_a_model_that_learns_is_never_kept_in_8_bits(demo):
     config = training.config_of(demo, "sdxl_train", **FP8, train_text_encoder=True, cache_text_encoder_outputs=False)
-    family = families.of(config)
+    family = families.family_for(config)
     parts = family.load(torch.float32, torch.bfloat16)
     fp8_storage.store_encoders(parts.encoders, config)
     methods.attach(parts, family, config)
@@ -152,7 +152,7 @@ def test_a_model_that_learns_is_never_kept_in_8_bits(demo):
 def test_what_does_not_learn_is_in_half_precision(demo, values, encoders, vae):
     config = training.config_of(demo, "sdxl_train", **BF16, **values)
     storage, compute = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
-    parts = families.of(config).load(storage, compute)
+    parts = families.family_for(config).load(storage, compute)
     assert {p.dtype for p in parts.denoiser.parameters()} == {
         torch.bfloat16 if "full_bf16" in values else torch.float32
     }

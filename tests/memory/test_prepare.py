@@ -16,7 +16,7 @@ FEATURES = {"compile": True, "compile_backend": "eager", "compile_blocks": "sing
 
 def test_the_blocks_are_described_by_what_was_added_to_them_and_restored_after_a_trial(demo):
     config = training.config_of(demo, "flux_train_network", **FEATURES)
-    family = families.of(config)
+    family = families.family_for(config)
     parts = family.load(fp8_storage.storage_type(config))
     methods.attach(parts, family, config)
     denoiser, sizes, classes = parts.denoiser, ((1, 8, 8), (1, 8, 16)), family.block_classes

@@ -26,7 +26,7 @@ class Model:
 
     def __init__(self, demo, script, **values):
         self.config = training.config_of(demo, script, gradient_checkpointing=True, **values)
-        self.family = families.of(self.config)
+        self.family = families.family_for(self.config)
         self.parts = self.family.load(torch.float32)
         self.method = methods.attach(self.parts, self.family, self.config)
         self.denoiser = self.parts.denoiser

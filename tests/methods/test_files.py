@@ -97,7 +97,7 @@ def test_flux_adapters_at_full_size():
         denoiser = Flux(Sizes(64, 64, 768, 4096, 3072, 128, 12288, 19, 38, True))
         encoder = clip(768, 12, 12)
     config = build(FluxLora, {}, notes=[])
-    family = families.of(config)
+    family = families.family_for(config)
     assert sizes(methods.attach(parts(denoiser, clip_l=encoder), family, config)) == golden("FLUX.1 networks.lora_flux")
 
 
@@ -126,7 +126,7 @@ def tiny_sdxl(tmp_path_factory):
 
 def loaded(path, cls=SdxlLora, **values):
     config = build(cls, {"pretrained_model_name_or_path": str(path), "learning_rate": 1e-3, **values}, notes=[])
-    family = families.of(config)
+    family = families.family_for(config)
     return config, family, family.load(torch.float32)
 
 

@@ -315,4 +315,4 @@ def test_nothing_in_the_project_unpickles():
 
 def test_families_are_asked_through_the_same_reader(demo):  # noqa: F811
     config = config_of(demo, "flux_train_network", output_dir="/nowhere")
-    assert list(families.of(config).problems()) == []
+    assert list(families.family_for(config).problems()) == []

@@ -19,7 +19,7 @@ def loaded(base, **values):
         config = build(FluxLora, {"pretrained_model_name_or_path": str(base["flux"]), **given, **values}, notes=[])
     else:
         config = build(SdxlLora, {"pretrained_model_name_or_path": str(base), **values}, notes=[])
-    family = families.of(config)
+    family = families.family_for(config)
     return config, family, family.load(torch.float32)
 
 

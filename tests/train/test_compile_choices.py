@@ -76,7 +76,7 @@ def test_a_block_that_the_model_does_not_have_is_named(run, tmp_path):
 def test_wrong_names_and_ranges_of_blocks_are_one_sentence(script):
     config = families.config_class(script)
     names = list(config().compile.kinds)
-    assert tuple(config().compile.kinds.values()) == families.of(config()).block_classes
+    assert tuple(config().compile.kinds.values()) == families.family_for(config()).block_classes
     for wrong in ("dubble:0-9", "0-9", f"{names[0]}:9-0", f"{names[0]}:some", f"{names[0]}:", names[0]):
         with pytest.raises(ConfigError, match="compile_blocks") as refused:
             build(config, {"compile_blocks": wrong})

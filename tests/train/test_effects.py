@@ -64,7 +64,7 @@ STEP = {"sdxl": EVERY | SDXL, "flux": EVERY | FLUX}
 def noise_and_loss(demo, script, **values):
     """What a step makes of the same latents and the same answer of the model."""
     config = config_of(demo, script, **values)
-    family = families.of(config)
+    family = families.family_for(config)
     channels = 4 if config.family == "sdxl" else 16
     chance = torch.Generator().manual_seed(3)
     latents = torch.randn(6, channels, 8, 8, generator=chance) + 1
@@ -104,7 +104,7 @@ def test_what_has_adapters_and_of_which_size(demo, script):
     for values, expected in PARTS.values():
         shape = {"network_dim": 6, "network_alpha": 3, "network_dropout": 0.3, "cache_text_encoder_outputs": False}
         config = config_of(demo, script, **shape, **values)
-        family = families.of(config)
+        family = families.family_for(config)
         method = methods.attach(family.load(torch.float32), family, config)
         assert {adapter.spec.dropout for adapter in method.adapters.values()} == {0.3}
         tensors = method.state_dict()
@@ -257,7 +257,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
 @pytest.mark.parametrize("guided", [True, False])
 def test_guidance_of_a_model_without_it_is_said(demo, squares, tmp_path, monkeypatch, guided):
     config = config_of(demo, "flux_train", train_data_dir=squares, output_dir=tmp_path, guidance_scale=1.0)
-    monkeypatch.setattr(type(families.of(config)), "guided", guided)
+    monkeypatch.setattr(type(families.family_for(config)), "guided", guided)
     said = [remark for remark in preflight.findings(config)[1] if "guidance_scale" in remark]
     assert said == ([] if guided else ["guidance_scale has no effect here: FLUX.1 schnell takes no guidance"])
 

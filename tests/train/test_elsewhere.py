@@ -32,7 +32,7 @@ def ours(config, file=None):
     from library.config.schema import replace
 
     config = replace(config, network_weights=str(file) if file else None, save_precision=None)
-    family = families.of(config)
+    family = families.family_for(config)
     parts = family.load(torch.float32)
     if file:
         methods.attach(parts, family, config).train(False)
@@ -155,14 +155,14 @@ def test_files_of_other_programs_are_gone_on_with(trained, tmp_path, family, sty
     on = {"network_weights": str(other)}
     for values in (on, on | {"dim_from_weights": True, "network_dim": 99}):
         asked = replace(config, **values)
-        of = families.of(asked)
+        of = families.family_for(asked)
         method = methods.attach(of.load(torch.float32), of, asked)
         found = method.state_dict()
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
             torch.testing.assert_close(tensor.float(), expected[name].float(), rtol=1e-5, atol=1e-7)
     merged = replace(config, base_weights=[str(other)])
-    of = families.of(merged)
+    of = families.family_for(merged)
     parts, plain = of.load(torch.float32), of.load(torch.float32)
     methods.attach(parts, of, merged)
     moved = [not torch.equal(a, b) for a, b in zip(weights(parts), weights(plain), strict=True)]

@@ -24,7 +24,7 @@ def learner_of(model, output, learn=0.25, **values):
     """A model of which a little has been learned, and the config."""
     given = {"pretrained_model_name_or_path": str(model), "output_dir": str(output), "output_name": "m"}
     config = build(SdxlTrain, {**given, "save_model_as": "diffusers", **values}, notes=[])
-    family = families.of(config)
+    family = families.family_for(config)
     method = full.attach(family.load(torch.float32), family, config)
     with torch.no_grad():
         method.parts.denoiser.conv_in.weight += learn

@@ -13,7 +13,7 @@ from library.data.images import Image, ImageSet
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlLora, SdxlTrain
 from library.outputs.dataset_stats import dataset_stats, tag_frequency
-from library.outputs.metadata import Metadata, long_hash, modelspec, short_hash
+from library.outputs.metadata import MetadataBuilder, long_hash, modelspec, short_hash
 
 KEYS = """session_id training_started_at output_name learning_rate text_encoder_lr unet_lr num_train_images
 num_validation_images num_reg_images num_batches_per_epoch num_epochs gradient_checkpointing gradient_accumulation_steps
@@ -48,7 +48,7 @@ def images():
 def made(config, figured=None, architecture="flux-1-dev"):
     family = SimpleNamespace(architecture=architecture)
     figured = dataset_stats(images(), config, 4, 3, 2) if figured is None else figured
-    return Metadata(config, family, figured, "torch.optim.adamw.AdamW(weight_decay=0.1)").of_file(2, 30)
+    return MetadataBuilder(config, family, figured, "torch.optim.adamw.AdamW(weight_decay=0.1)").of_file(2, 30)
 
 
 def config(cls=FluxLora, **values):

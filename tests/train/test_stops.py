@@ -108,7 +108,7 @@ def test_samples_and_validation_are_left_as_they_are(demo, shapes, tmp_path, whe
               "sample_every_n_steps": 2}  # fmt: skip
     straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
     assert len(straight.events("sample")) == 4 and len(straight.events("validation")) > 1
-    for place, name in ((validation.Validation, "_loss"), (samples.SampleRunner, "_draw_one")):
+    for place, name in ((validation.ValidationRunner, "_loss"), (samples.SampleRunner, "_draw_one")):
         when(place, name)
         stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
         assert stopped.events("sample") == [] and max(stopped.numbers()) == 2

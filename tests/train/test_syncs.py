@@ -98,7 +98,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
         values = {"train_data_dir": squares, "output_dir": tmp_path, "logging_dir": tmp_path / "logs"} | values
         config = config_of(demo, script, **values)
         monkeypatch.setattr(Meter, "lines", lambda self, wait=False: [])  # the numbers have not arrived yet
-        world, journal, family = World(config), Mock(has_curves=True), families.of(config)
+        world, journal, family = World(config), Mock(has_curves=True), families.family_for(config)
         images, components = data.scan(config), family.load(world.storage_dtype)
         data.encode(images, family, components, config, world, journal.phase)
         batches = data.batches(images, config, 1)

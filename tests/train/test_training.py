@@ -9,14 +9,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from library.families.flux.family import Flux
-from library.families.sdxl.family import Sdxl
+from library.families.flux.family import FluxFamily
+from library.families.sdxl.family import SdxlFamily
 from library.train import stop_requests
 from library.train.rng import StepGenerators
 from library.train.step_log import StepLog
 from tests.training import LORAS, SCRIPTS, config_of, pictures, train
 
-CLASSES = {"sdxl": Sdxl, "flux": Flux}
+CLASSES = {"sdxl": SdxlFamily, "flux": FluxFamily}
 FULL = [script for script in SCRIPTS if script not in LORAS]
 
 

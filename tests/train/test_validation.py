@@ -43,7 +43,7 @@ def test_training_does_not_notice(run, monkeypatch, script):
     options = {"network_dropout": 0.3, "shuffle_caption": True, "cache_text_encoder_outputs": False}
     options["max_train_steps"] = 4
     measured = run(script, validate_every_n_steps=2, **options)
-    monkeypatch.setattr(module.Validation, "when_due", lambda self: None)
+    monkeypatch.setattr(module.ValidationRunner, "when_due", lambda self: None)
     plain = run(script, **options)
     assert len(measured.events("validation")) == 3 and not plain.events("validation")
     assert measured.losses == plain.losses
@@ -84,7 +84,7 @@ def test_timesteps_of_sdxl_follow_its_limits(demo):
     from library import families
 
     def of(**values):
-        return families.of(config_of(demo, "sdxl_train_network", **values)).validation_timesteps
+        return families.family_for(config_of(demo, "sdxl_train_network", **values)).validation_timesteps
 
     assert of() == [200, 400, 600, 800]
     assert of(min_timestep=500) == [600, 700, 800, 900]
@@ -106,7 +106,7 @@ def test_curves_have_the_names_of_sd_scripts(run, tmp_path):
 
 def test_at_most_so_many_batches(run, monkeypatch):
     seen = []
-    monkeypatch.setattr(module.Validation, "_loss", lambda self, batch, *_: seen.append(batch) or torch.zeros(()))
+    monkeypatch.setattr(module.ValidationRunner, "_loss", lambda self, batch, *_: seen.append(batch) or torch.zeros(()))
     run(max_validation_steps=1, max_train_steps=6, train_batch_size=1)
     assert len(seen) == 4
     seen.clear()

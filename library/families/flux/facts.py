@@ -22,7 +22,7 @@ FACTS = FamilyFacts(
         "flux_train_network": "library.families.flux.options:FluxLora",
         "flux_train": "library.families.flux.options:FluxTrain",
     },
-    family="library.families.flux.family:Flux",
+    family="library.families.flux.family:FluxFamily",
     pipelines=("FluxPipeline",),
     recognise=recognise,
     base_models=(TRANSFORMER,),

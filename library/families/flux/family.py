@@ -28,7 +28,7 @@ BASE = checkpoint.PARTS["denoiser"].option
 T5_LENGTH = {True: 512, False: 256}  # tokens that dev (with guidance) and schnell were trained with
 
 
-class Flux:
+class FluxFamily:
     """FLUX.1 dev or schnell: a transformer, CLIP-L, T5 and an autoencoder. Holds the run's config."""
 
     name = "flux"

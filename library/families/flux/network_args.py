@@ -11,8 +11,8 @@ from library.families.shared.network_args import (
     LARGEST,
     NO_ADAPTER,
     PLACE,
-    Layer,
     NetworkArgs,
+    NetworkLayer,
     indices,
     patterns,
     ranks,
@@ -88,7 +88,7 @@ class FluxArgs(NetworkArgs):
         only = {"single": "Single", "double": "Double"}.get(self.train_blocks, "")
         return tuple(name for name in NetworkArgs.classes(self, targets) if name.startswith(only))
 
-    def rank_of(self, layer: Layer, rank: int, alpha: float) -> tuple[int, float]:
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
         """Patterns of names come first, then the kinds of layers; embedders outside of blocks have in_dims."""
         embedder = self._embedder_rank(layer)
         if not layer.inside and embedder is None:
@@ -109,13 +109,13 @@ class FluxArgs(NetworkArgs):
                 return own, alpha
         return rank, alpha
 
-    def _embedder_rank(self, layer: Layer) -> int | None:
+    def _embedder_rank(self, layer: NetworkLayer) -> int | None:
         given = ranks(self.in_dims)
         if not given or layer.part != "denoiser":
             return None
         return next((r for name, r in zip(EMBEDDERS, given, strict=True) if layer.path.split(".")[0] == name), None)
 
-    def split_sizes(self, layer: Layer) -> tuple[int, ...]:
+    def split_sizes(self, layer: NetworkLayer) -> tuple[int, ...]:
         """Output sizes of query, key, value (and MLP) inside the fused matrices; () for other layers."""
         if not self.split_qkv or not re.search(r"_blocks_\d+_(?:\w+_attn_qkv|linear1)$", layer.name):
             return ()

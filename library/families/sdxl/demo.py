@@ -26,7 +26,7 @@ def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Siz
     from diffusers.loaders import StableDiffusionXLLoraLoaderMixin
     from diffusers.utils import convert_unet_state_dict_to_peft
 
-    unet = families.of(config).load(torch.float32).denoiser
+    unet = families.family_for(config).load(torch.float32).denoiser
     converted, _ = StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)
     found = {name.removeprefix("unet."): tensor for name, tensor in converted.items() if name.startswith("unet.")}
     return convert_unet_state_dict_to_peft(found), layers(unet)

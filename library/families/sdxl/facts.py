@@ -31,7 +31,7 @@ FACTS = FamilyFacts(
         "sdxl_train_network": "library.families.sdxl.options:SdxlLora",
         "sdxl_train": "library.families.sdxl.options:SdxlTrain",
     },
-    family="library.families.sdxl.family:Sdxl",
+    family="library.families.sdxl.family:SdxlFamily",
     pipelines=("StableDiffusionXLPipeline",),
     recognise=recognise,
     base_models=(CHECKPOINT,),

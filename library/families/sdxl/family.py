@@ -27,7 +27,7 @@ OPTION = "pretrained_model_name_or_path"
 WANTED = "an SDXL .safetensors file, a diffusers folder or a Hugging Face id (owner/name)"
 
 
-class Sdxl:
+class SdxlFamily:
     """Stable Diffusion XL: a U-Net, two CLIP text encoders and a VAE. Holds the run's config."""
 
     name = "sdxl"
@@ -278,7 +278,7 @@ def _problems_of(path: Path, vae: str | None) -> Iterator[Problem]:
         if shapes and "add_embedding.linear_1.weight" not in shapes:
             yield Problem(OPTION, ": {path} is {found}, not an SDXL model: choose an SDXL one", place="--",
                 path=path, found=recognition.describe(shapes))  # fmt: skip
-        elif shapes and (problem := model.odd(path, shapes)):
+        elif shapes and (problem := model.misfit(path, shapes)):
             yield Problem(OPTION, ": {problem}", place="--", problem=problem)
     except ConfigError as e:
         yield Problem(OPTION, ": {why}", place="--", why=e.problems[0])

@@ -103,10 +103,10 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
         if not names and not (part == "vae" and vae):
             fix = "give a VAE with --vae" if part == "vae" else "choose a complete SDXL checkpoint"
             return f"{path} holds no {BLAME[part]}: {fix}"
-    return odd(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
+    return misfit(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
 
 
-def odd(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """Why a U-Net with SDXL's names is still no plain SDXL: inpainting inputs, or a distilled tree."""
     named = keys.to_diffusers("denoiser", shapes)
     channels = named.get("conv_in.weight", (0, 4))[1]

@@ -12,8 +12,8 @@ from library.families.shared.network_args import (
     NO_ADAPTER,
     PLACE,
     SHAPES,
-    Layer,
     NetworkArgs,
+    NetworkLayer,
     block_factors,
     wrong_argument,
 )
@@ -71,7 +71,7 @@ class SdxlArgs(NetworkArgs):
         asked = self.conv_dim is not None or self.conv_block_dims
         return NetworkArgs.classes(self, targets) if asked else targets
 
-    def rank_of(self, layer: Layer, rank: int, alpha: float) -> tuple[int, float]:
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
         """Blocks of the U-Net may have ranks of their own, and convolutions others."""
         if not layer.inside:
             return NO_ADAPTER

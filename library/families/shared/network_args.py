@@ -26,7 +26,7 @@ def wrong_argument(name: str, template: str, **facts: Any) -> Problem:
     return Problem(name, template, place=PLACE, topic="training", **facts)
 
 
-class Layer(Protocol):
+class NetworkLayer(Protocol):
     """A layer that could carry an adapter."""
 
     @property
@@ -86,11 +86,11 @@ class NetworkArgs:
         """Classes in the denoiser whose layers can carry adapters, of those that the family offers."""
         return (*targets, *CONVOLUTIONS)
 
-    def rank_of(self, layer: Layer, rank: int, alpha: float) -> tuple[int, float]:
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
         """Rank and alpha of the adapter on a layer, from those of the run; NO_ADAPTER for none."""
         return (rank, alpha) if layer.inside else NO_ADAPTER
 
-    def split_sizes(self, layer: Layer) -> tuple[int, ...]:
+    def split_sizes(self, layer: NetworkLayer) -> tuple[int, ...]:
         """Output sizes of the parts of a fused matrix that get adapters of their own; () for one adapter."""
         return ()
 
