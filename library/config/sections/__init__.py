@@ -7,11 +7,13 @@ from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Step
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.outputs import AdapterSave, FullSave, Hub, Log, Metadata, Sample, Save
 from library.config.sections.run import Run
+from library.config.sections.runs import AdapterRun, FullRun
 
 __all__ = [
     "AdapterData",
     "AdapterOptim",
     "AdapterPrecision",
+    "AdapterRun",
     "AdapterSave",
     "AdapterSteps",
     "Cache",
@@ -20,6 +22,7 @@ __all__ = [
     "Data",
     "Distributed",
     "FullOptim",
+    "FullRun",
     "FullSave",
     "Hub",
     "Log",

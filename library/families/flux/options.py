@@ -210,13 +210,12 @@ class FluxFullSave(sections.FullSave):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FluxLora(sections.Run):
+class FluxLora(sections.AdapterRun):
     """LoRA and other adapters for FLUX.1."""
 
     family: ClassVar[str] = "flux"
     script: ClassVar[str] = "flux_train_network"
     title: ClassVar[str] = "FLUX.1 LoRA"
-    adapters: ClassVar[bool] = True
     grid: ClassVar[int] = 64
     idle: ClassVar[Mapping[str, str]] = IDLE
     pending: ClassVar[Mapping[str, str]] = PENDING
@@ -225,34 +224,21 @@ class FluxLora(sections.Run):
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {"mem_eff_save": "adapter files are small"}
 
     model: FluxLoraModel = section(FluxLoraModel)
-    data: sections.AdapterData = section(sections.AdapterData)
-    captions: sections.Captions = section(sections.Captions)
     cache: FluxAdapterCache = section(FluxAdapterCache)
     network: FluxNetwork = section(FluxNetwork)
-    optim: sections.AdapterOptim = section(sections.AdapterOptim)
-    steps: sections.AdapterSteps = section(sections.AdapterSteps)
-    save: sections.AdapterSave = section(sections.AdapterSave)
-    sample: sections.Sample = section(sections.Sample)
     noise: Flow = section(Flow)
     loss: FluxLoss = section(FluxLoss)
-    precision: sections.AdapterPrecision = section(sections.AdapterPrecision)
     memory: FluxMemory = section(FluxMemory)
     compile: FluxCompile = section(FluxCompile)
-    validation: sections.Validation = section(sections.Validation)
-    metadata: sections.Metadata = section(sections.Metadata)
-    hub: sections.Hub = section(sections.Hub)
-    log: sections.Log = section(sections.Log)
-    distributed: sections.Distributed = section(sections.Distributed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FluxTrain(sections.Run):
+class FluxTrain(sections.FullRun):
     """Full fine-tuning and DreamBooth for FLUX.1."""
 
     family: ClassVar[str] = "flux"
     script: ClassVar[str] = "flux_train"
     title: ClassVar[str] = "FLUX.1 fine-tune"
-    adapters: ClassVar[bool] = False
     grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
     pending: ClassVar[Mapping[str, str]] = PENDING
@@ -264,19 +250,10 @@ class FluxTrain(sections.Run):
     }
 
     model: FluxModel = section(FluxModel)
-    data: sections.Data = section(sections.Data)
-    captions: sections.Captions = section(sections.Captions)
     cache: sections.TextBatchCache = section(sections.TextBatchCache)
     optim: FluxFullOptim = section(FluxFullOptim)
-    steps: sections.Steps = section(sections.Steps)
     save: FluxFullSave = section(FluxFullSave)
-    sample: sections.Sample = section(sections.Sample)
     noise: Flow = section(Flow)
     loss: FluxLoss = section(FluxLoss)
-    precision: sections.Precision = section(sections.Precision)
     memory: FluxMemory = section(FluxMemory)
     compile: FluxCompile = section(FluxCompile)
-    metadata: sections.Metadata = section(sections.Metadata)
-    hub: sections.Hub = section(sections.Hub)
-    log: sections.Log = section(sections.Log)
-    distributed: sections.Distributed = section(sections.Distributed)

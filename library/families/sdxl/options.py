@@ -134,45 +134,29 @@ class SdxlFullSteps(sections.Steps):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlLora(sections.Run):
+class SdxlLora(sections.AdapterRun):
     """LoRA and other adapters for SDXL."""
 
     family: ClassVar[str] = "sdxl"
     script: ClassVar[str] = "sdxl_train_network"
     title: ClassVar[str] = "SDXL LoRA"
-    adapters: ClassVar[bool] = True
     grid: ClassVar[int] = 32
     idle: ClassVar[Mapping[str, str]] = IDLE
 
     model: SdxlModel = section(SdxlModel)
-    data: sections.AdapterData = section(sections.AdapterData)
-    captions: sections.Captions = section(sections.Captions)
     cache: SdxlAdapterCache = section(SdxlAdapterCache)
     network: SdxlNetwork = section(SdxlNetwork)
-    optim: sections.AdapterOptim = section(sections.AdapterOptim)
-    steps: sections.AdapterSteps = section(sections.AdapterSteps)
-    save: sections.AdapterSave = section(sections.AdapterSave)
-    sample: sections.Sample = section(sections.Sample)
-    noise: sections.Noise = section(sections.Noise)
-    loss: sections.Loss = section(sections.Loss)
     precision: SdxlAdapterPrecision = section(SdxlAdapterPrecision)
-    memory: sections.Memory = section(sections.Memory)
     compile: SdxlCompile = section(SdxlCompile)
-    validation: sections.Validation = section(sections.Validation)
-    metadata: sections.Metadata = section(sections.Metadata)
-    hub: sections.Hub = section(sections.Hub)
-    log: sections.Log = section(sections.Log)
-    distributed: sections.Distributed = section(sections.Distributed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SdxlTrain(sections.Run):
+class SdxlTrain(sections.FullRun):
     """Full fine-tuning and DreamBooth for SDXL."""
 
     family: ClassVar[str] = "sdxl"
     script: ClassVar[str] = "sdxl_train"
     title: ClassVar[str] = "SDXL fine-tune"
-    adapters: ClassVar[bool] = False
     grid: ClassVar[int] = 32
     idle: ClassVar[Mapping[str, str]] = IDLE
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
@@ -180,19 +164,7 @@ class SdxlTrain(sections.Run):
     }
 
     model: SdxlModel = section(SdxlModel)
-    data: sections.Data = section(sections.Data)
-    captions: sections.Captions = section(sections.Captions)
     cache: SdxlFullCache = section(SdxlFullCache)
     optim: SdxlFullOptim = section(SdxlFullOptim)
     steps: SdxlFullSteps = section(SdxlFullSteps)
-    save: sections.FullSave = section(sections.FullSave)
-    sample: sections.Sample = section(sections.Sample)
-    noise: sections.Noise = section(sections.Noise)
-    loss: sections.Loss = section(sections.Loss)
-    precision: sections.Precision = section(sections.Precision)
-    memory: sections.Memory = section(sections.Memory)
     compile: SdxlCompile = section(SdxlCompile)
-    metadata: sections.Metadata = section(sections.Metadata)
-    hub: sections.Hub = section(sections.Hub)
-    log: sections.Log = section(sections.Log)
-    distributed: sections.Distributed = section(sections.Distributed)
