@@ -64,7 +64,8 @@ def case(family, number, name, size, count):
     """One case in this process; `count` asks for a step's FLOPs too, which takes a while."""
     import torch
 
-    from library.bench import machine, stage, subjects, timing
+    from library.bench import machine, stage, subjects
+    from library.measuring import timing
 
     device, side = machine.device("auto"), 1024 if size == "full" else 128
     values = {"mixed_precision": "bf16", "train_batch_size": int(number)}

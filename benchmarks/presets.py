@@ -177,7 +177,8 @@ def measured(case: Case, device: Any) -> dict[str, Any]:
     """One case: seconds a step, the GPU's busy time of it, memory, compiling."""
     import torch
 
-    from library.bench import stage, subjects, timing
+    from library.bench import stage, subjects
+    from library.measuring import timing
 
     sizes = SIZES if case.size == "full" else TINY
     values = {**case.values, "resolution": str(sizes[0][0]), "enable_bucket": False}

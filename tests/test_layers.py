@@ -17,7 +17,7 @@ BOTTOM = ("library.config", "library.files")
 PROTOCOL = ("library.families.base", "library.families.facts")
 REGISTRY = "library.families"  # itself, and not what is in it
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
-LAB = tuple(f"library.bench.{part}" for part in ("candidates", "picture", "report"))  # its light parts
+LAB = ("library.measuring.candidates", "library.bench.picture", "library.bench.report")  # its light parts
 ENGINE = (*BOTTOM, "library.runs", "library.families", "library.objectives", "library.compiler", "library.memory",
           "library.methods", "library.data", "library.optimizers", "library.packages", "library.tools")  # fmt: skip
 MAY_IMPORT = {
@@ -48,8 +48,9 @@ MAY_IMPORT = {
     "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.runs"),
     "library.importers": BOTTOM,
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
-    "library.train": (*ENGINE, "library.outputs", "library.bench.candidates", "library.bench.measured"),
-    "library.check": (*ENGINE, "library.outputs", "library.train", "library.bench.candidates"),
+    "library.train": (*ENGINE, "library.outputs", "library.measuring"),
+    "library.check": (*ENGINE, "library.outputs", "library.train", "library.measuring"),
+    "library.measuring": (*BOTTOM, REGISTRY, "library.compiler"),
     "library.bench": ("library",),
     "library.cli": ("library", "kohya_gui.app"),  # the console command
     "library": (),

@@ -17,9 +17,10 @@ from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library import families
-from library.bench import candidates, picture, report
+from library.bench import picture, report
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
+from library.measuring import candidates
 from library.runs import gpu_slots, reader
 from library.runs import job as jobs
 

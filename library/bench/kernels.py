@@ -14,7 +14,7 @@ def attention(device: str) -> dict[str, float]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from library.bench import timing
+    from library.measuring import timing
 
     def both() -> None:
         out = torch.nn.functional.scaled_dot_product_attention(*given)

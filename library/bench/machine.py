@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from library.bench import timing
 from library.config.schema import ConfigError
+from library.measuring import timing
 
 SECONDS, MOST = 0.4, 2000  # of multiplying, per size
 SIZES = {"cuda": (4096, 8192), "cpu": (512, 1024)}

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from library.bench import machine, report, stage, timing
-from library.bench.candidates import Candidate
+from library.bench import machine, report, stage
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.shapes import flops
 from library.bench.subjects import Subject
 from library.compiler import blocks
 from library.config.schema import ConfigError
+from library.measuring import timing
+from library.measuring.candidates import Candidate
 from library.memory.quantization import fp8_storage
 from library.runs.job_work import JobRecord
 

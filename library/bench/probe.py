@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from library.bench import candidates
-from library.bench.candidates import Overrides
-from library.bench.measured import MEMORY_MARGIN, Measured
 from library.check import estimate as fitting
 from library.check.report import graphics, largest
 from library.config.command import command
 from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
 from library.files import write_atomic
+from library.measuring import candidates
+from library.measuring.candidates import Overrides
+from library.measuring.result import MEMORY_MARGIN, Measured
 from library.runs import explain, layout, reader
 from library.runs.job_work import JobRecord, joined
 

@@ -9,10 +9,11 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from library.bench import machine, stage, timing, verdict
-from library.bench.candidates import Candidate
+from library.bench import machine, stage, verdict
 from library.bench.subjects import Subject
 from library.config.schema import ConfigError
+from library.measuring import timing
+from library.measuring.candidates import Candidate
 from library.runs.job_work import JobRecord
 
 TRACE = "trace.json"

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library import families
-from library.bench import candidates, picture, report
+from library.bench import picture, report
 from library.config import environment
 from library.config.schema import ConfigError
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
+from library.measuring import candidates
 from library.runs import layout
 from library.runs.job import RESULT
 from library.runs.job_work import JobRecord, begin
@@ -176,7 +177,8 @@ def _subject(asked: argparse.Namespace) -> "Subject":
 
 
 def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> Mapping[str, Any]:
-    from library.bench import machine, measure, timing
+    from library.bench import machine, measure
+    from library.measuring import timing
 
     device = machine.device(asked.device)
     ways = candidates.choose(asked.candidate, bool(asked.run), device.type, _options(subject))

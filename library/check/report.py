@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 
 from library import data, families
-from library.bench.candidates import saving_memory
 from library.check import estimate as fitting
 from library.check import isolated, preflight
 from library.check.model_stats import model_stats
@@ -25,6 +24,7 @@ from library.config.problems import read as read_problem
 from library.config.schema import Reading, draft, mending, options, replace, section_options
 from library.families import config_class
 from library.files import free_space
+from library.measuring.candidates import saving_memory
 
 # Sections of the config -> the topic that a sentence about one of their options belongs to.
 TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "caches", "network": "training",

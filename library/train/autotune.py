@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from library.bench.candidates import NAMED, Overrides, checkpointing_less, swapping_less
-from library.bench.measured import GIB, MEMORY_MARGIN, Measured, measure_passes
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import schema
 from library.config.schema import ConfigError
 from library.data.loading import Batches
+from library.measuring.candidates import NAMED, Overrides, checkpointing_less, swapping_less
+from library.measuring.result import GIB, MEMORY_MARGIN, Measured, measure_passes
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.train import autotune_cache, rng

@@ -25,7 +25,7 @@ CODE = (
     "memory/**/*.py",
     "methods/*.py",
     "train/autotune.py",
-    "bench/measured.py",
+    "measuring/*.py",
     "train/precompile.py",
     "train/loss.py",
 )

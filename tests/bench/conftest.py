@@ -22,7 +22,8 @@ def row(candidate, p50, resolution=1024, peak=10.0, part="step", **more):
 @pytest.fixture
 def result():
     """Eager, checkpointed and compiled at two sizes; one candidate did not fit at the larger."""
-    from library.bench import candidates, report
+    from library.bench import report
+    from library.measuring import candidates
 
     compiled = {"num_graphs": 2, "recompiles": 0, "seconds": 9.0, "cache_hits": 0}
     rows = [

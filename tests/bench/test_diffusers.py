@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from library.bench import candidates, stage
+from library.bench import stage
 from library.bench.diffusers import model as diffusers_model
 from library.cli import main
+from library.measuring import candidates
 
 CPU = torch.device("cpu")
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}

@@ -8,19 +8,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from library import families
-from library.bench import (
-    candidates,
-    machine,
-    measure,
-    profiling,
-    random_weights,
-    report,
-    stage,
-    subjects,
-    timing,
-)
+from library.bench import machine, measure, profiling, random_weights, report, stage, subjects
 from library.bench.diffusers import model as diffusers_model
 from library.cli import main
+from library.measuring import candidates, timing
 from library.runs import job as jobs
 from library.runs.job_work import begin
 

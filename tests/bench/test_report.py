@@ -2,7 +2,8 @@
 
 from xml.etree import ElementTree
 
-from library.bench import candidates, picture, report
+from library.bench import picture, report
+from library.measuring import candidates
 
 
 def test_the_best_is_the_fastest_at_all_sizes_and_of_equals_the_smaller(result):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from library.bench.measured import Measured
 from library.config.schema import ConfigError, replace
+from library.measuring.result import Measured
 from library.train import autotune, autotune_cache
 from library.train.autotune import Tuner, fastest
 from tests.training import config_of, train

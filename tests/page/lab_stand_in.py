@@ -9,7 +9,8 @@ A bench of 128 stays in the middle until it is stopped; a profile finds somethin
 import sys
 import time
 
-from library.bench import candidates, report
+from library.bench import report
+from library.measuring import candidates
 from library.runs.job_work import begin
 
 ON = {"name": "Stand-in", "device": "cpu", "threads": 2, "torch": "2.13.0"}

@@ -10,8 +10,8 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
 from kohya_gui.lab.lab import KINDS, LabTab, advised
 from kohya_gui.server.json_api import ApiRequest
-from library.bench import candidates
 from library.config.schema import ConfigError, read_toml
+from library.measuring import candidates
 from library.runs import job as jobs
 from library.runs.job_work import begin
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from library.bench.candidates import Overrides
+from library.measuring.candidates import Overrides
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +45,8 @@ def measure_passes(
 
     import torch
 
-    from library.bench import timing
     from library.compiler import cudagraph
+    from library.measuring import timing
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
