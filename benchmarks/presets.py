@@ -81,6 +81,11 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
 
 
 # Why: docs/decisions/2026-11-22-presets-promise-memory.md
+# Why: docs/decisions/2026-11-22-adapters-are-stepped-by-adamw.md
+# Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
+# Why: docs/decisions/2026-11-22-cuda-graphs-in-presets.md
+# Why: docs/decisions/2026-11-22-no-t5-attention-mask.md
+# Why: docs/decisions/2026-11-22-swapped-blocks-in-presets.md
 @dataclass(frozen=True)
 class Case:
     """One thing to measure."""
