@@ -98,7 +98,7 @@ def examine(modules: Iterable[str]) -> dict[str, str]:
     """Load packages in a process of its own: by module why it does not load, '' if it does. That is remembered."""
     wanted = [module for module in modules if installed(module)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    line = [sys.executable, "-P", "-m", "library.train.optimizer_trial", *wanted]
+    line = [sys.executable, "-P", "-m", "library.optim.trial", *wanted]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
         done = subprocess.run(line, capture_output=True, text=True, env=found, timeout=PATIENCE, check=False)
         return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}

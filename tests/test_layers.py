@@ -19,12 +19,13 @@ REGISTRY = "library.families"  # itself, and not what is in it
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
 LAB = ("library.measuring.candidates", "library.bench.picture", "library.bench.report")  # its light parts
 ENGINE = (*BOTTOM, "library.runs", "library.families", "library.objectives", "library.compiler", "library.memory",
-          "library.methods", "library.data", "library.optimizers", "library.packages", "library.tools")  # fmt: skip
+          "library.methods", "library.data", "library.optim", "library.packages", "library.tools")  # fmt: skip
 MAY_IMPORT = {
     "library.config": (),
     "library.files": ("library.config",),
     "library.packages": BOTTOM,
-    "library.optimizers": (*BOTTOM, "library.packages"),
+    "library.optim.names": (*BOTTOM, "library.packages"),
+    "library.optim": (*BOTTOM, "library.packages", "library.methods"),
     **{f"{family}.options": ("library.config",) for family in FAMILIES},
     **{f"{family}.facts": ("library.families.facts",) for family in FAMILIES},
     **{f"{family}.network_args": (*BOTTOM, "library.families.shared.network_args") for family in FAMILIES},
@@ -57,7 +58,7 @@ MAY_IMPORT = {
     "kohya_gui": (
         *BOTTOM,
         *LAB,
-        "library.optimizers",
+        "library.optim.names",
         "library.packages",
         "library.runs",
         "library.families",
@@ -72,7 +73,7 @@ MAY_IMPORT = {
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
-NEVER_HEAVY = ("library.config", "library.files", "library.packages", "library.optimizers", "library.runs",
+NEVER_HEAVY = ("library.config", "library.files", "library.packages", "library.optim.names", "library.runs",
                "library.curation", "library.importers", "library.check.isolated", "kohya_gui", *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.bench.doctor", "library.train")

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from library import importers, optimizers
+from library import importers
 from library.config.fixes import carried
 from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml, values
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
+from library.optim import names
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
 
@@ -112,9 +113,9 @@ def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str]
 
 def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any]:
     wanted = str(found.get("optimizer_type", ""))
-    if not wanted or not (why := optimizers.trouble(wanted)):
+    if not wanted or not (why := names.trouble(wanted)):
         return found
-    other = optimizers.nearest(wanted)
+    other = names.nearest(wanted)
     if notes is not None:
         notes.append(f"optimizer_type is {other} here, as {wanted} {why}")
     kept = carried(found.get("optimizer_args", ()))

@@ -19,7 +19,7 @@ from library.compiler.torch_private import FakeTensor
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
-from library.train import optimizers
+from library.optim import optimizers
 
 Size = int | tuple[tuple[int, int], ...]  # the side of square images in pixels, or several (width, height)
 

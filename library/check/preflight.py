@@ -18,12 +18,13 @@ from library.data.length import Length, length
 from library.data.threads import Report
 from library.families.shared.weights import entries
 from library.files import free_space
+from library.optim import optimizers
 from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
 from library.runs import reader
 from library.runs.record import Record
 from library.tools import names
-from library.train import optimizers, resume_state
+from library.train import resume_state
 from library.train.clock import Clock
 from library.train.journal import Progress
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from library.config.schema import ConfigError
 from library.data.images import ImageSet
 from library.files import free_space
+from library.optim import optimizers
 from library.outputs import paths, verify
 from library.outputs.dataset_stats import dataset_stats
 from library.outputs.metadata import MetadataBuilder
-from library.train import errors, optimizers, resume_state
+from library.train import errors, resume_state
 from library.train.journal import Journal
 from library.train.training import Training
 

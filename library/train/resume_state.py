@@ -16,7 +16,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.schema import options
 from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
-from library.optimizers import spec_of
+from library.optim.names import spec_of
 from library.outputs.paths import names
 from library.outputs.writer import TensorLayout
 from library.tools.names import family_of

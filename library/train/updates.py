@@ -12,9 +12,9 @@ from torch import Tensor
 from library.compiler import torch_private
 from library.memory import swapping
 from library.methods import TrainingMethod
-from library.train import optimizers
-from library.train.ema import ExponentialMovingAverage
-from library.train.lr_schedule import schedule
+from library.optim import optimizers
+from library.optim.ema import ExponentialMovingAverage
+from library.optim.lr_schedule import schedule
 from library.train.world import World
 
 NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_norm", "average": "norm/avg_key_norm"}
@@ -68,7 +68,7 @@ class Updates:
         self.optimizer = world.accelerator.prepare_optimizer(self.bare, device_placement=False)
         # Blocks that wait in host memory, if they learn; adapters never leave the device.
         self._swap = swapping.find_trainable_swap(method.denoiser) if method.denoiser else None
-        self.average = ExponentialMovingAverage.wanted(method, config, world)
+        self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
         self._guard = NonFiniteGuard(self.bare, world.device, world.scaler is not None)
         optimizers.train_mode(self.bare)
 

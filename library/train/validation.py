@@ -13,7 +13,7 @@ from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
 from library.data.threads import ahead, num_workers
 from library.families.base import NoisedBatch
-from library.train import optimizers
+from library.optim import optimizers
 from library.train.rng import derive_seed
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training

@@ -23,7 +23,7 @@ FORMS = ("compare", "compile_summary", "form", "api", "messages", "paths", "pres
 RULES = ("library/config/sections/*.py", "library/config/values.py", "library/config/reading.py",
          "library/config/command.py", "library/families/*/options.py")  # fmt: skip
 # What is wrong with a training whose form is well filled in: files, names, packages, this machine.
-PREFLIGHT = ("library/outputs/paths.py", "library/train/optimizers.py", "library/train/lr_schedule.py",
+PREFLIGHT = ("library/outputs/paths.py", "library/optim/optimizers.py", "library/optim/lr_schedule.py",
              "library/outputs/hub.py",
              "library/check/preflight.py", "library/outputs/trackers.py", "library/data/preflight.py",
              "library/data/folders.py", "library/methods/__init__.py", "library/methods/network_args.py",

@@ -9,8 +9,8 @@ from torch import nn
 
 from library.config.schema import ConfigError, build
 from library.families.sdxl.options import SdxlTrain
-from library.train import optimizers
-from library.train.ema import ExponentialMovingAverage
+from library.optim import optimizers
+from library.optim.ema import ExponentialMovingAverage
 from tests import training
 
 CPU = torch.device("cpu")
@@ -69,9 +69,9 @@ def test_only_the_process_that_saves_keeps_one():
     method = SimpleNamespace(parameters=lambda: [nn.Parameter(torch.ones(2))])
     on = build(SdxlTrain, {"ema_decay": 0.5}, notes=[])
     off = build(SdxlTrain, {}, notes=[])
-    assert ExponentialMovingAverage.wanted(method, on, SimpleNamespace(main=True, device=CPU))
-    assert not ExponentialMovingAverage.wanted(method, on, SimpleNamespace(main=False, device=CPU))
-    assert not ExponentialMovingAverage.wanted(method, off, SimpleNamespace(main=True, device=CPU))
+    assert ExponentialMovingAverage.wanted(method, on, CPU, True)
+    assert not ExponentialMovingAverage.wanted(method, on, CPU, False)
+    assert not ExponentialMovingAverage.wanted(method, off, CPU, True)
 
 
 def test_what_does_not_go_together_is_said():

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from library.config.command import command
 from library.config.schema import to_toml
-from library.train.fused_step import PartitionedOptimizer
+from library.optim.fused_step import PartitionedOptimizer
 from tests import training
 
 ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}

@@ -7,7 +7,7 @@ from torch import nn
 
 from library.config.schema import ConfigError, build
 from library.families.flux.options import FluxLora
-from library.train import optimizer_classes, optimizers
+from library.optim import classes, optimizers
 from tests.packages import hide
 
 
@@ -57,9 +57,9 @@ def test_every_name_has_a_line_in_the_table():
     from typing import get_args
 
     from library.config.sections.learning import OptimizerName, SchedulerName
-    from library.train.lr_schedule import FUNCTIONS
+    from library.optim.lr_schedule import FUNCTIONS
 
-    assert {n.lower() for n in get_args(OptimizerName)} == set(optimizer_classes.SPECS)
+    assert {n.lower() for n in get_args(OptimizerName)} == set(classes.SPECS)
     assert set(get_args(SchedulerName)) == set(FUNCTIONS)
 
 

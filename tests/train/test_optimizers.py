@@ -13,8 +13,8 @@ from library.config.fixes import carried
 from library.config.schema import ConfigError, build, draft, mending
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
-from library.optimizers import SPECS, spec_of
-from library.train import optimizers
+from library.optim import optimizers
+from library.optim.names import SPECS, spec_of
 from tests.packages import hide
 from tests.training import config_of, train
 

@@ -10,12 +10,12 @@ import pytest
 
 from kohya_gui.form import presets
 from kohya_gui.i18n import texts
-from library import optimizers, packages
+from library import packages
 from library.bench import doctor, optional
 from library.config.schema import build, mending
 from library.families import config_class
-from library.train import optimizer_trial
-from library.train import optimizers as optim
+from library.optim import names, trial
+from library.optim import optimizers as optim
 from tests import source
 from tests.packages import eight_bit, hide, spoil
 from tests.training import script
@@ -58,7 +58,7 @@ def test_each_is_installed_with_a_plain_set_up_and_locked():
 
 
 def test_what_works_is_remembered_and_not_tried_twice(home, monkeypatch):
-    assert optimizer_trial.package("lion_pytorch") == ""
+    assert trial.package("lion_pytorch") == ""
     known = json.loads((home / "home" / "cache" / "packages.json").read_text())
     assert known["lion_pytorch"]["error"] == ""
     monkeypatch.setattr(packages, "examine", lambda _: pytest.fail("tried again"))
@@ -98,10 +98,10 @@ def test_a_package_that_does_not_load_counts_as_none(error, home, tmp_path, monk
 def test_the_page_finds_out_by_itself_what_does_not_load(home, monkeypatch):
     """Without loading it in its own process, and once: the next preset does not wait."""
     spoil(monkeypatch, home, "bitsandbytes", "OSError('libcudart.so.13: not found')")
-    assert "libcudart" in optimizers.trouble("AdamW8bit") and "bitsandbytes" not in sys.modules
+    assert "libcudart" in names.trouble("AdamW8bit") and "bitsandbytes" not in sys.modules
     monkeypatch.setattr(packages, "examine", lambda _: pytest.fail("tried again"))
-    assert "libcudart" in optimizers.trouble("AdamW8bit")
-    assert optimizers.nearest("AdamW8bit") == "AdamW" and optimizers.nearest("Lion8bit") == "Lion"
+    assert "libcudart" in names.trouble("AdamW8bit")
+    assert names.nearest("AdamW8bit") == "AdamW" and names.nearest("Lion8bit") == "Lion"
 
 
 def test_one_that_loads_and_cannot_step_is_found_too(monkeypatch):
@@ -113,7 +113,7 @@ def test_one_that_loads_and_cannot_step_is_found_too(monkeypatch):
     monkeypatch.setattr(bitsandbytes.optim.AdamW8bit, "step", broken)
     (said,) = optim.problems(lora(optimizer_type="AdamW8bit"))
     assert "does not load here (RuntimeError: Configured CUDA binary not found" in said
-    assert optimizers.trouble("AdamW8bit")  # and that is remembered for the presets
+    assert names.trouble("AdamW8bit")  # and that is remembered for the presets
 
 
 def test_files_that_were_changed_are_tried_before_they_are_trusted(home, monkeypatch):
@@ -161,7 +161,7 @@ def test_the_doctor_lists_what_is_missing_with_the_command(monkeypatch, capsys):
 
 def test_the_doctor_tries_what_is_there(monkeypatch):
     assert optional.optimizers().verdict == "ok"
-    monkeypatch.setattr(optimizer_trial, "package", lambda module: "OSError: no library" if module == "lycoris" else "")
+    monkeypatch.setattr(trial, "package", lambda module: "OSError: no library" if module == "lycoris" else "")
     finding = optional.optimizers()
     assert finding.verdict == "hint" and finding.data["without"] == ["LyCORIS"]
     assert "lycoris-lora does not load (OSError: no library)" in finding.text

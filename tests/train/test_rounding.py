@@ -10,8 +10,8 @@ from torch import nn
 from library.compiler.torch_private import HalfGradScaler
 from library.config.schema import ConfigError, build
 from library.families.sdxl.options import SdxlTrain
-from library.train import fused_step, optimizers
-from library.train.stochastic_rounding import StepRNG, write
+from library.optim import fused_step, optimizers
+from library.optim.stochastic_rounding import StepRNG, write
 
 HERE = torch.device("cpu")
 

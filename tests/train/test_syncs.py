@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from library import data, families, methods
 from library.compiler.log import CompileLog
 from library.memory.prepare import prepare_denoiser
+from library.optim.stochastic_rounding import StepRNG
 from library.train.clock import Clock
 from library.train.loop import train_step
 from library.train.loss import LossFunction
@@ -24,7 +25,6 @@ from library.train.rng import StepGenerators
 from library.train.step_log import StepLog
 from library.train.step_metrics import Meter
 from library.train.stepper import Stepper
-from library.train.stochastic_rounding import StepRNG
 from library.train.stop_requests import ControlRequests
 from library.train.updates import Updates
 from library.train.world import World

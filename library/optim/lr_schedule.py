@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config.problems import ConfigError, Problem
 from library.config.values import did_you_mean
-from library.train.optimizer_classes import (
+from library.optim.classes import (
     OptimizerSpec,
     import_class,
     is_schedule_free,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
-from library.train.stochastic_rounding import StepRNG, write
+from library.optim.stochastic_rounding import StepRNG, write
 
 Group = dict[str, Any]
 WIDENED = 2**24  # weights that are in float32 at once, if that is more than one tensor

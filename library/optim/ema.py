@@ -12,7 +12,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from library.config.schema import ConfigError
 from library.methods import TrainingMethod
-from library.train.world import World
 
 
 # Why: docs/decisions/2026-11-22-ema-is-float32.md
@@ -27,10 +26,12 @@ class ExponentialMovingAverage:
         self.start()
 
     @classmethod
-    def wanted(cls, method: TrainingMethod, config: Any, world: World) -> "ExponentialMovingAverage | None":
+    def wanted(
+        cls, method: TrainingMethod, config: Any, device: torch.device, main: bool
+    ) -> "ExponentialMovingAverage | None":
         """The average of a run, if it is to keep one. The process that saves is the only one that needs it."""
-        on = config.optim.ema_decay and world.main
-        return cls(method.parameters(), config, world.device) if on else None
+        on = config.optim.ema_decay and main
+        return cls(method.parameters(), config, device) if on else None
 
     def start(self) -> None:
         """Begin with the weights as they are."""

@@ -7,13 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from library import optimizers, packages
+from library import packages
 from library.config.problems import ConfigError, Problem, Text
 from library.methods import TrainingMethod
-from library.train import fused_step, optimizer_trial
-from library.train.lr_schedule import problems as schedule_problems
-from library.train.lr_schedule import schedule
-from library.train.optimizer_classes import (
+from library.optim import fused_step, names, trial
+from library.optim.classes import (
     OptimizerSpec,
     arguments,
     import_class,
@@ -25,6 +23,8 @@ from library.train.optimizer_classes import (
     theirs,
     unknown_arguments,
 )
+from library.optim.lr_schedule import problems as schedule_problems
+from library.optim.lr_schedule import schedule
 
 __all__ = ["averaged", "describe", "eval_mode", "notes", "optimizer", "problems", "schedule", "train_mode"]
 
@@ -98,7 +98,7 @@ def problems(config: Any) -> Iterator[Problem]:
         yield from e.problems
     is_refused = cls.name.lower() == "automagic"  # by the rules of the options
     if not is_refused and (unusable := _unusable(cls)):
-        advice, fix = optimizers.advice(config)
+        advice, fix = names.advice(config)
         yield Problem("optimizer_type", "{optimizer} {unusable}; or {advice}",
             optimizer=config.optim.optimizer, unusable=unusable, advice=advice, fix=fix)  # fmt: skip
     elif not is_refused:
@@ -133,7 +133,7 @@ def _rates(config: Any, rates: Mapping[str, float | None]) -> Problem | None:
 
 def still(config: Any) -> Iterator[Problem]:
     """Nothing would learn, whatever the model is: every rate that counts here is 0."""
-    if spec_of(config) is optimizers.SPECS["adafactor"]:
+    if spec_of(config) is names.SPECS["adafactor"]:
         return
     rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
     if rates and not any(rates.values()):
@@ -246,13 +246,13 @@ def _unusable(cls: OptimizerSpec) -> str:
     """Why the package of an optimizer cannot be used, and how to get it; it is really tried."""
     if absent := missing_package(cls.package):
         return absent
-    error = tried(cls) if cls in optimizers.SPECS.values() and cls.package in packages.PACKAGES else ""
+    error = tried(cls) if cls in names.SPECS.values() and cls.package in packages.PACKAGES else ""
     return packages.broken(cls.package, error) if error else ""
 
 
 def tried(cls: OptimizerSpec) -> str:
     """What went wrong when this optimizer stepped a small weight here, '' if nothing did."""
-    packages.remember(cls.package, error := optimizer_trial.optimizer(cls))
+    packages.remember(cls.package, error := trial.optimizer(cls))
     return error
 
 
@@ -266,5 +266,5 @@ def _signature_problems(cls: OptimizerSpec, own: dict[str, Any], title: str) -> 
         yield Problem("optimizer_type", "{title}: {why}", title=title, why=e)
         return
     yield from unknown
-    if own and not unknown and (error := optimizer_trial.arguments(cls, own)):
+    if own and not unknown and (error := trial.arguments(cls, own)):
         yield Problem("optimizer_args", ": {title} does not take these values ({why})", title=title, why=error)

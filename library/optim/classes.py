@@ -8,10 +8,11 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from library import optimizers, packages
+from library import packages
 from library.config.problems import ConfigError, Problem
 from library.config.values import did_you_mean, quoted
-from library.optimizers import SPECS, OptimizerSpec
+from library.optim.names import SPECS, OptimizerSpec
+from library.optim.names import spec_of as spec_named
 
 # What belongs to one weight alone, and steps it in the type that it is given: besides these, all of three packages.
 ALONE = ("came", "adammini", "muon")
@@ -19,7 +20,7 @@ ALONE = ("came", "adammini", "muon")
 
 def spec_of(config: Any) -> OptimizerSpec:
     """Who makes the optimizer of a config."""
-    return optimizers.spec_of(config.optim.optimizer)
+    return spec_named(config.optim.optimizer)
 
 
 def arguments(config: Any) -> dict[str, Any]:
@@ -131,4 +132,4 @@ def unknown_arguments(function: Any, own: Iterable[str], option: str, title: str
 
 def theirs(cls: Any) -> Any:
     """The class of a package behind one of ours that sorts weights for it; any other as it is."""
-    return cls.__mro__[1] if getattr(cls, "__module__", "") == "library.train.sorted_optimizers" else cls
+    return cls.__mro__[1] if getattr(cls, "__module__", "") == "library.optim.sorted_groups" else cls

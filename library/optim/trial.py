@@ -1,6 +1,6 @@
 """Does an optimizer's package really work here? It is loaded, and steps a small weight on the device of a training.
 
-    python -m library.train.optimizer_trial MODULE...
+    python -m library.optim.trial MODULE...
 
 tries packages for who cannot load them, and prints a JSON object: by module what went wrong, '' if nothing did.
 """
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library import packages
-from library.optimizers import SPECS, OptimizerSpec
+from library.optim.names import SPECS, OptimizerSpec
 
 SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to others
 
@@ -33,7 +33,7 @@ def optimizer(cls: OptimizerSpec) -> str:
     """Why no weight can be stepped by an optimizer, '' if it can."""
     import torch
 
-    from library.train.optimizer_classes import import_class
+    from library.optim.classes import import_class
 
     try:
         with _quiet():
@@ -53,7 +53,7 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     """Why an optimizer does not take these values of its arguments, '' if it does."""
     import torch
 
-    from library.train.optimizer_classes import import_class
+    from library.optim.classes import import_class
 
     rate = None if own.get("relative_step") else 1.0
     try:

@@ -1,6 +1,6 @@
 """Optimizers by name: whose class each is, and what is nearest to it where its package cannot be used.
 
-Nothing is loaded here, so that the page may ask. `library.train.optimizer_classes` loads what is chosen.
+Nothing is loaded here, so that the page may ask. `library.optim.classes` loads what is chosen.
 """
 
 from dataclasses import dataclass, field
@@ -61,10 +61,10 @@ SPECS = {
     "radamschedulefree": OptimizerSpec(FREE, "RAdamScheduleFree", instead=("RAdam",)),
     "sgdschedulefree": OptimizerSpec(FREE, "SGDScheduleFree", instead=("SGDNesterov",)),
     "came": OptimizerSpec("pytorch_optimizer", "CAME"),
-    "adammini": OptimizerSpec("library.train.sorted_optimizers", "AdamMini", "pytorch_optimizer"),
+    "adammini": OptimizerSpec("library.optim.sorted_groups", "AdamMini", "pytorch_optimizer"),
     # By default steps are as long as AdamW's, so that its learning rates serve.
     "muon": OptimizerSpec(
-        "library.train.sorted_optimizers", "Muon", "pytorch_optimizer", defaults={"use_adjusted_lr": True}
+        "library.optim.sorted_groups", "Muon", "pytorch_optimizer", defaults={"use_adjusted_lr": True}
     ),
 }
 
