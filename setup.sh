@@ -133,7 +133,7 @@ CODE
 
 # ---- the installation
 
-ask() { "$(venv_python)" -P "$ROOT/library/bench/installation.py" "$1"; }
+ask() { "$(venv_python)" -P "$ROOT/library/doctor/installation.py" "$1"; }
 
 wanted() {  # what the marker of a complete installation says; $1: dev for the tools of the tests
     printf '%s %s\n' "$(ask fingerprint)" "$1"

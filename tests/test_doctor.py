@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from library.bench import doctor, places
 from library.cli import main, train_script
 from library.config import environment
+from library.doctor import places
+from library.doctor import report as doctor
 from library.families import config_class
 
 READY = [

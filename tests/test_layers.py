@@ -53,6 +53,15 @@ MAY_IMPORT = {
     "library.check": (*ENGINE, "library.outputs", "library.train", "library.measuring"),
     "library.measuring": (*BOTTOM, REGISTRY, "library.compiler"),
     "library.bench": ("library",),
+    "library.doctor": (
+        *BOTTOM,
+        "library.families",
+        "library.packages",
+        "library.runs",
+        "library.compiler",
+        "library.measuring",
+        "library.optim",
+    ),
     "library.cli": ("library", "kohya_gui.app"),  # the console command
     "library": (),
     "kohya_gui": (
@@ -76,7 +85,7 @@ HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "pef
 NEVER_HEAVY = ("library.config", "library.files", "library.packages", "library.optim.names", "library.runs",
                "library.curation", "library.importers", "library.check.isolated", "kohya_gui", *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own
-LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.bench.doctor", "library.train")
+LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.doctor.report", "library.train")
 ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from library.bench import installation
+from library.doctor import installation
 from tests import source
 
 pytestmark = pytest.mark.skipif(
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def project(tmp_path):
     """A copy of what setup.sh reads, with an environment that has neither pip nor packages."""
-    for name in ("setup.sh", "constraints.txt", "pyproject.toml", "library/bench/installation.py"):
+    for name in ("setup.sh", "constraints.txt", "pyproject.toml", "library/doctor/installation.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source.ROOT / name, tmp_path / name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
@@ -46,7 +46,7 @@ def function(call: str, path: Path | None = None, **environment: str) -> subproc
 
 def install_marker(project: Path, text: str | None = None) -> None:
     if text is None:
-        code = [str(project / ".venv/bin/python"), "-P", str(project / "library/bench/installation.py"), "fingerprint"]
+        code = [str(project / ".venv/bin/python"), "-P", str(project / "library/doctor/installation.py"), "fingerprint"]
         text = subprocess.run(code, capture_output=True, text=True, check=True).stdout.strip() + " user"
     (project / ".venv/installed.txt").write_text(text + "\n")
 

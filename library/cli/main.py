@@ -146,7 +146,7 @@ def demo(argv: list[str]) -> int:
 
 def doctor(argv: list[str]) -> int:
     """Look at this machine."""
-    from library.bench.doctor import main as examine
+    from library.doctor.report import main as examine
 
     return examine(argv)
 
@@ -188,7 +188,7 @@ def caption(argv: list[str]) -> int:
 
 def cache(argv: list[str]) -> int:
     """Show or clean the compiled code that is kept."""
-    from library.bench.cleaning import main as tidy
+    from library.cli.cache import main as tidy
 
     return tidy(argv)
 

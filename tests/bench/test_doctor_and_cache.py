@@ -7,9 +7,10 @@ import time
 import pytest
 
 from kohya_gui.form import presets
-from library.bench import advice, cleaning, doctor, kernels
-from library.bench.advice import MachineFacts
+from library.cli import cache as cache_command
 from library.cli import main
+from library.doctor import advice, kernels, report
+from library.doctor.advice import MachineFacts
 from library.runs import job as jobs
 
 
@@ -43,15 +44,15 @@ def test_presets_that_are_advised_exist():
 def test_advice_follows_from_the_findings():
     gpu = {"name": "GPU", "memory_gb": 23.6, "capability": "8.9", "bf16": True}
     found = [
-        doctor.ok("gpu", "one", devices=[gpu]),
-        doctor.ok("compile", "works", device="cuda", works=True),
-        doctor.hint("compile", "does not", device="cpu", works=False),
-        doctor.ok("fp8", "yes", works=True),
+        report.ok("gpu", "one", devices=[gpu]),
+        report.ok("compile", "works", device="cuda", works=True),
+        report.hint("compile", "does not", device="cpu", works=False),
+        report.ok("fp8", "yes", works=True),
     ]
-    said = doctor.settings(found)
+    said = report.settings(found)
     assert said.data["options"]["compile"] is True and said.data["presets"]["flux"] == "flux/lora-24gb"
     assert "fp8 works" in said.text
-    assert doctor.settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
+    assert report.settings(found[2:3]).data["options"] == {"compile": False, "mixed_precision": "no"}
 
 
 def test_attention_is_really_tried():
@@ -60,10 +61,10 @@ def test_attention_is_really_tried():
 
 
 def test_the_doctor_for_the_page(home, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "examine", lambda quick: iter([doctor.ok("torch", "2.13"), doctor.hint("gpu", "none")]))
+    monkeypatch.setattr(report, "examine", lambda quick: iter([report.ok("torch", "2.13"), report.hint("gpu", "none")]))
     folder = jobs.new("doctor")
     monkeypatch.setenv(jobs.FOLDER, str(folder))
-    assert doctor.main(["--json"]) == 0
+    assert report.main(["--json"]) == 0
     job = jobs.at(folder)
     shown = json.loads(capsys.readouterr().out)
     assert job.state == "finished" and job.result == {"kind": "doctor", "finished": True, **shown}
@@ -90,7 +91,7 @@ def test_the_cache_is_shown_shrunk_and_cleaned(cache, home, capsys):
     shown = capsys.readouterr().out
     assert "0.00 GB of compiled code" in shown and "used 3 days ago" in shown and "old" not in shown
     assert sorted(p.name for p in cache.iterdir() if p.is_dir()) == ["middle", "new"]
-    assert cleaning.show()["limit"] == 2_100_000  # for later, too
+    assert cache_command.show()["limit"] == 2_100_000  # for later, too
     assert main.main(["cache", "--clean"]) == 0
     assert not [p for p in cache.iterdir() if p.is_dir()]
     assert main.main(["cache", "--limit", "-1"]) == 1
@@ -103,4 +104,4 @@ def test_the_cache_stays_while_something_trains(cache, home, monkeypatch, capsys
     assert main.main(["cache", "--clean"]) == 1
     assert "cat-1 is training" in capsys.readouterr().err
     assert len(list(cache.iterdir())) == 3
-    assert cleaning.show()["removed"] == 0
+    assert cache_command.show()["removed"] == 0

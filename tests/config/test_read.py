@@ -15,7 +15,15 @@ from tests.source import ROOT
 
 DECLARED = [*(ROOT / "library/config/sections").glob("*.py"), *(ROOT / "library/families").glob("*/options.py")]
 # What looks at options without a training: the forms, other trainers' files, presets of these, and what only advises.
-BESIDE = ("library/config/", "library/bench/", "library/demo/", "library/tools/", "library/runs/", "library/curation/")
+BESIDE = (
+    "library/config/",
+    "library/bench/",
+    "library/doctor/",
+    "library/demo/",
+    "library/tools/",
+    "library/runs/",
+    "library/curation/",
+)
 WISHES_GRANTED = {"sdpa", "xformers"}  # attention is PyTorch's in any case; who asks for another is told
 RULES = {"check", "notes", "missing"}  # of sections: they speak of options, and do nothing with them
 

@@ -11,8 +11,8 @@ import pytest
 from kohya_gui.form import presets
 from kohya_gui.i18n import texts
 from library import packages
-from library.bench import doctor, optional
 from library.config.schema import build, mending
+from library.doctor import optional, report
 from library.families import config_class
 from library.optim import names, trial
 from library.optim import optimizers as optim
@@ -154,8 +154,8 @@ def test_the_doctor_lists_what_is_missing_with_the_command(monkeypatch, capsys):
     assert finding.verdict == "hint" and packages.command("bitsandbytes", "prodigyopt") in finding.text
     assert "use AdamW instead of AdamW8bit" in finding.text
     assert {"AdamW8bit", "Lion8bit", "Prodigy"} <= set(finding.data["without"])
-    monkeypatch.setattr(doctor, "examine", lambda quick: iter([finding]))
-    assert doctor.main(["--quick"]) == 0
+    monkeypatch.setattr(report, "examine", lambda quick: iter([finding]))
+    assert report.main(["--quick"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("This machine can train, but without AdamW8bit, ")
 
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from library.bench import advice, installation, kernels
-from library.bench.finding import MachineFinding, bad, hint, ok
-from library.bench.optional import optimizers
-from library.bench.places import disk, folders
 from library.config import environment as surroundings
 from library.config.schema import ConfigError
+from library.doctor import advice, installation, kernels
+from library.doctor.finding import MachineFinding, bad, hint, ok
+from library.doctor.optional import optimizers
+from library.doctor.places import disk, folders
 from library.packages import PACKAGES as OPTIONAL
 from library.packages import locked as locked_versions
 from library.runs import machine

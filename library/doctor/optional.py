@@ -3,8 +3,8 @@
 from typing import get_args
 
 from library import packages
-from library.bench.finding import MachineFinding, hint, ok
 from library.config.sections.learning import OptimizerName
+from library.doctor.finding import MachineFinding, hint, ok
 from library.optim.names import SPECS, nearest
 
 

@@ -2,7 +2,7 @@
 
 Only the standard library, so that setup.sh can run this file by its path in a fresh environment:
 
-    python -P library/bench/installation.py fingerprint | foreign | damaged | headers
+    python -P library/doctor/installation.py fingerprint | foreign | damaged | headers
 """
 
 import hashlib

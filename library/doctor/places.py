@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from library.bench.finding import MachineFinding, bad, hint, ok
+from library.doctor.finding import MachineFinding, bad, hint, ok
 
 FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints of a small run; one LoRA file
 
