@@ -182,7 +182,7 @@ def main():
     parser.add_argument("--one", nargs=2, metavar=("FAMILY", "WAY"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(measure(*asked.one, asked.backend)))
+        print(json.dumps(measure(asked.one[0], asked.one[1], asked.backend)))
         return
     print(f"{'':6} {'way':9} {'graphs':>7} {'predicted':>10} {'recompiles':>11} {'seconds':>8} "
           f"{'CPU s':>6} {'cache hits':>10} {'wrapped keys':>13}")  # fmt: skip

@@ -33,6 +33,7 @@ from kohya_gui.server.theme import HEAD, THEME
 from kohya_gui.tools.commands import ToolCommands
 from kohya_gui.tools.tools import ToolsTab
 from library import families
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 TITLE = "Kohya Trainer"
@@ -86,7 +87,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     return page
 
 
-def application(page: Page, door: dict[str, Any], root_path: str = "") -> Any:
+def application(page: Page, door: JsonObject, root_path: str = "") -> Any:
     """The page as an ASGI application, behind its door and compressed on the wire."""
     # Mounted and not launched: launch() asks the network for its own address, obeys a dozen environment variables, and
     # may open a public link in notebooks.

@@ -16,7 +16,9 @@ from starlette.responses import Response
 from kohya_gui.dataset import settings
 from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler, refused
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.curation import album as albums
 from library.curation import changes, sources, tags, thumbs, trash
 from library.curation.album import KINDS, Album, Picture
@@ -56,14 +58,14 @@ class DatasetTab:
 
     # ---- looking
 
-    def open(self, sent: ApiRequest) -> dict[str, Any]:
+    def open(self, sent: ApiRequest) -> JsonObject:
         """Look at a folder, anew."""
         taken, world = (sent.text("script"), sent.values("taken")), max(1, sent.number("processes", 1, 4096))
         config = settings.config_of(sent.text("folder"), sent.values("settings"), self.roots, *taken)
         trigger = sent.text("trigger")
         return self._begin(lambda report: self._overview(self._look(config, world, report), trigger))
 
-    def page(self, sent: ApiRequest) -> dict[str, Any]:
+    def page(self, sent: ApiRequest) -> JsonObject:
         """Some of the images that are wanted."""
         album = self._album(sent)
         found = self._wanted(album, sent)
@@ -73,14 +75,14 @@ class DatasetTab:
         rows = [row(album, p, trigger_of(sent)) for p in shown]
         return {"rows": rows, "start": start, "total": len(found)}
 
-    def tags(self, sent: ApiRequest) -> dict[str, Any]:
+    def tags(self, sent: ApiRequest) -> JsonObject:
         """The tags of the captions that are wanted, and how often each is there."""
         album = self._album(sent)
         captions = (p.caption or "" for p in self._wanted(album, sent) if not p.foreign)
         found = tags.frequencies(captions, album.config.captions.caption_separator, sent.text("prefix"))
         return {"tags": found[:TAGS], "more": max(0, len(found) - TAGS)}
 
-    def history(self, sent: ApiRequest) -> dict[str, Any]:
+    def history(self, sent: ApiRequest) -> JsonObject:
         """What was done to a folder, the last first."""
         return {"past": past(self._album(sent).root)}
 
@@ -95,7 +97,7 @@ class DatasetTab:
 
     # ---- changing
 
-    def caption(self, sent: ApiRequest) -> dict[str, Any]:
+    def caption(self, sent: ApiRequest) -> JsonObject:
         """Give one image other words."""
         album, name = self._album(sent), sent.text("name")
         expected = None if sent.fields.get("expected") is None else sent.text("expected")
@@ -107,7 +109,7 @@ class DatasetTab:
             return refused(error) if known is None else {"said": str(error), "row": row(album, known, has)}
         return {"row": row(album, picture, has), **self._overview(album, sent.text("trigger"))}
 
-    def edit(self, sent: ApiRequest) -> dict[str, Any]:
+    def edit(self, sent: ApiRequest) -> JsonObject:
         """Say what a change of tags would change, or do it."""
         album = self._album(sent)
         separator = album.config.captions.caption_separator
@@ -120,24 +122,24 @@ class DatasetTab:
             return {"changes": len(found), "of": len(wanted), "samples": shown}
         return self._change(album, sent, lambda report: {"done": changes.edit_tags(album, wanted, change, report)})
 
-    def remove(self, sent: ApiRequest) -> dict[str, Any]:
+    def remove(self, sent: ApiRequest) -> JsonObject:
         """Move images into the folder's trash."""
         album, names = self._album(sent), sent.texts("names")
         if not names:
             raise ConfigError("no image is chosen")
         return self._change(album, sent, lambda report: {"done": changes.remove(album, names)})
 
-    def compare(self, sent: ApiRequest) -> dict[str, Any]:
+    def compare(self, sent: ApiRequest) -> JsonObject:
         """Look for images that are the same or alike."""
         album, trigger = self._album(sent), sent.text("trigger")
 
-        def work(report: Report) -> dict[str, Any]:
+        def work(report: Report) -> JsonObject:
             changes.compare(album, report)
             return self._overview(album, trigger)
 
         return self._begin(work)
 
-    def prepare(self, sent: ApiRequest) -> dict[str, Any]:
+    def prepare(self, sent: ApiRequest) -> JsonObject:
         """Give images a folder that a training understands: <repeats>_<words>."""
         album, how = self._album(sent), sent.text("how")
         repeats, words = sent.number("repeats", 1), sent.text("words")
@@ -151,11 +153,11 @@ class DatasetTab:
             return self._change(album, sent, lambda r: {"made": changes.bring(album, source, repeats, words, r)})
         raise ConfigError(f"how is {how!r}: use rename, gather or bring")
 
-    def undo(self, sent: ApiRequest) -> dict[str, Any]:
+    def undo(self, sent: ApiRequest) -> JsonObject:
         """Take back the last change."""
         album = self._album(sent)
 
-        def work(report: Report) -> dict[str, Any]:
+        def work(report: Report) -> JsonObject:
             done = trash.undo(album.root, report)
             return {
                 "undone": done.title,
@@ -168,20 +170,20 @@ class DatasetTab:
 
     # ---- work that takes a while
 
-    def work(self, sent: ApiRequest) -> dict[str, Any]:
+    def work(self, sent: ApiRequest) -> JsonObject:
         """How far some work is, or what came of it."""
         work = self.works.get(sent.text("work"))
         if work is None:
             raise ConfigError("this task does not exist any more: open the folder again")
         return self._told(work, 0.3)
 
-    def stop(self, sent: ApiRequest) -> dict[str, Any]:
+    def stop(self, sent: ApiRequest) -> JsonObject:
         """Ask some work to end."""
         if work := self.works.get(sent.text("work")):
             work.stop()
         return {}
 
-    def _begin(self, work: Callable[[Report], dict[str, Any]]) -> dict[str, Any]:
+    def _begin(self, work: Callable[[Report], JsonObject]) -> JsonObject:
         made = BackgroundTask(work)
         with self.busy:
             self.works[made.id] = made
@@ -189,17 +191,17 @@ class DatasetTab:
                 self.works.popitem(last=False)
         return self._told(made, PATIENCE)
 
-    def _told(self, work: BackgroundTask, seconds: float) -> dict[str, Any]:
+    def _told(self, work: BackgroundTask, seconds: float) -> JsonObject:
         if not work.wait(seconds):
             return {"work": work.id, "phase": work.phase, "done": work.done, "total": work.total}
         return {"error": work.error} if work.result is None else work.result
 
-    def _change(self, album: Album, sent: ApiRequest, change: Callable[[Report], dict[str, Any]]) -> dict[str, Any]:
+    def _change(self, album: Album, sent: ApiRequest, change: Callable[[Report], JsonObject]) -> JsonObject:
         """Change a folder, and look at it anew."""
         changes.changeable(album)
         trigger = sent.text("trigger")
 
-        def work(report: Report) -> dict[str, Any]:
+        def work(report: Report) -> JsonObject:
             done = change(report)
             return {**done, **self._overview(self._look(album.config, album.world, report), trigger)}
 
@@ -216,7 +218,7 @@ class DatasetTab:
             raise ConfigError("open the folder first")
         return found
 
-    def _look(self, config: Any, world: int, report: Report) -> Album:
+    def _look(self, config: RunConfig, world: int, report: Report) -> Album:
         outside: dict[Problem, None] = {}
         try:
             found = sources.opened(config, report, lambda path: self._may(path, outside), world)
@@ -247,7 +249,7 @@ class DatasetTab:
         folder = None if sent.fields.get("place") is None else sent.text("place")
         return albums.choose(album, sent.text("show", "all"), sent.text("words"), folder, sent.text("trigger"))
 
-    def _overview(self, album: Album, trigger: str) -> dict[str, Any]:
+    def _overview(self, album: Album, trigger: str) -> JsonObject:
         counts = albums.counts(album, trigger)
         return {
             "folder": str(album.root), "album": settings.mark(album.config, album.world), "count": album.count(),
@@ -264,7 +266,7 @@ def trigger_of(sent: ApiRequest) -> Callable[[str], bool] | None:
     return tags.trigger(sent.text("trigger")) if sent.text("trigger").strip() else None
 
 
-def row(album: Album, picture: Picture, has: Callable[[str], bool] | None) -> dict[str, Any]:
+def row(album: Album, picture: Picture, has: Callable[[str], bool] | None) -> JsonObject:
     """A picture as the page shows it."""
     fit = picture.fit
     return {
@@ -279,6 +281,6 @@ def row(album: Album, picture: Picture, has: Callable[[str], bool] | None) -> di
     }  # fmt: skip
 
 
-def past(root: Path) -> list[dict[str, Any]]:
+def past(root: Path) -> list[JsonObject]:
     """The changes of a folder that can be taken back."""
     return [{"title": one.title, "when": one.when, "count": one.count} for one in trash.history(root)]

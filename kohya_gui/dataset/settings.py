@@ -9,6 +9,8 @@ from typing import Any
 from kohya_gui.server import paths, picker
 from kohya_gui.tools import commands
 from library.captioning.forms import FORMS
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, Option, build, options
 from library.curation import album as albums
 from library.curation.album import Album, Picture
@@ -18,7 +20,7 @@ HERE = Path(__file__).parent
 SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab was asked
 CONFIG = config_class(SCRIPT)
 # What of a training decides how images are counted and cut, with what a first look begins with.
-SETTINGS: dict[str, Any] = {
+SETTINGS: JsonObject = {
     "resolution": "1024,1024", "train_batch_size": 1, "max_train_epochs": "", "max_train_steps": "",
     "gradient_accumulation_steps": 1, "caption_extension": ".txt", "caption_separator": ",", "enable_bucket": True,
     "bucket_no_upscale": False, "min_bucket_reso": 256, "max_bucket_reso": 1024, "bucket_reso_steps": 64,
@@ -29,7 +31,7 @@ SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed",)
 
 
 def config_of(
-    folder: str, values: Mapping[str, Any], roots: Sequence[Path], script: str = "", taken: Mapping[str, Any] = {}
+    folder: str, values: JsonMapping, roots: Sequence[Path], script: str = "", taken: Mapping[str, Any] = {}
 ) -> Any:
     """The config of a training as far as it decides about images: the tab's fields, over what a form was taken from.
 
@@ -55,13 +57,13 @@ def _decides(option: Option) -> bool:
     return option.section in SECTIONS or option.name in BESIDES
 
 
-def mark(config: Any, world: int = 1) -> str:
+def mark(config: RunConfig, world: int = 1) -> str:
     """What tells the settings of one look at a folder from those of another, such as that of a second browser."""
     said = repr((config, world)).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
-def places(album: Album) -> Iterator[dict[str, Any]]:
+def places(album: Album) -> Iterator[JsonObject]:
     """Each source of images with its share of an epoch."""
     inside: dict[str, list[Picture]] = {place.folder: [] for place in album.places}
     for picture in album.pictures:
@@ -97,7 +99,7 @@ def markup() -> str:
     return text
 
 
-def setting(option: Option, value: Any) -> str:
+def setting(option: Option, value: JsonValue) -> str:
     """One of the settings as a field; its label and its help are those of the training tabs."""
     about, element = escape(option.help), f"images-{option.name}"
     if option.type is bool:

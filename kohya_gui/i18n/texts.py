@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 from kohya_gui.server.json_api import ApiRequest, Handler
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 
 LANGUAGES = {"en": "English", "zh": "中文", "ja": "日本語"}
@@ -89,7 +89,7 @@ def pattern(english: str, other: str) -> tuple[str, str, bool]:
 def answers() -> dict[str, Handler]:
     """What scripts may ask."""
 
-    def words(sent: ApiRequest) -> dict[str, Any]:
+    def words(sent: ApiRequest) -> JsonObject:
         language = sent.text("language")
         exact = {text: other for text, other in table(language).items() if not PLACE.search(text)}
         return {"words": exact, "patterns": patterns(language)}
@@ -132,7 +132,7 @@ class Words(HTMLParser):
             self.found.append(" ".join(data.split()))
 
 
-def of_page(config: Mapping[str, Any]) -> Iterator[str]:
+def of_page(config: JsonMapping) -> Iterator[str]:
     """Every text of a page that needs a translation, from Gradio's description of it."""
     for component in config["components"]:
         props = component["props"]

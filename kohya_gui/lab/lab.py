@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 
@@ -18,6 +17,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library import families
 from library.bench import picture, report
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
 from library.measuring import candidates
@@ -54,7 +54,7 @@ class LabTab:
 
     # ---- what the script asks
 
-    def look(self, sent: ApiRequest) -> dict[str, Any]:
+    def look(self, sent: ApiRequest) -> JsonObject:
         """The measurements there are, and the one that is looked at: the newest, if none is named."""
         known = jobs.every(*KINDS)[:LISTED]
         chosen = next((job for job in known if job.id == sent.text("job")), known[0] if known else None)
@@ -62,7 +62,7 @@ class LabTab:
         tabs = [[tab, name] for tab, name in self.titles.items()]
         return {"jobs": listed, "tabs": tabs, "shown": view(chosen) if chosen else None}
 
-    def start(self, sent: ApiRequest) -> dict[str, Any]:
+    def start(self, sent: ApiRequest) -> JsonObject:
         """Begin a measurement."""
         kind = sent.text("kind")
         if kind not in KINDS:
@@ -70,11 +70,11 @@ class LabTab:
         plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * sent.flag("clean")]}
         return {"job": begun(kind, plain.get(kind) or self._command(kind, sent))}
 
-    def stop(self, sent: ApiRequest) -> dict[str, Any]:
+    def stop(self, sent: ApiRequest) -> JsonObject:
         """End a measurement; what it has measured is kept."""
         return {"job": jobs.stop(jobs.find(sent.text("job")), at_once=True).id}
 
-    def apply(self, sent: ApiRequest) -> dict[str, Any]:
+    def apply(self, sent: ApiRequest) -> JsonObject:
         """The options that a measurement found best, as the fields of a tab's form hold them."""
         tab, job = sent.text("tab"), jobs.find(sent.text("job"))
         if tab not in self.forms:
@@ -148,7 +148,7 @@ def title(job: jobs.BackgroundJob) -> str:
     return " · ".join(filter(None, (KINDS.get(job.kind, job.kind), when, subject)))
 
 
-def view(job: jobs.BackgroundJob) -> dict[str, Any]:
+def view(job: jobs.BackgroundJob) -> JsonObject:
     """All that is shown of a measurement: words and shares, so that the script only has to draw."""
     word, mood = STATES.get(job.state, (job.state, "calm"))
     shown = {
@@ -162,7 +162,7 @@ def view(job: jobs.BackgroundJob) -> dict[str, Any]:
     return {**shown, "body": body(result) if body else None, "folder": str(job.folder)}
 
 
-def bench(result: Mapping[str, Any]) -> dict[str, Any]:
+def bench(result: JsonMapping) -> JsonObject:
     """Bars for each part and size, the whole step first, and which way is best."""
     best = result.get("best") or {}
     failed = [row for row in result["results"] if row["status"] != "ok"]
@@ -178,7 +178,7 @@ def bench(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _bar(result: Mapping[str, Any], bar: picture.Bar) -> dict[str, Any]:
+def _bar(result: JsonMapping, bar: picture.Bar) -> JsonObject:
     row = bar.row
     return {
         "name": bar.name,
@@ -194,7 +194,7 @@ def _bar(result: Mapping[str, Any], bar: picture.Bar) -> dict[str, Any]:
     }
 
 
-def profile(result: Mapping[str, Any]) -> dict[str, Any]:
+def profile(result: JsonMapping) -> JsonObject:
     """Where the time goes, the verdict, and the longest operations."""
     idle = f", the GPU idle for {result['idle']:.0%}" if result.get("idle") is not None else ""
     counts = (
@@ -214,7 +214,7 @@ def profile(result: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def doctor(result: Mapping[str, Any]) -> dict[str, Any]:
+def doctor(result: JsonMapping) -> JsonObject:
     """The findings, with the recommended settings last."""
     found = result["findings"]
     healthy = "This machine can train." if result["healthy"] else "This machine cannot train: fix the lines marked ✗."
@@ -225,7 +225,7 @@ def doctor(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def cache(result: Mapping[str, Any]) -> dict[str, Any]:
+def cache(result: JsonMapping) -> JsonObject:
     """What is kept of compiled code."""
     total = sum(folder["bytes"] for folder in result["kept"])
     removed = f"{result['removed'] / 1e9:.2f} GB removed; " if result["removed"] else ""
@@ -236,7 +236,7 @@ def cache(result: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def advised(job: jobs.BackgroundJob, number: int) -> dict[str, Any]:
+def advised(job: jobs.BackgroundJob, number: int) -> JsonObject:
     """The options that a measurement advises; of a profile, those of its finding with this number."""
     result = job.result
     if result.get("kind") == "bench":
@@ -261,7 +261,7 @@ def _took(job: jobs.BackgroundJob) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def _flags(given: Mapping[str, Any]) -> str:
+def _flags(given: JsonMapping) -> str:
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
 
 

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from starlette.responses import Response
 
@@ -15,6 +14,8 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.panel import samples
 from kohya_gui.panel.html import duration
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
 
@@ -94,7 +95,7 @@ class RunActions:
         """What may be looked at."""
         return {"picture": samples.show, "bundle": self.bundle}
 
-    def act(self, sent: ApiRequest) -> dict[str, Any]:
+    def act(self, sent: ApiRequest) -> JsonObject:
         """Do something with a run."""
         what, run = sent.text("act"), _run(sent.text("run"))
         if what in layout.STOPS[1:]:
@@ -135,7 +136,7 @@ class RunActions:
 
     # ---- the queue
 
-    def queue(self, sent: ApiRequest) -> dict[str, Any]:
+    def queue(self, sent: ApiRequest) -> JsonObject:
         """The queue as it stands, for the tab to show."""
         found = queue.read()
         return {
@@ -147,10 +148,10 @@ class RunActions:
             "lanes": [lane for lane in gpu_slots.lanes() if lane != gpu_slots.CPU],
         }
 
-    def queue_act(self, sent: ApiRequest) -> dict[str, Any]:
+    def queue_act(self, sent: ApiRequest) -> JsonObject:
         """Change the queue, and answer with what it is then."""
         what, which = sent.text("act"), sent.text("id")
-        changes: dict[str, Any] = {
+        changes: JsonObject = {
             "up": lambda: queue.move(which, -1),
             "down": lambda: queue.move(which, 1),
             "remove": lambda: queue.remove(which),
@@ -167,7 +168,7 @@ class RunActions:
         changes[what]()
         return self.queue(sent)
 
-    def _opened(self, config: Any, how: Mapping[str, Any], name: str) -> dict[str, Any]:
+    def _opened(self, config: RunConfig, how: JsonMapping, name: str) -> JsonObject:
         """A config for the form of its tab; `how` it was launched goes along, and the name of what it is from."""
         tab = _tab(config)
         filled = self.forms[tab].fill(config, start_preset.loaded(name))
@@ -181,16 +182,16 @@ def _run(run_id: str) -> reader.RecordedRun:
         raise ConfigError("This run is not there any more: load the page again.") from None
 
 
-def _tab(config: Any) -> str:
+def _tab(config: RunConfig) -> str:
     """The tab that a config belongs into."""
     if config.adapters:
         return "lora"
     return "finetune" if config.data.in_json or config.data.dataset_config else "dreambooth"
 
 
-def _entry(entry: queue.QueueEntry) -> dict[str, Any]:
+def _entry(entry: queue.QueueEntry) -> JsonObject:
     state, why = queue.state_of(entry)
-    shown: dict[str, Any] = {
+    shown: JsonObject = {
         "id": entry.id,
         "name": entry.name,
         "title": entry.title,

@@ -3,8 +3,8 @@
 import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from library.config.json_types import JsonObject, JsonValue
 from library.runs.reader import RecordedRun, RunProgress
 
 SHOWN = 8  # of a kind, the newest
@@ -22,14 +22,14 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
     return "".join(parts)
 
 
-def _kept(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _kept(events: Iterable[JsonObject]) -> list[JsonObject]:
     """What was saved, less the states by time that a newer one has replaced."""
     every = list(events)
     newest = next((event for event in reversed(every) if event.get("backup")), None)
     return [event for event in every if not event.get("backup") or event is newest]
 
 
-def ledger(run: RecordedRun, progress: RunProgress, events: Sequence[dict[str, Any]]) -> str:
+def ledger(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> str:
     """The compiler's work so far in one line: graphs, time, hits of the cache, and what it has saved."""
     total = run.facts.get("compile") or {}
     good = [event for event in events if not event.get("failed")]
@@ -49,7 +49,7 @@ def ledger(run: RecordedRun, progress: RunProgress, events: Sequence[dict[str, A
     return ", ".join(said)
 
 
-def _number(value: Any) -> float:
+def _number(value: JsonValue) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
@@ -64,12 +64,12 @@ def _list(title: str, lines: Iterable[str], kind: str, sum_up: str = "") -> str:
     return f'<section class="{kind}"><h3>{title}{more}</h3><ul>{items}</ul></section>'
 
 
-def text(event: dict[str, Any]) -> str:
+def text(event: JsonObject) -> str:
     """The words of an event, whatever its writer called them."""
     return str(next((event[key] for key in ("text", "message", "reason") if event.get(key)), ""))
 
 
-def compiled(event: dict[str, Any]) -> str:
+def compiled(event: JsonObject) -> str:
     """One line of the ledger: which block made a graph, in which time, and why again."""
     if not event.get("block"):
         return text(event)
@@ -82,7 +82,7 @@ def compiled(event: dict[str, Any]) -> str:
     return line
 
 
-def saved(event: dict[str, Any]) -> str:
+def saved(event: JsonObject) -> str:
     """A file or a state: its name, its size, and whether it loads into its model. HTML."""
     name = str(event.get("file") or event.get("path") or "")
     if not name:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kohya_gui.panel import history
+from library.config.json_types import JsonObject, JsonValue
 from library.runs import explain, layout, machine
 from library.runs.queue import BY_USER, Queue
 from library.runs.reader import RecordedRun, RunProgress
@@ -149,7 +150,7 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[str, st
     return (f"Step {step} / {total}" if total else f"Step {step}"), _eta(run, progress, now), step, total
 
 
-def number(value: Any) -> int:
+def number(value: JsonValue) -> int:
     """A count from a run's files, 0 where there is none."""
     return int(value) if isinstance(value, int | float) else 0
 
@@ -198,7 +199,7 @@ def rates(given: Any) -> dict[str, float]:
 PARTS = (("data_s", "waiting for data"), ("transfer_s", "copying to the GPU"), ("compute_s", "computing"))
 
 
-def split(last: dict[str, Any]) -> str:
+def split(last: JsonObject) -> str:
     """Where the time of the last step went, as a bar and in words."""
     parts = [(name, words, float(last[name])) for name, words in PARTS if isinstance(last.get(name), int | float)]
     whole = sum(seconds for _, _, seconds in parts)

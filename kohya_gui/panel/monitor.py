@@ -7,6 +7,7 @@ import gradio as gr
 
 from kohya_gui.form.tab import QUICK
 from kohya_gui.panel import actions, charts, html, samples
+from library.config.json_types import JsonObject
 from library.runs import layout, queue, reader
 
 FOLLOW = ""  # the choice that always means the newest run, one that works before one that has ended
@@ -45,7 +46,7 @@ class RunPanel:
         """Show a run at once when the page is opened or loaded again."""
         page.load(lambda: self.look(FOLLOW, {}), None, self.shown, **QUICK)
 
-    def look(self, picked: str, seen: dict[str, Any]) -> list[Any]:
+    def look(self, picked: str, seen: JsonObject) -> list[Any]:
         """What has changed since the last look, for each part of the panel; `gr.skip()` for what has not."""
         every = reader.runs()
         runs = every[:KEPT]

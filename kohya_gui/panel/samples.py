@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.schema import ConfigError
 from library.runs import reader
 
@@ -23,7 +24,7 @@ KEPT = {"cache-control": "private, max-age=86400", "content-security-policy": "d
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """All samples of a run, a row for each prompt, the newest first. A click compares two of a row (monitor.js)."""
-    rows: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    rows: dict[int, list[tuple[int, JsonObject]]] = {}
     for place, event in enumerate(progress.told.get("sample", ())):
         rows.setdefault(_number(event.get("number")), []).append((place, event))
     if not rows:
@@ -33,13 +34,13 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     return f'<section class="samples">{title}{shown}</section>'
 
 
-def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, dict[str, Any]]]) -> str:
+def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
     prompt = str(events[-1][1].get("prompt") or f"Prompt {number + 1}")
     pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
     return f'<p title="{html.escape(prompt)}">{html.escape(prompt)}</p><div class="strip" role="group">{pictures}</div>'
 
 
-def _picture(run: reader.RecordedRun, place: int, event: Mapping[str, Any], prompt: str) -> str:
+def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: str) -> str:
     step = _number(event.get("step"))
     query = {"run": run.id, "sample": place}
     small = html.escape("own/picture?" + urlencode({**query, "small": 1}))
@@ -51,7 +52,7 @@ def _picture(run: reader.RecordedRun, place: int, event: Mapping[str, Any], prom
     )
 
 
-def _number(value: Any) -> int:
+def _number(value: JsonValue) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 

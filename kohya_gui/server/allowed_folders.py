@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 from kohya_gui.server.json_api import ApiRequest, Handler
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.runs import keys, layout, registry
 
@@ -61,7 +62,7 @@ class AllowedFolders:
         """What may be asked for."""
         return {"allow": self.allow}
 
-    def allow(self, sent: ApiRequest) -> dict[str, Any]:
+    def allow(self, sent: ApiRequest) -> JsonObject:
         """Remember a folder. Nothing of what was asked before counts: it is looked at anew."""
         text = sent.text("folder")
         if not isinstance(self.roots, Roots) or not self.roots.asks:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio
+from starlette.types import Receive, Send
 
 FOLDER = Path(gradio.__file__).parent / "templates" / "frontend" / "assets"
 PREFIX = "/assets/"
@@ -31,7 +32,7 @@ class Assets:
         found = FOLDER.iterdir() if FOLDER.is_dir() else ()
         self.files = {PREFIX + file.name: file for file in found if file.is_file()} | dict(own)
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         path = scope.get("path", "")
         file = self.files.get(path)

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
+from starlette.types import Receive, Send
+
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
@@ -81,7 +83,7 @@ class AuthGate:
         self.cookie = f"kohya_{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
         self.guesses = asyncio.Lock()
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
@@ -150,7 +152,7 @@ class AuthGate:
         own = [headers.get("host", "").lower(), *([forwarded.lower()] if self._is_ours(name_of(forwarded)) else [])]
         return sent in own or (name_of(sent) not in LOOPBACK and self._is_allowed(name_of(sent)))
 
-    async def _ask(self, scope: Scope, send: Any) -> None:
+    async def _ask(self, scope: Scope, send: Send) -> None:
         """Take the token from the address into a cookie, so that it does not stay in the address; else ask for it."""
         asked = [(b"www-authenticate", b'Basic realm="Kohya Trainer", charset="UTF-8"')] if self.login else []
         missing = "Name or password is missing or wrong: load the page again." if self.login else ""
@@ -207,7 +209,7 @@ FORM = (
 )
 
 
-async def answer(scope: Scope, send: Any, status: int, text: str, headers: Iterable[tuple[bytes, bytes]] = (),
+async def answer(scope: Scope, send: Send, status: int, text: str, headers: Iterable[tuple[bytes, bytes]] = (),
                  form: str | None = None) -> None:  # fmt: skip
     """A short page, or JSON for what is no page view; a socket is closed."""
     if scope["type"] == "websocket":
@@ -227,7 +229,7 @@ async def answer(scope: Scope, send: Any, status: int, text: str, headers: Itera
     await send_all(send, status, page.encode(), [*headers, (b"content-type", b"text/html; charset=utf-8")])
 
 
-async def send_all(send: Any, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+async def send_all(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
     """A whole answer at once."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})

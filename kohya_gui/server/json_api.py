@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kohya_gui.server.auth import HERE
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 
 PREFIX = "/own/"
@@ -27,7 +28,7 @@ class ApiRequest:
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
             raise ConfigError(DEEPEST)
-        self.fields: dict[str, Any] = fields
+        self.fields: JsonObject = fields
 
     def text(self, name: str, default: str = "") -> str:
         """A text; `default` when it was not sent."""
@@ -51,7 +52,7 @@ class ApiRequest:
         good = isinstance(found, list) and all(isinstance(one, str) and _encodes(one) for one in found)
         return found if good else self._wrong(name, "a list of texts")
 
-    def values(self, name: str) -> dict[str, Any]:
+    def values(self, name: str) -> JsonObject:
         """Names with texts, truth values or numbers; empty when it was not sent."""
         found = self.fields.get(name, {})
         good = isinstance(found, dict) and all(
@@ -113,13 +114,13 @@ class JsonApi:
             return Response(str(error), 404, media_type="text/plain")
 
 
-def refused(error: ConfigError) -> dict[str, Any]:
+def refused(error: ConfigError) -> JsonObject:
     """The answer that says what is wrong, and which of its sentences ask to allow a folder."""
     folders = {problem: problem.arguments["folder"] for problem in error.problems if problem.code == "allow"}
     return {"error": str(error)} | ({"allow": folders} if folders else {})
 
 
-def _answered(answer: Handler, body: bytes) -> dict[str, Any]:
+def _answered(answer: Handler, body: bytes) -> JsonObject:
     try:
         return answer(ApiRequest(json.loads(body)))
     except ConfigError as error:
@@ -128,7 +129,7 @@ def _answered(answer: Handler, body: bytes) -> dict[str, Any]:
         return {"error": DEEPEST}
 
 
-def _json(found: dict[str, Any]) -> Response:
+def _json(found: JsonObject) -> Response:
     # File names may hold bytes that are no text at all; JSON's escapes carry them as they are.
     return Response(json.dumps(found, separators=(",", ":")), media_type="application/json")
 

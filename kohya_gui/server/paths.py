@@ -10,6 +10,7 @@ from typing import Any
 
 from kohya_gui.server.allowed_folders import RESERVED, outside_roots
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import Reading, draft, options, values
 from library.config.values import strip_pasted
 
@@ -115,7 +116,7 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
     return path
 
 
-def allow(config: Any, allowed: Sequence[Path]) -> None:
+def allow(config: RunConfig, allowed: Sequence[Path]) -> None:
     """Raise ConfigError, with a line for each, unless all files and folders that a training names may be used.
 
     Ids of models on the hub are no paths and pass.
@@ -137,7 +138,7 @@ def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
     )
 
 
-def _outside(config: Any, allowed: Sequence[Path]) -> list[Problem]:
+def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
     """The problems of options that name files and folders which may not be used."""
     problems: list[Problem] = []
     known = options(type(config))

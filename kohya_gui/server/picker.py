@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 
 MOST = 2000  # entries that are shown of a folder; the rest is found by typing
@@ -54,7 +54,7 @@ class Picker:
         """What scripts may ask."""
         return {"list": self.list}
 
-    def list(self, sent: ApiRequest) -> dict[str, Any]:
+    def list(self, sent: ApiRequest) -> JsonObject:
         """The folders and files of a folder. Of a path that is not there, the nearest folder above it that is."""
         endings = tuple(end.lower() for end in sent.text("endings").split())
         where, part = self._nearest(sent.text("folder")), sent.text("filter").lower()
@@ -94,7 +94,7 @@ class Picker:
             return False
         return True
 
-    def _entries(self, where: Path, endings: tuple[str, ...], only_folders: bool) -> Iterator[dict[str, Any]]:
+    def _entries(self, where: Path, endings: tuple[str, ...], only_folders: bool) -> Iterator[JsonObject]:
         with os.scandir(where) as entries:
             for entry in entries:
                 if not self._may(entry):
@@ -105,7 +105,7 @@ class Picker:
                     yield {"name": entry.name, "folder": False}
 
 
-def _sized(where: Path, entry: dict[str, Any]) -> dict[str, Any]:
+def _sized(where: Path, entry: JsonObject) -> JsonObject:
     """An entry with its bytes, if it is a file."""
     try:
         return entry if entry["folder"] else entry | {"size": (where / entry["name"]).stat().st_size}
@@ -113,7 +113,7 @@ def _sized(where: Path, entry: dict[str, Any]) -> dict[str, Any]:
         return entry | {"size": 0}
 
 
-def _order(entry: dict[str, Any]) -> tuple[bool, list[tuple[int, str]]]:
+def _order(entry: JsonObject) -> tuple[bool, list[tuple[int, str]]]:
     """Folders first, and numbers in names by their value."""
     parts = DIGITS.split(entry["name"].lower())
     return not entry["folder"], [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -7,6 +7,8 @@ they are read. The page needs a dozen; what is not listed here does not exist.
 import re
 from typing import Any
 
+from starlette.types import Receive, Send
+
 from kohya_gui.server.auth import App, Scope, answer
 
 API = "/gradio_api/"
@@ -38,7 +40,7 @@ class Protected:
     def __init__(self, app: App) -> None:
         self.app = app
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
 
         async def protected(message: Any) -> None:
@@ -58,7 +60,7 @@ class Routes:
         """`prefix` is the path under which a proxy shows the page; a proxy may leave it in the path or cut it off."""
         self.app, self.prefix = app, prefix
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from kohya_gui.server.auth import SHORTEST, is_loopback, new_token
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 
 FIRST_PORT, TRIED = 7860, 20
@@ -72,13 +73,13 @@ def prefix_of(root_path: str) -> str:
     return f"/{path.strip('/')}" if path.strip("/") else ""
 
 
-def door_of(given: argparse.Namespace) -> dict[str, Any]:
+def door_of(given: argparse.Namespace) -> JsonObject:
     """What the door has to know. Raises ConfigError for a secret that is none."""
     names = [
         *given.allowed_host,
         *filter(None, [urlsplit(given.root_path).hostname if "://" in given.root_path else ""]),
     ]
-    door: dict[str, Any] = {"host": given.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
+    door: JsonObject = {"host": given.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
     if given.token_file:
         door["token"] = token_in(Path(given.token_file).expanduser())
     if given.user:
@@ -92,7 +93,7 @@ def door_of(given: argparse.Namespace) -> dict[str, Any]:
     return door
 
 
-def is_private(door: dict[str, Any], root_path: str) -> bool:
+def is_private(door: JsonObject, root_path: str) -> bool:
     """Whether the page is for this computer alone: no other address, no other name, nobody who has to show anything."""
     return is_loopback(door["host"]) and not (door["token"] or door.get("login") or door["also"] or root_path)
 
@@ -167,7 +168,7 @@ def _free(host: str, after: int) -> int:
     return 0
 
 
-def announce(given: argparse.Namespace, port: int, door: dict[str, Any]) -> None:
+def announce(given: argparse.Namespace, port: int, door: JsonObject) -> None:
     """Say where the page is, and open it where there is a screen."""
     token = "" if given.user else door["token"]
     print(f"Kohya Trainer is at {url(given.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)

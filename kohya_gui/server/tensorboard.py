@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from library.config.json_types import JsonObject
+
 HEADER = "HTTP_X_KOHYA_SECRET"
 
 
@@ -36,7 +38,7 @@ def main() -> None:
 def guarded(app: Callable[..., Iterable[bytes]], secret: str) -> Callable[..., Iterable[bytes]]:
     """A WSGI application that answers only to those who know the secret."""
 
-    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    def answer(environ: JsonObject, start: Callable[..., Any]) -> Iterable[bytes]:
         if hmac.compare_digest(environ.get(HEADER, "").encode("latin-1"), secret.encode()):
             return app(environ, start)
         start("403 Forbidden", [("Content-Type", "text/plain")])

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+
+from starlette.types import Receive, Send
 
 from kohya_gui.server.auth import App, Scope, answer, send_all
 from library.runs import reader
@@ -30,7 +31,7 @@ class TensorboardProxy:
         self.app = app
         self.server = TensorboardServer()
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         path = scope.get("path", "")
         if path.startswith(FONTS) and self.server.running:
@@ -58,7 +59,7 @@ class TensorboardProxy:
         form = f'<form method="post" action="start"><button>Start TensorBoard</button></form><ul>{places}</ul>'
         return "TensorBoard shows the curves in these folders.", [], form
 
-    async def _start(self, scope: Scope, send: Any) -> None:
+    async def _start(self, scope: Scope, send: Send) -> None:
         try:
             await asyncio.to_thread(self.server.start, folders())
         except OSError as error:
@@ -66,7 +67,7 @@ class TensorboardProxy:
             return
         await send_all(send, 303, b"", [(b"location", b"./")])
 
-    async def _pass_on(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         import httpx
 
         body = await _body(receive)
@@ -154,7 +155,7 @@ def folders() -> list[Path]:
     return sorted(found)
 
 
-async def _body(receive: Any) -> bytes | None:
+async def _body(receive: Receive) -> bytes | None:
     """All that the browser sends, or None when that is too much."""
     parts, size = [], 0
     while True:

@@ -4,11 +4,11 @@ import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.captioning.forms import FORMS as CAPTION
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.runs import job as jobs
 from library.runs.job_forms import CommandField, CommandForm, Forms
@@ -32,7 +32,7 @@ class ToolCommands:
         return {"command_begin": self.begin, "command_read": self.read, "command_stop": self.stop,
                 "command_list": self.list}  # fmt: skip
 
-    def begin(self, sent: ApiRequest) -> dict[str, Any]:
+    def begin(self, sent: ApiRequest) -> JsonObject:
         """Start what a form says."""
         forms, name = _forms(sent), sent.text("name")
         words = forms.words(name, sent.values("values"), self.guard)
@@ -41,15 +41,15 @@ class ToolCommands:
             raise ConfigError(f"{working[0]} is still running: stop it, or wait until it has ended")
         return job_status(jobs.start(forms.command, words))
 
-    def read(self, sent: ApiRequest) -> dict[str, Any]:
+    def read(self, sent: ApiRequest) -> JsonObject:
         """How a process stands."""
         return job_status(jobs.find(sent.text("id")))
 
-    def stop(self, sent: ApiRequest) -> dict[str, Any]:
+    def stop(self, sent: ApiRequest) -> JsonObject:
         """Ask a process to stop; asked again, end it."""
         return job_status(jobs.stop(jobs.find(sent.text("id"))))
 
-    def list(self, sent: ApiRequest) -> dict[str, Any]:
+    def list(self, sent: ApiRequest) -> JsonObject:
         """The last processes of a command, the newest first."""
         return {"jobs": [job_status(job) for job in jobs.every(_forms(sent).command)[:LISTED]]}
 
@@ -68,7 +68,7 @@ class ToolCommands:
         return path
 
 
-def job_status(job: jobs.BackgroundJob) -> dict[str, Any]:
+def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
     command, name, *rest = *job.facts.get("arguments", ()), "", ""
     titles = COMMANDS[command].titles if command in COMMANDS else {}

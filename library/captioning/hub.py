@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import Image
 
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 
 PROMPT = "Describe this image in one sentence."
@@ -78,7 +79,7 @@ def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
     """The model, what prepares its input, and what turns its answer into words."""
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-    here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
     place = str(folder)
     try:
         model = AutoModelForImageTextToText.from_pretrained(place, use_safetensors=True, dtype=dtype, **here)

@@ -3,9 +3,13 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from library.config.schema import ConfigError
 from library.runs.job_work import joined
+
+if TYPE_CHECKING:
+    from library.captioning.writing import Captioner
 
 DONE, MISUSED = 0, 2
 
@@ -71,7 +75,7 @@ def _common(one: argparse.ArgumentParser, model: str, batch: int) -> None:
     one.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
 
 
-def _captioner(asked: argparse.Namespace) -> object:
+def _captioner(asked: argparse.Namespace) -> "Captioner":
     if asked.batch_size < 1:
         raise ConfigError(f"batch_size is {asked.batch_size}: it must be at least 1")
     if asked.way == "wd14":

@@ -12,6 +12,7 @@ from library.check.isolated import environment, finding
 from library.cli.main import DONE, FAILED, complain, script_of, split_launch
 from library.cli.train_script import read
 from library.config import environment as surroundings
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.schema import Reading
 from library.families import config_class
@@ -50,7 +51,7 @@ def look(argv: list[str]) -> int:
     return DONE
 
 
-def described(argv: list[str]) -> tuple[str, Reading[Any], dict[str, Any]]:
+def described(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     """What a command line is about in words, what came of reading it, and its launch options."""
     how, rest, wrong = split_launch(argv)
     script, rest = _script(rest)
@@ -92,7 +93,7 @@ def _script(argv: list[str]) -> tuple[str, list[str]]:
     return "", argv
 
 
-def _only(wrong: ConfigError) -> dict[str, Any]:
+def _only(wrong: ConfigError) -> JsonObject:
     """The report of a check that ends with what could not be read."""
     return {"findings": [finding(problem, "other", "bad") for problem in wrong.problems], "fit": None}
 

@@ -4,9 +4,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from library import importers
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError, missing, read_text, to_toml
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -73,7 +73,7 @@ def _in_json(file: Path, script: str, path: Path | None) -> int:
             text, notes = importers.dataset(found)
             if path:
                 _write_new(path, text)
-            account: dict[str, Any] = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
+            account: JsonObject = {"notes": notes, "problems": [], "files": {"dataset_config": text}}
         else:
             made = importers.load(file, configs(), script)
             made = _write(made, path, file) if path else made
@@ -120,7 +120,7 @@ def _toml(made: importers.Imported, source: Path) -> str:
     return to_toml(config, f"{comment}\nimported from {source.name} ({made.trainer})")
 
 
-def _dataset(found: dict[str, Any], path: Path | None) -> int:
+def _dataset(found: JsonObject, path: Path | None) -> int:
     """Write or print a dataset file of musubi-tuner as ours."""
     text, notes = importers.dataset(found)
     if path is None:

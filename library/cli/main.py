@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonObject
+from library.config.problems import Problem
+
 DONE, FAILED, MISUSED, STOPPED = 0, 1, 2, 130
 
 
@@ -244,7 +247,7 @@ def _has_its_files(config: Any, given: set[str], known: dict[str, set[str]]) -> 
     return not own or bool(own & given)
 
 
-def split_launch(argv: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:
+def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
     """The launcher's options by name, the rest, and what is wrong with the former. What both know (mixed_precision) is
     the script's."""
     from library.cli.train_script import take_flags

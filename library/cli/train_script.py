@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from library.config import environment
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.schema import (
     Layer,
@@ -112,7 +113,7 @@ def read(config: type[C], argv: list[str] | None = None) -> Reading[C]:
     return reading
 
 
-def _read(config: type[C], flags: dict[str, Any], problems: list[Problem], path: Path | None) -> Reading[C]:
+def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Path | None) -> Reading[C]:
     layers, unheard = [Layer(flags, "--")], _spoken_of(config, problems)
     if path:
         try:
@@ -139,7 +140,7 @@ def _tell(notes: list[Problem]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def read_flags(config: type, argv: list[str]) -> tuple[dict[str, Any], list[Problem]]:
+def read_flags(config: type, argv: list[str]) -> tuple[JsonObject, list[Problem]]:
     """Command line -> values by option name as text, and what could not be understood. Repeated flags: the last wins.
 
     Everything up to the next `--flag` belongs to a flag, so negative numbers need no care; a value that itself begins
@@ -176,9 +177,9 @@ def _flag(name: str, template: str, **arguments: Any) -> Problem:
     return Problem(name, template, place="--", **arguments)
 
 
-def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[dict[str, Any], list[str], list[Problem]]:
+def take_flags(known: Mapping[str, Option], argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
     """The flags of some options taken out of a command line: their values as text, all else, and what is wrong."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     rest: list[str] = []
     problems: list[Problem] = []
     ours: list[str] | None = None  # where the values of the flag at hand go
@@ -212,7 +213,7 @@ def _groups(argv: list[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def _take(option: Option, given: list[str], found: dict[str, Any]) -> Problem | None:
+def _take(option: Option, given: list[str], found: JsonObject) -> Problem | None:
     """Put what a flag was given into `found`; the answer is what is wrong with it, if anything."""
     if option.many:
         found[option.name] = given
@@ -273,7 +274,7 @@ def add_arguments(parser: Any, known: Mapping[str, Option]) -> None:
     """Declare options on an argparse parser, a group per section; an absent flag stays absent."""
     import argparse
 
-    groups: dict[str, Any] = {}
+    groups: JsonObject = {}
     for o in known.values():
         group = groups.get(o.section) or groups.setdefault(o.section, parser.add_argument_group(o.section))
         default = "" if o.default in (None, (), "", False) else f" (default: {o.text(o.default)})"

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from library.config import dataset as datasets
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.curation import tags
 from library.data import augment, captions, folders
@@ -102,13 +103,13 @@ class Album:
     """All of it."""
 
     root: Path
-    config: Any
+    config: RunConfig
     pictures: list[Picture] = field(default_factory=list)
     known: dict[str, Picture] = field(default_factory=dict)  # by name
     places: list[ImageFolder] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group
-    double_groups: list[dict[str, Any]] = field(default_factory=list)
+    double_groups: list[JsonObject] = field(default_factory=list)
     compared: bool = False
     may: May = lambda path: True
     world: int = 1  # processes that share the batches
@@ -132,7 +133,7 @@ class Album:
         """Have these pictures from now on."""
         self.pictures, self.known = pictures, {picture.name: picture for picture in pictures}
 
-    def count(self) -> dict[str, Any]:
+    def count(self) -> JsonObject:
         """What a training would make of it: images, repeats, buckets, steps. The trainer's own count."""
         images = self._images()
         if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
@@ -149,14 +150,17 @@ class Album:
         """What a training has once what is broken is gone."""
         if self.found is None:
             base = datasets.load(self.config)[0]
-            used = [p for p in self.pictures if p.used and p.fit is not None]
-            items = [Image(p.path, p.size, p.words, p.repeats, base.template, 0, p.fit) for p in used]
+            items = [
+                Image(p.path, p.size, p.words, p.repeats, base.template, 0, p.fit)
+                for p in self.pictures
+                if p.used and p.fit is not None
+            ]
             return ImageSet(items, (replace(base, subsets=()),))
         broken = {p.path for p in self.pictures if p.broken}
         return replace(self.found, items=[image for image in self.found.items if image.path not in broken])
 
 
-def check(config: Any) -> None:
+def check(config: RunConfig) -> None:
     """Raise ConfigError when there can be no buckets as a config wants them."""
     problems = []
     for dataset in datasets.load(config):
@@ -171,7 +175,7 @@ def check(config: Any) -> None:
         raise ConfigError(*dict.fromkeys(problems))
 
 
-def opened(root: Path, config: Any, report: Report | None = None, may: May = lambda path: True) -> Album:
+def opened(root: Path, config: RunConfig, report: Report | None = None, may: May = lambda path: True) -> Album:
     """Look at a folder: the one that holds folders named <repeats>_<words>, or one with images.
 
     Links are followed where `may` says so. Raises ConfigError when the folder cannot be listed. What was known of

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from library.config import dataset as datasets
+from library.config.dataset import SubsetConfig
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.curation import album as albums
 from library.curation.album import Album, ImageFolder, May, Picture
@@ -49,7 +51,7 @@ def opened(config: Any, report: Report | None = None, may: May = lambda path: Tr
     return album
 
 
-def _share(config: Any) -> float:
+def _share(config: RunConfig) -> float:
     return config.validation.validation_split if hasattr(config, "validation") else 0.0
 
 
@@ -58,7 +60,7 @@ def _crops(found: Survey) -> Iterator[str]:
         yield "Crops are random: the shading shows a center crop."
 
 
-def _guard(config: Any, may: May) -> None:
+def _guard(config: RunConfig, may: May) -> None:
     """Raise ConfigError when a file names a place that may not be looked into."""
     named: dict[str, None] = {}
     for dataset in datasets.load(config):
@@ -97,7 +99,7 @@ class _Places:
         """Where an image comes from."""
         return self.known[image.dataset, source(image.subset)]
 
-    def _make(self, position: int, subset: Any) -> None:
+    def _make(self, position: int, subset: SubsetConfig) -> None:
         path = source(subset)
         if path in self.own:
             self.known[position, path] = self.own[path]
@@ -120,7 +122,7 @@ class _Places:
         self.album.places.append(place)
 
 
-def source(subset: Any) -> str:
+def source(subset: SubsetConfig) -> str:
     """What tells a subset from the others of its data set."""
     return subset.metadata_file or subset.image_dir or ""
 
@@ -166,7 +168,7 @@ def _picture(found: Survey, place: ImageFolder, image: Image, role: str) -> Pict
     return made
 
 
-def _bare(found: Survey, place: ImageFolder, path: str, subset: Any) -> Picture:
+def _bare(found: Survey, place: ImageFolder, path: str, subset: SubsetConfig) -> Picture:
     """A picture of which only its file is known."""
     folder, name = os.path.split(path)
     file = found.files(folder).images.get(name)

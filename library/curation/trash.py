@@ -15,8 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from types import TracebackType
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.data.threads import Report, spread
 from library.files import clean_up, clear_errors, need_space, write_atomic
@@ -66,7 +68,7 @@ class Change:
         self._note(OPEN)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if kind is not None and not self.keep:
             _take_back(self.root, self.folder)
             self._note(UNDONE)
@@ -127,7 +129,7 @@ class Change:
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
-    def _journal(self, lines: Iterable[Mapping[str, Any]]) -> None:
+    def _journal(self, lines: Iterable[JsonMapping]) -> None:
         """Write down what is about to be done, and wait until the disk has it."""
         path = self.folder / JOURNAL
         with clear_errors(path), path.open("a", encoding="ascii") as file:
@@ -191,7 +193,7 @@ def _folders(place: Path) -> list[Path]:
         return []
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def _about(folder: Path) -> JsonObject:
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         return about if isinstance(about, dict) and isinstance(about.get("when"), int | float) else {}
@@ -199,7 +201,7 @@ def _about(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+def _lines(folder: Path) -> Iterator[JsonObject]:
     """The journal. Its last line may be torn: then nothing of it was done."""
     try:
         text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
@@ -230,7 +232,7 @@ def _take_back(root: Path, folder: Path, report: Report | None = None) -> tuple[
     return sum(map(bool, done)), left
 
 
-def _take_back_one(root: Path, folder: Path, line: dict[str, Any]) -> bool | None:
+def _take_back_one(root: Path, folder: Path, line: JsonObject) -> bool | None:
     """Undo one step. True: done; False: it had not been done; None: what is there now is something else."""
     kind = next(iter(line), "")
     try:
@@ -240,7 +242,7 @@ def _take_back_one(root: Path, folder: Path, line: dict[str, Any]) -> bool | Non
         return None
 
 
-def _unwrite(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool | None:
+def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
     before, now = line.get("before"), _text(path)
     if now == before:
         return False
@@ -253,7 +255,7 @@ def _unwrite(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool
     return True
 
 
-def _unmove(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool | None:
+def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
     there = _inside(root, _named(root, line.get("to")), own=folder)
     if not os.path.lexists(there):
         return False if os.path.lexists(path) else None
@@ -264,7 +266,7 @@ def _unmove(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool 
     return True
 
 
-def _uncopy(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool | None:
+def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
     if not os.path.lexists(path):
         return False
     target = folder / "undone" / path.relative_to(root)
@@ -273,7 +275,7 @@ def _uncopy(root: Path, folder: Path, path: Path, line: dict[str, Any]) -> bool 
     return True
 
 
-def _remove_empty(root: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+def _remove_empty(root: Path, lines: Iterable[JsonMapping]) -> None:
     """Remove the folders that moves and copies had made, if nothing is in them."""
     for name in {str(line.get("to", line.get("copy", ""))) for line in lines} - {""}:
         place = PurePosixPath(name).parent
@@ -285,7 +287,7 @@ def _remove_empty(root: Path, lines: Iterable[Mapping[str, Any]]) -> None:
             place = place.parent
 
 
-def _sweep(root: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+def _sweep(root: Path, lines: Iterable[JsonMapping]) -> None:
     """Remove what a writer that was killed has left beside the files of a change."""
     names: dict[Path, set[str]] = {}
     for line in lines:

@@ -3,8 +3,8 @@
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
 
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 
 Report = Callable[[str, int, int], None]
@@ -17,9 +17,9 @@ class Cancelled(Exception):
 class BackgroundTask:
     """One piece of work. `work(report)` is called at once; a stop reaches it at its next report."""
 
-    def __init__(self, work: Callable[[Report], dict[str, Any]]) -> None:
+    def __init__(self, work: Callable[[Report], JsonObject]) -> None:
         self.id, self.phase, self.done, self.total = secrets.token_hex(8), "", 0, 0
-        self.result: dict[str, Any] | None = None
+        self.result: JsonObject | None = None
         self.error = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(work,), name=f"work {self.id}", daemon=True)
@@ -34,7 +34,7 @@ class BackgroundTask:
         """Ask it to end."""
         self._stop.set()
 
-    def _run(self, work: Callable[[Report], dict[str, Any]]) -> None:
+    def _run(self, work: Callable[[Report], JsonObject]) -> None:
         try:
             self.result = work(self._report)
         except Cancelled:

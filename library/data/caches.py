@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.data import identity
 from library.data.buckets import BucketFit, Size, crop_ltrb
@@ -56,7 +57,7 @@ class Wanted:
         return self.fit.bucket[1] // LATENT, self.fit.bucket[0] // LATENT
 
     @property
-    def cut(self) -> dict[str, Any]:
+    def cut(self) -> JsonObject:
         """What besides the pixels decides over the latents."""
         return {"resized": list(self.fit.resized), "interpolation": self.interpolation}
 
@@ -79,7 +80,7 @@ def text_file(image: str, suffix: str) -> str:
 # ---- latents
 
 
-def latents_are_good(wanted: Wanted, vae: Mapping[str, Any] | None, trust: bool = False) -> bool:
+def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = False) -> bool:
     """Whether the file holds these latents, made from the image as it is now; `trust` asks only for the file.
 
     `vae` is the network that would make them, see `identity`, or None when it is not known.
@@ -107,7 +108,7 @@ def read_latents(file: str, tail: str) -> dict[str, np.ndarray]:
         return {name: npz[name + tail] for name in (EXTRAS[0], *others)}
 
 
-def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: Mapping[str, Any]) -> None:
+def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
     """Write latents (and latents_flipped, alpha_mask); the sizes with a tail that the file holds already stay."""
     entry = {
         **arrays,
@@ -115,7 +116,7 @@ def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: Mappi
         "crop_ltrb": np.array(crop_ltrb(wanted.fit.bucket, wanted.size)),
         MADE_FROM: np.array(json.dumps({**stamp, **wanted.cut})),
     }
-    content = _others(wanted) | {key + wanted.tail: np.asarray(value) for key, value in entry.items()}
+    content: JsonObject = _others(wanted) | {key + wanted.tail: np.asarray(value) for key, value in entry.items()}
     write_atomic(wanted.file, lambda path: np.savez(path, **content))
 
 
@@ -129,7 +130,7 @@ def image_stamp(image: str) -> list[Any]:
 
 
 def text_is_good(
-    file: str, lengths: Mapping[str, int | None], sources: Sequence[str], stamp: Mapping[str, Any], trust: bool = False
+    file: str, lengths: Mapping[str, int | None], sources: Sequence[str], stamp: JsonMapping, trust: bool = False
 ) -> bool:
     """Whether the file holds these outputs, made as `stamp` says; `sources` are files it must be younger than.
 
@@ -162,14 +163,14 @@ def read_text(file: str, keys: Iterable[str]) -> dict[str, np.ndarray]:
     return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in found.items()}
 
 
-def write_text(file: str, arrays: Mapping[str, np.ndarray], stamp: Mapping[str, Any]) -> None:
+def write_text(file: str, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
     """Write the outputs of the text encoders; the options that they depend on are keys of their own, as upstream's."""
     flags = {key: np.array(value) for key, value in stamp.get("options", {}).items() if isinstance(value, bool)}
-    content = {**arrays, **flags, MADE_FROM: np.array(json.dumps(stamp))}
+    content: JsonObject = {**arrays, **flags, MADE_FROM: np.array(json.dumps(stamp))}
     write_atomic(file, lambda path: np.savez(path, **content))
 
 
-def text_stamp(caption: str, encoders: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping) -> JsonObject:
     """What outputs of the text encoders depend on."""
     return {
         "caption": hashlib.blake2b(caption.encode(), digest_size=16).hexdigest(),
@@ -211,7 +212,7 @@ def _shape(npz: Any, key: str) -> tuple[int, ...]:
         return read(f)[0]
 
 
-def _stamp(npz: Any, tail: str) -> dict[str, Any] | None:
+def _stamp(npz: Any, tail: str) -> JsonObject | None:
     if MADE_FROM + tail not in npz.files:
         return None
     found = json.loads(str(npz[MADE_FROM + tail]))
@@ -225,7 +226,7 @@ def _same_crop(npz: Any, wanted: Wanted) -> bool:
     return same_size and np.allclose(crop, crop_ltrb(wanted.fit.bucket, wanted.size), atol=1.0)
 
 
-def _same_options(npz: Any, options: Mapping[str, Any]) -> bool:
+def _same_options(npz: Any, options: JsonMapping) -> bool:
     """Upstream writes switches as keys of their own. Of others it says nothing: only unset ones can be believed."""
     switches = {key: value for key, value in options.items() if isinstance(value, bool)}
     if any(value is not None for key, value in options.items() if key not in switches):

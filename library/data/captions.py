@@ -7,28 +7,11 @@ import math
 import re
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+
+from library.config.dataset import SubsetConfig
 
 _CHOICE = re.compile(r"\{([^}]+)\}")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private characters that stand for {{ and }} while choices are drawn
-
-
-class CaptionOptions(Protocol):
-    """The options of a subset that change its captions; a SubsetConfig has them all."""
-
-    shuffle_caption: bool
-    caption_separator: str
-    keep_tokens: int
-    keep_tokens_separator: str
-    secondary_separator: str | None
-    enable_wildcard: bool
-    caption_prefix: str | None
-    caption_suffix: str | None
-    caption_dropout_rate: float
-    caption_dropout_every_n_epochs: int
-    caption_tag_dropout_rate: float
-    token_warmup_min: int
-    token_warmup_step: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +23,7 @@ class Moment:
     total_steps: int = 0
 
 
-def process(caption: str, options: CaptionOptions, random: Random, moment: Moment = Moment()) -> str:
+def process(caption: str, options: SubsetConfig, random: Random, moment: Moment = Moment()) -> str:
     """Make the caption that the model reads: prefix, dropout, wildcards, then tags warmed up, shuffled and dropped."""
     if options.caption_prefix:
         caption = f"{options.caption_prefix} {caption}"
@@ -66,7 +49,7 @@ def lines(text: str) -> str:
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
 
-def with_tags(caption: str, tags: str, options: CaptionOptions) -> str:
+def with_tags(caption: str, tags: str, options: SubsetConfig) -> str:
     """Join the caption and the tags of a metadata file; with wildcards the tags follow every line of the caption."""
     separator = options.caption_separator
     if not options.enable_wildcard:
@@ -77,7 +60,7 @@ def with_tags(caption: str, tags: str, options: CaptionOptions) -> str:
     return "\n".join(f"{line}{separator}{tags}" if tags else line for line in lines(caption).split("\n"))
 
 
-def _is_dropped(options: CaptionOptions, random: Random, moment: Moment) -> bool:
+def _is_dropped(options: SubsetConfig, random: Random, moment: Moment) -> bool:
     if options.caption_dropout_rate > 0 and random.random() < options.caption_dropout_rate:
         return True
     every = options.caption_dropout_every_n_epochs
@@ -93,7 +76,7 @@ def _expanded(caption: str, random: Random) -> str:
     return caption.replace(_OPEN, "{").replace(_CLOSE, "}")
 
 
-def _tags(caption: str, options: CaptionOptions, random: Random, moment: Moment) -> list[str]:
+def _tags(caption: str, options: SubsetConfig, random: Random, moment: Moment) -> list[str]:
     fixed, flexible, suffix = _parts(caption, options)
     flexible = flexible[: _warmed_up(len(flexible), options, moment)]
     if options.shuffle_caption:
@@ -103,7 +86,7 @@ def _tags(caption: str, options: CaptionOptions, random: Random, moment: Moment)
     return fixed + flexible + suffix
 
 
-def _parts(caption: str, options: CaptionOptions) -> tuple[list[str], list[str], list[str]]:
+def _parts(caption: str, options: SubsetConfig) -> tuple[list[str], list[str], list[str]]:
     """Cut a caption into tags that stay in front, tags that move, and tags that stay at the end."""
     mark = options.keep_tokens_separator
     if mark and mark in caption:
@@ -116,11 +99,11 @@ def _parts(caption: str, options: CaptionOptions) -> tuple[list[str], list[str],
     return tags[:keep], tags[keep:], []
 
 
-def _split(text: str, options: CaptionOptions) -> list[str]:
+def _split(text: str, options: SubsetConfig) -> list[str]:
     return [tag.strip() for tag in text.split(options.caption_separator)]
 
 
-def _warmed_up(count: int, options: CaptionOptions, moment: Moment) -> int:
+def _warmed_up(count: int, options: SubsetConfig, moment: Moment) -> int:
     """Count the tags in use at this step: from token_warmup_min at step 0 to all at token_warmup_step."""
     steps = options.token_warmup_step
     if 0 < steps < 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.data import augment, caches, identity, pixels
 from library.data.caches import LATENT, Wanted
@@ -262,7 +263,7 @@ def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
     images = _images_by_file(every, store.suffix)
 
-    def stamp(image: "Image") -> dict[str, Any]:
+    def stamp(image: "Image") -> JsonObject:
         return caches.text_stamp(image.caption, encoders, options)
 
     def good(item: tuple[str, "Image"]) -> bool:

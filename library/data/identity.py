@@ -4,13 +4,15 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
+
 MARKS = 32  # weights that are remembered
 # How far a number may be off for having been rounded to a type, relative to its size.
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = 2.0**-24  # what float16 may be off besides, where numbers are small
 
 
-def fingerprint(*networks: Any) -> dict[str, Any]:
+def fingerprint(*networks: Any) -> JsonObject:
     """What tells networks from others: `exact`, a hash of weights in a precision; that `type`, and some as numbers."""
     import torch
 
@@ -28,7 +30,7 @@ def fingerprint(*networks: Any) -> dict[str, Any]:
     return {"exact": digest.hexdigest(), "type": coarsest, "marks": marks}
 
 
-def same(made: Any, now: Mapping[str, Any] | None) -> bool:
+def same(made: Any, now: JsonMapping | None) -> bool:
     """Whether a cache made with networks `made` is one of the networks `now`, in the same or in another precision.
 
     Networks that are not there (None) may be any.

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from library.config.dataset import SubsetConfig
+from library.config.json_types import JsonObject
 from library.data.buckets import BucketFit, Buckets, Size
 
 
@@ -17,7 +19,7 @@ class Image:
     size: Size  # width, height as stored in the file
     caption: str
     repeats: int
-    subset: Any  # the SubsetConfig that it came by
+    subset: SubsetConfig  # the SubsetConfig that it came by
     dataset: int  # which of Images.datasets
     fit: BucketFit
     caption_file: str = ""
@@ -94,7 +96,7 @@ def balance(regular: Sequence[Image], needed: int) -> list[Image]:
     return used
 
 
-def summary(images: ImageSet, world: int = 1) -> dict[str, Any]:
+def summary(images: ImageSet, world: int = 1) -> JsonObject:
     """Counts for the log and the run's record: images, repeats, buckets, batches per epoch and process."""
     rows, batches = [], 0
     for (position, bucket), members in images.buckets().items():

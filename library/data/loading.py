@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data import augment, captions, pixels
 from library.data.buckets import BucketFit, crop_ltrb
@@ -86,7 +88,7 @@ class Batches:
     the batch that was given last, so a state saved within the loop resumes with the batch after it.
     """
 
-    def __init__(self, images: "ImageSet", config: Any, seed: int, rank: int = 0, world: int = 1):
+    def __init__(self, images: "ImageSet", config: RunConfig, seed: int, rank: int = 0, world: int = 1):
         if not images.items:
             raise ConfigError("there are no images to train on")
         self.images, self.config, self.seed, self.place = images, config, seed, (rank, world)
@@ -139,11 +141,11 @@ class Batches:
         """Give the batch with this number (from 0) of this epoch (from 1) next."""
         self.epoch, self.index = epoch, min(index, len(self))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """Where in the data the training is; plain numbers and words."""
         return {"epoch": self.epoch, "index": self.index, "seed": self.seed, **self._made_of}
 
-    def load_state_dict(self, state: dict[str, Any]) -> str:
+    def load_state_dict(self, state: JsonObject) -> str:
         """Go on behind the batch that was given last. Returns what prevents an exact resume, or ""."""
         self.epoch, self.index, self.seed = state["epoch"], min(state["index"], len(self)), state["seed"]
         changed = [name for name, value in self._made_of.items() if state.get(name) != value]
@@ -188,7 +190,7 @@ class Batches:
         return Moment((draw.epoch - 1) * whole.per_epoch + draw.index // window, draw.epoch, whole.total)
 
     @functools.cached_property
-    def _made_of(self) -> dict[str, Any]:
+    def _made_of(self) -> JsonObject:
         """What decides the batches besides the seed, by what a person calls it."""
         images, sizes = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
         for image in self.images.items:
@@ -245,9 +247,10 @@ class BatchSample:
 def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augment.View:
     """Which part of an image is seen this time, when it is not cached."""
     fit, subset = image.fit, image.subset
-    face = augment.face_of(image.path) if subset.face_crop_aug_range and not bucketed else None
-    if face:
-        view = augment.around_face(image.size, fit.bucket, face, subset.face_crop_aug_range, random)
+    sizes = subset.face_crop_aug_range
+    face = augment.face_of(image.path) if sizes and not bucketed else None
+    if face and sizes:
+        view = augment.around_face(image.size, fit.bucket, face, sizes, random)
         return replace(view, flip=flip)
     if not subset.random_crop:
         return augment.middle(fit, flip)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.config.values import quoted
 from library.files import write_atomic
@@ -43,7 +44,7 @@ def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[Metada
         ) from e
 
 
-def read_cache(folder: Path) -> dict[str, Any]:
+def read_cache(folder: Path) -> JsonObject:
     """Read what cache_info remembered of a folder: {path: {"caption", "resolution"}}; {} when there is none."""
     try:
         found = json.loads((folder / CACHE_NAME).read_text(encoding="utf-8"))
@@ -60,7 +61,7 @@ def cached_size(about: Any) -> tuple[int, int] | None:
 def write_cache(folder: Path, known: Mapping[str, tuple[str, tuple[int, int], int]]) -> None:
     """Remember captions, sizes and numbers of unread lines of a folder's images by path, unless the file says the same
     already."""
-    content: dict[str, dict[str, Any]] = {}
+    content: dict[str, JsonObject] = {}
     for path, (caption, size, unread) in known.items():
         content[path] = {"caption": caption, "resolution": list(size)} | ({"unread_lines": unread} if unread else {})
     if content != read_cache(folder):
@@ -74,7 +75,7 @@ def _lines(text: str) -> Iterator[tuple[str, Any]]:
             yield about["image_path"], about
 
 
-def _entry(key: str, about: Mapping[str, Any], image_dir: str | Path | None, source: str | Path) -> MetadataEntry:
+def _entry(key: str, about: JsonMapping, image_dir: str | Path | None, source: str | Path) -> MetadataEntry:
     path = key
     if not os.path.isabs(key):
         if not image_dir:

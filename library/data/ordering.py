@@ -1,11 +1,15 @@
 """Which images make which batch: a pure function of the seed and the epoch, the same in every process."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 
-class Draw(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Draw:
     """One batch to make: the epoch, the batch's place in it (from 0), and which images it holds.
 
     `slot` is the place of the first image in the batch of all processes together.
@@ -18,8 +22,8 @@ class Draw(NamedTuple):
 
 
 def draws(
-    buckets: Mapping[Hashable, Sequence[int]],
-    sizes: Mapping[Hashable, int],
+    buckets: Mapping[K, Sequence[int]],
+    sizes: Mapping[K, int],
     seed: int,
     epoch: int,
     place: tuple[int, int],

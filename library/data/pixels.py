@@ -16,7 +16,7 @@ from library.data.augment import View
 NEAREST, BILINEAR, CUBIC, AREA = 0, 1, 2, 3  # OpenCV's numbers, so that looking one up does not load it
 RESIZE = {"nearest": NEAREST, "bilinear": BILINEAR, "linear": BILINEAR, "bicubic": CUBIC, "cubic": CUBIC, "area": AREA}
 PLUGINS = {".avif": "pillow_avif", ".jxl": "pillow_jxl"}
-ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+ALWAYS: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 @lru_cache(maxsize=1)

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image as Pillow
 
 from library.config.problems import Problem, Text
+from library.config.run_config import RunConfig
 from library.data import augment, finding
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, number, some
@@ -24,17 +25,17 @@ class Check(NamedTuple):
     images: ImageSet | None = None  # what was found, however much is wrong with it
 
 
-def problems(config: Any, grid: int, report: Report | None = None) -> Iterator[Problem]:
+def problems(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
     """Say what has to be fixed in the data before a training can start; bucket sides are multiples of `grid` pixels."""
     yield from check(config, grid, report).problems
 
 
-def warnings(config: Any, grid: int, report: Report | None = None) -> Iterator[Problem]:
+def warnings(config: RunConfig, grid: int, report: Report | None = None) -> Iterator[Problem]:
     """Say what in the data is perhaps not meant: captions that are not found, images that are not used, and so on."""
     yield from check(config, grid, report).warnings
 
 
-def check(config: Any, grid: int, report: Report | None = None) -> Check:
+def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
     """Look at all data once: folders, headers and ends of images, captions, buckets, options that exclude another."""
     found = finding.survey(config, report)
     images = [*found.images.items, *(found.images.validation.items if found.images.validation else ())]
@@ -109,7 +110,7 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
         code="no_captions")  # fmt: skip
 
 
-def _about_captions(config: Any, found: Survey) -> Iterator[Problem]:
+def _about_captions(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Captions with more lines than are read: in their own files, or in a metadata file."""
     if not found.unread:
         return
@@ -142,7 +143,7 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
             count=number(len(huge), "image"), huge=some(huge))  # fmt: skip
 
 
-def _about_options(config: Any, found: Survey) -> Iterator[Problem]:
+def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that do nothing with this data."""
     images = [image for image in found.images.items if not image.is_reg]
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from library import data
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, replace
 from library.data.images import ImageSet, summary
 
 
-def lines(config: Any, seed: int) -> Iterator[str]:
+def lines(config: RunConfig, seed: int) -> Iterator[str]:
     """The data sets, their buckets, and every batch of the first epoch: sizes, captions as they are read, weights.
 
     Raises ConfigError with everything that is wrong with the data.
@@ -44,7 +45,7 @@ def _sets(images: ImageSet) -> Iterator[str]:
             yield f"  bucket {width}x{height}: {row['images']} images, {row['batches']} batches"
 
 
-def _batches(batches: Any, config: Any) -> Iterator[str]:
+def _batches(batches: Any, config: RunConfig) -> Iterator[str]:
     for draw in batches.draws(1):
         parts = list(batches.described(draw))
         width, height = parts[0].image.fit.bucket

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from library import families
+from library.config.json_types import JsonObject
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
 
@@ -30,7 +30,7 @@ def gain(family: str, folder: Path = FOLDER) -> str:
     return "docs/performance.md says what compiling gives with full-size models on a GPU."
 
 
-def _steps(known: dict[str, Any], family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
+def _steps(known: JsonObject, family: str, compiled: bool) -> Iterator[tuple[int, float, str]]:
     """Number of settings, seconds per step and settings of each row; the fewest settings show compiling alone."""
     for row in known["rows"]:
         settings = [word.strip() for word in row["how"].split(",")]

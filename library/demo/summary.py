@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.demo import configs, lora, measured
 from library.runs import reader
 
@@ -17,7 +18,7 @@ class Outcome:
     folder: Path
     losses: dict[int, float]  # by step
     speed: float | None  # steps per second, once everything is warm
-    compiled: Mapping[str, Any] = field(default_factory=dict)  # seconds, num_graphs, recompiles; empty when eager
+    compiled: JsonMapping = field(default_factory=dict)  # seconds, num_graphs, recompiles; empty when eager
     fallback: str = ""  # why it was not compiled though it should have been
     file: Path | None = None
     device: str = ""  # as PyTorch calls it: cpu, cuda
@@ -59,7 +60,7 @@ def read(folder: Path) -> Outcome:
     )
 
 
-def speed_of(steps: list[dict[str, Any]]) -> float | None:
+def speed_of(steps: list[JsonObject]) -> float | None:
     """Steps per second over the second half of the steps, where neither start nor compiling weighs in."""
     half = [e for e in steps if e["step"] * 2 >= steps[-1]["step"]] if steps else []
     if len(half) < 2 or half[-1]["t"] <= half[0]["t"]:
@@ -73,7 +74,7 @@ def difference(one: Outcome, other: Outcome) -> float | None:
     return max((abs(one.losses[s] - other.losses[s]) / max(abs(one.losses[s]), 1e-12) for s in shared), default=None)
 
 
-def text(script: str, outcomes: Mapping[str, Outcome], config: Any) -> str:
+def text(script: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
     """The lines about one script's runs: `outcomes` by "eager" and, if it was tried, "compiled"."""
     lines = [f"{configs.title(script)}, {len(outcomes['eager'].losses)} steps", *table(outcomes), ""]
     eager, fast = outcomes["eager"], outcomes.get("compiled")
@@ -132,7 +133,7 @@ def shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def fits(file: Path, config: Any) -> str:
+def fits(file: Path, config: RunConfig) -> str:
     """Whether diffusers can use a LoRA file, as a sentence."""
     matched, wrong = lora.check(file, config)
     if wrong:

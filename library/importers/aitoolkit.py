@@ -1,8 +1,8 @@
 """ai-toolkit: YAML files of a training (job: extension), as far as their meaning carries over."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.kohya_ss import is_on
@@ -40,7 +40,7 @@ NUMBERS = {
     "train.min_snr_gamma": "min_snr_gamma",
     "train.min_denoising_steps": "min_timestep",
 }
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: JsonMapping = {
     "save.dtype": "float16",
     "save.save_every": 1000,
     "save.max_step_saves_to_keep": 5,
@@ -58,7 +58,7 @@ DEFAULTS: Mapping[str, Any] = {
     "train.loss_type": "mse",
     "train.skip_first_sample": False,
 }
-OF_ADAPTERS: Mapping[str, Any] = {"network.type": "lora", "network.linear": 4, "network.linear_alpha": 1.0}
+OF_ADAPTERS: JsonMapping = {"network.type": "lora", "network.linear": 4, "network.linear_alpha": 1.0}
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 OTHERS = {
     "textual_inversion_trainer": "an embedding (textual inversion)", "concept_slider": "a concept slider",
@@ -90,13 +90,13 @@ IGNORED = {
 }
 
 
-def fits(found: Mapping[str, Any]) -> bool:
+def fits(found: JsonMapping) -> bool:
     """Whether this is a file of ai-toolkit."""
     inner = found.get("config")
     return isinstance(inner, Mapping) and isinstance(inner.get("process"), list)
 
 
-def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> KeyLedger:
     """Every key of the first process -> our values, and what became of it. Raises ConfigError for other models."""
     inner = found["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
@@ -117,7 +117,7 @@ def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     return ledger
 
 
-def _refuse(process: Mapping[str, Any], job: str) -> None:
+def _refuse(process: JsonMapping, job: str) -> None:
     """Other programs than that for LoRA and whole models are named."""
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
@@ -135,7 +135,7 @@ def _refuse(process: Mapping[str, Any], job: str) -> None:
         raise ConfigError(f"this file of {TRAINER} {verb} {what}, which is not done here: use {TRAINER} for it; {ONLY}")
 
 
-def _script(flat: Mapping[str, Any]) -> str:
+def _script(flat: JsonMapping) -> str:
     arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
@@ -151,7 +151,7 @@ def _script(flat: Mapping[str, Any]) -> str:
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
 
-def _completed(flat: Mapping[str, Any], adapters: bool) -> tuple[dict[str, Any], frozenset[str]]:
+def _completed(flat: JsonMapping, adapters: bool) -> tuple[JsonObject, frozenset[str]]:
     """The settings with ai-toolkit's defaults where they are missing, and the keys of those."""
     defaults = {**DEFAULTS, **(OF_ADAPTERS if adapters else {})}
     if "network.rank" in flat:

@@ -1,8 +1,8 @@
 """ai-toolkit: its data sets as a dataset file, and its prompts as a prompt file."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError
 from library.importers.kohya_ss import is_on
 from library.importers.ledger import KeyLedger, is_empty, to_number
@@ -17,12 +17,12 @@ KNOWN = {
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
 
 
-def is_dataset(found: Mapping[str, Any]) -> bool:
+def is_dataset(found: JsonMapping) -> bool:
     """Whether these are data sets of ai-toolkit without a training."""
     return "config" not in found and any("folder_path" in table for table in tables(found.get("datasets")))
 
 
-def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     """Data sets of ai-toolkit -> a dataset file of ours, and what was left out, a sentence each."""
     listed = [d for d in tables(found.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
@@ -30,12 +30,12 @@ def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
     return _written(listed, found.get("trigger_word"), 1)
 
 
-def _written(found: list[Mapping[str, Any]], word: Any, batch: int) -> tuple[str, list[str]]:
+def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str, list[str]]:
     sets, notes = [], []
     for table in found:
         sizes = table.get("resolution") or 512
         counts = {"batch_size": "batch_size", "bucket_reso_steps": "bucket_tolerance"}
-        own: dict[str, Any] = {option: _count(table.get(key)) for option, key in counts.items()}
+        own: JsonObject = {option: _count(table.get(key)) for option, key in counts.items()}
         own = {key: value for key, value in own.items() if value is not None}
         own |= {} if is_on(table.get("buckets", True)) else {"enable_bucket": False}
         for size in sizes if isinstance(sizes, list) else [sizes]:
@@ -63,10 +63,10 @@ def _datasets(ledger: KeyLedger) -> None:
         ledger.change("trigger_word", said, {"metadata_trigger_phrase": word})
 
 
-def _settings(ledger: KeyLedger, found: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _settings(ledger: KeyLedger, found: list[JsonMapping]) -> JsonObject:
     """What the data sets say and is an option of the whole training here."""
     on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
-    values: dict[str, Any] = {
+    values: JsonObject = {
         "cache_latents": on_disk or any(is_on(d.get("cache_latents")) for d in found),
         "cache_latents_to_disk": on_disk,
         "enable_bucket": True,
@@ -84,17 +84,17 @@ def _settings(ledger: KeyLedger, found: list[Mapping[str, Any]]) -> dict[str, An
     return values | {"resolution": str(largest)}
 
 
-def _ending(table: Mapping[str, Any]) -> str:
+def _ending(table: JsonMapping) -> str:
     ending = str(table.get("caption_type") or table.get("caption_ext") or "txt")
     return ending if ending.startswith(".") else f".{ending}"
 
 
-def _count(value: Any) -> int | None:
+def _count(value: JsonValue) -> int | None:
     number = to_number(value)
     return int(number) if number and number >= 1 else None
 
 
-def _subset(table: Mapping[str, Any], word: Any) -> dict[str, Any]:
+def _subset(table: JsonMapping, word: JsonValue) -> JsonObject:
     word = table.get("trigger_word") or word
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),
@@ -149,7 +149,7 @@ def _samples(ledger: KeyLedger) -> None:
         ledger.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
 
 
-def _line(sample: Mapping[str, Any], shared: Mapping[str, Any], flags: Mapping[str, str], word: str) -> str:
+def _line(sample: JsonMapping, shared: JsonMapping, flags: Mapping[str, str], word: str) -> str:
     line = " ".join(str(sample["prompt"]).replace("[trigger]", word).split())
     own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
     return line + "".join(f" {flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, ""))

@@ -1,7 +1,6 @@
 """ai-toolkit: adapters, length, optimizer, schedule, number formats and noise."""
 
-from typing import Any
-
+from library.config.json_types import JsonObject, JsonValue
 from library.importers.kohya_ss import is_on
 from library.importers.ledger import KeyLedger, is_empty, to_number
 from library.importers.optimizers import ours, plain
@@ -115,7 +114,7 @@ def _optimizer(ledger: KeyLedger) -> None:
         ledger.change("train.lr", f"{rate:g} is 1.0 with {name}, as {TRAINER} does it", {"learning_rate": 1.0})
 
 
-def _argument(value: Any) -> str:
+def _argument(value: JsonValue) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
 
 
@@ -123,7 +122,7 @@ def _schedule(ledger: KeyLedger) -> None:
     name = str(ledger.get("train.lr_scheduler"))
     steps = ledger.number("train.steps") or 1000
     period = ledger.number("train.lr_scheduler_params.total_iters") or steps
-    values: dict[str, Any] = {"lr_scheduler": name}
+    values: JsonObject = {"lr_scheduler": name}
     said = f"lr_scheduler = {name}"
     if name == "constant_with_warmup":
         values["lr_warmup_steps"] = int(ledger.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
@@ -204,7 +203,7 @@ def _noise(ledger: KeyLedger) -> None:
             ledger.empty(key)
         return
     kind = "linear" if is_on(ledger.get("train.linear_timesteps")) else str(ledger.get(key))
-    values: dict[str, Any] = {"timestep_sampling": SAMPLINGS.get(kind, "sigmoid")}
+    values: JsonObject = {"timestep_sampling": SAMPLINGS.get(kind, "sigmoid")}
     near = ""
     if kind not in SAME_SAMPLING:
         near = f"{kind} is not quite the same here; the nearest is "

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from library.config.run_config import RunConfig
 from library.config.schema import options, values
 
 
@@ -11,7 +12,7 @@ def differences(first: Any, second: Any) -> list[tuple[str, str, str]]:
     return [(name, a, b) for name in {**one, **two} if (a := one.get(name, "-")) != (b := two.get(name, "-"))]
 
 
-def _texts(config: Any) -> dict[str, str]:
+def _texts(config: RunConfig) -> dict[str, str]:
     known = options(type(config))
     return {
         name: "(set)" if value and known[name].kind == "secret" else known[name].text(value) or "not set"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError, changed, flat, options, values
 from library.config.values import join, to_float
 from library.importers import kohya_adapters, kohya_keys, kohya_ss
@@ -64,7 +65,7 @@ GROUPS = (
 
 
 def export(
-    config: Any, configs: Configs, base: Mapping[str, Any] | None = None, prompts: str = ""
+    config: Any, configs: Configs, base: JsonMapping | None = None, prompts: str = ""
 ) -> tuple[Fields, list[str]]:
     """A config -> the fields of kohya_ss's page, and what has no place there, a sentence each.
 
@@ -94,7 +95,7 @@ def _differing(config: Any, before: Imported, prompts: str) -> set[str]:
     return found | ({"sample_prompts"} if before.texts.get("sample_prompts", "").strip() != prompts.strip() else set())
 
 
-def _tab(config: Any, base: Mapping[str, Any] | None) -> str:
+def _tab(config: Any, base: JsonMapping | None) -> str:
     if base is not None:
         tab = kohya_ss.tab_of(base)
         if (tab == "lora") != config.adapters:
@@ -212,7 +213,7 @@ def _folders(config: Any) -> Fields:
     return fields
 
 
-def _type(fields: Fields, names: set[str], typed: Mapping[str, Any], config: Any) -> None:
+def _type(fields: Fields, names: set[str], typed: JsonMapping, config: Any) -> None:
     """Write the box for additional parameters: flags of it that changed give way to fields, or to new values."""
     known = options(type(config))
     old = kohya_ss.flags(str(fields.get("additional_parameters") or ""))

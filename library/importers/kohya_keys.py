@@ -1,7 +1,6 @@
 """The keys of kohya_ss's JSON files that are not simply an option: other names, and those that mean nothing here."""
 
-from collections.abc import Mapping
-from typing import Any
+from library.config.json_types import JsonMapping, JsonObject
 
 
 def names(text: str) -> frozenset[str]:
@@ -124,7 +123,7 @@ OTHER_TABS = {
     ("cond_emb_dim", "lllite_mlp_dim", "conditioning_data_dir"): "ControlNet (LLLite)",
 }
 # kohya_ss's page starts with these, where the scripts and we have another default.
-_STARTS: dict[str, Any] = {
+_STARTS: JsonObject = {
     "optimizer": "AdamW8bit",
     "lr_scheduler": "cosine",
     "lr_warmup": 10,
@@ -141,7 +140,7 @@ _STARTS: dict[str, Any] = {
     "sample_sampler": "euler_a",
     "learning_rate": 1e-5,
 }
-_OF_TABS: dict[str, dict[str, Any]] = {
+_OF_TABS: dict[str, JsonObject] = {
     "lora": {"learning_rate": 1e-4, "unet_lr": 1e-4, "text_encoder_lr": 1e-4, "network_dim": 8, "network_alpha": 1},
     "dreambooth": {"save_model_as": "safetensors"},
     "finetune": {"lr_scheduler": "constant", "lr_warmup": 0, "max_bucket_reso": 1024, "dataset_repeats": 40,
@@ -149,7 +148,7 @@ _OF_TABS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def starts(tab: str, family: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def starts(tab: str, family: str, found: JsonMapping) -> JsonObject:
     """What the page of kohya_ss starts with in a tab, where a file says nothing about it."""
     values = _STARTS | _OF_TABS[tab]
     if family == "flux":

@@ -1,8 +1,8 @@
 """The JSON files of kohya_ss's page: LoRA, DreamBooth and Finetune, of its main line and of forks with compile keys."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from library.config.json_types import JsonMapping, JsonValue
 from library.config.schema import ConfigError
 from library.config.values import split
 from library.importers import flat, kohya_adapters, kohya_keys
@@ -17,12 +17,12 @@ SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
-def fits(found: Mapping[str, Any]) -> bool:
+def fits(found: JsonMapping) -> bool:
     """Whether this is a file of kohya_ss."""
     return len(TELLING & found.keys()) >= 2 or bool({"LoRA_type", *SWITCHES} & found.keys())
 
 
-def tab_of(found: Mapping[str, Any]) -> str:
+def tab_of(found: JsonMapping) -> str:
     """The tab that wrote a file, which it does not say itself: "lora", "dreambooth" or "finetune".
 
     Raises ConfigError for the files of tabs for something else.
@@ -38,12 +38,12 @@ def tab_of(found: Mapping[str, Any]) -> str:
     return "finetune" if finetune > dreambooth else "dreambooth"
 
 
-def tab_title(found: Mapping[str, Any]) -> str:
+def tab_title(found: JsonMapping) -> str:
     """What the page calls that tab."""
     return TITLES[tab_of(found)]
 
 
-def script_of(found: Mapping[str, Any]) -> str:
+def script_of(found: JsonMapping) -> str:
     """The script that a file is for. Raises ConfigError for models that are not trained here."""
     lora = tab_of(found) == "lora"
     order = ["sdxl", "flux", "SD3"] if lora else ["sdxl", "SD3", "flux"]
@@ -62,7 +62,7 @@ def script_of(found: Mapping[str, Any]) -> str:
     return f"{family}_train_network" if lora else f"{family}_train"
 
 
-def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> KeyLedger:
     """Every key of a file -> our values, and what became of it. `script` wins over what the file says.
 
     What is missing has the value that the page of kohya_ss starts with, as it has when the page loads the file.
@@ -83,7 +83,7 @@ def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     return ledger
 
 
-def is_on(value: Any) -> bool:
+def is_on(value: JsonValue) -> bool:
     """A switch, also written as a word."""
     return str(value).strip().casefold() in ("true", "1", "yes", "on")
 

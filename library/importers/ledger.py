@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.schema import Option, build, changed, draft, flat, options
 from library.config.sections.run import IDLE_EVERYWHERE
@@ -28,10 +29,10 @@ class Fate:
 class KeyLedger:
     """The settings of one file while they are read. Each key gets one fate, and each option at most one value."""
 
-    source: Mapping[str, Any]
+    source: JsonMapping
     script: str
     trainer: str
-    values: dict[str, Any] = field(default_factory=dict)
+    values: JsonObject = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)  # option -> the key that set it
     fates: dict[str, Fate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -68,7 +69,7 @@ class KeyLedger:
         value = self.source.get(key) if value is None else value
         self._set(key, Fate(key, "renamed", option), {option: value})
 
-    def change(self, key: str, text: str, values: Mapping[str, Any] | None = None) -> None:
+    def change(self, key: str, text: str, values: JsonMapping | None = None) -> None:
         """The key means something that is said in another way here."""
         self._set(key, Fate(key, "changed", text), values or {})
 
@@ -91,7 +92,7 @@ class KeyLedger:
         """Whether the file itself has the key."""
         return key in self.source and key not in self.absent
 
-    def _set(self, key: str, fate: Fate, values: Mapping[str, Any]) -> None:
+    def _set(self, key: str, fate: Fate, values: JsonMapping) -> None:
         self.fates[key] = fate
         for option, value in values.items():
             self.values[option], self.keys[option] = value, key
@@ -136,7 +137,7 @@ class Imported:
     def _defaults(self) -> list[str]:
         return [f"{fate.key} ({fate.text})" for fate in self.of("default")]
 
-    def account(self) -> dict[str, Any]:
+    def account(self) -> JsonObject:
         """The whole account for programs."""
         fates = [{"key": fate.key, "became": fate.kind, "text": fate.text} for fate in self.fates]
         settings = {name: list(v) if isinstance(v, tuple) else v for name, v in flat(changed(self.config)).items()}
@@ -189,7 +190,7 @@ def settle(ledger: KeyLedger, configs: Configs) -> Imported:
     return Imported(ledger.trainer, made, fates, tuple(notes), tuple(problems), texts)
 
 
-def _told(ledger: KeyLedger, config: Any, read: Mapping[str, Any]) -> tuple[Fate, ...]:
+def _told(ledger: KeyLedger, config: Any, read: JsonMapping) -> tuple[Fate, ...]:
     """The fates by the names that the file has; of the trainer's defaults only those that are not ours, too."""
     known, told = options(config), []
     differing: dict[str, list[str]] = {}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config import schema
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.importers.ledger import KeyLedger, is_empty
 from library.importers.trees import ONLY, dataset_toml, set_by, tables, take
@@ -56,13 +57,13 @@ DATASET_KEYS = (
 )
 
 
-def fits(found: Mapping[str, Any]) -> bool:
+def fits(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner."""
     found = schema.flat(found)
     return "dit" in found or found.get("network_module") in MODULES
 
 
-def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> KeyLedger:
     """Every key of a flat file -> our values, and what became of it. Raises ConfigError for other models."""
     data = found.get("dataset_config")  # a table where the file that it names could be read
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
@@ -98,14 +99,14 @@ def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
 # ---- its dataset files
 
 
-def is_dataset(found: Mapping[str, Any]) -> bool:
+def is_dataset(found: JsonMapping) -> bool:
     """Whether this is a dataset file in that dialect: image folders right in [[datasets]]."""
     kinds = ("image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file")
     sets = found.get("datasets")
     return isinstance(sets, list) and any(isinstance(s, Mapping) and any(k in s for k in kinds) for s in sets)
 
 
-def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     """A dataset file in that dialect -> ours, and what was left out, a sentence each."""
     notes: list[str] = []
     known: list[str] = list(DATASET_KEYS.split(" "))
@@ -127,7 +128,7 @@ def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
     return dataset_toml(general, sets), notes
 
 
-def _known(table: Any, known: list[str], place: str, notes: list[str]) -> dict[str, Any]:
+def _known(table: Any, known: list[str], place: str, notes: list[str]) -> JsonObject:
     reasons = {"cache_directory": "caches lie beside the images"}
     table = table if isinstance(table, Mapping) else {}
     for key in table:

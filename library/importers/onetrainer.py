@@ -1,8 +1,6 @@
 """OneTrainer: JSON files of its presets and configs, as far as their meaning carries over."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.ledger import KeyLedger
@@ -72,13 +70,13 @@ IGNORED = {
 }  # fmt: skip
 
 
-def fits(found: Mapping[str, Any]) -> bool:
+def fits(found: JsonMapping) -> bool:
     """Whether this is a file of OneTrainer."""
     told = found.keys() & {"training_method", "base_model_name", "output_model_destination", "concept_file_name"}
     return str(found.get("model_type") or "").isupper() or "training_method" in told or len(told) > 1
 
 
-def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> KeyLedger:
     """Every key -> our values, and what became of it. Raises ConfigError for other models and methods."""
     flat, names = today(dotted(found))
     source, absent, notes = completed(flat)
@@ -93,7 +91,7 @@ def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     return ledger
 
 
-def _script(source: Mapping[str, Any], script: str) -> str:
+def _script(source: JsonMapping, script: str) -> str:
     method, model = str(source["training_method"]), str(source["model_type"])
     if method not in ("LORA", "FINE_TUNE"):
         what = METHODS.get(method, method)

@@ -1,12 +1,10 @@
 """What OneTrainer does where a file of it says nothing: its presets hold only what differs from that."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from library.config.json_types import JsonMapping, JsonObject
 from library.importers.ledger import to_number
 
 # Only what decides how a training goes. Parts are "unet" (SDXL) or "transformer" (FLUX.1).
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: JsonMapping = {
     "training_method": "FINE_TUNE",
     "model_type": "STABLE_DIFFUSION_15",
     "output_dtype": "FLOAT_32",
@@ -85,9 +83,9 @@ OLD = {
 }
 
 
-def today(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     """A file's keys, with dots, in the names of today, and what the file calls those that had another one."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     names: dict[str, str] = {}
     for key, value in flat.items():
         new = OLD.get(key, key)
@@ -104,7 +102,7 @@ def today(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return found, names
 
 
-def completed(found: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str], list[str]]:
+def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[str]]:
     """The settings with OneTrainer's defaults where they are missing or no such value; the keys of those that are
     missing; and a sentence for each that is no such value."""
     filled, notes = dict(found), []

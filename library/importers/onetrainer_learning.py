@@ -1,8 +1,8 @@
 """OneTrainer: optimizer, learning rates, schedule, loss, noise, and how often is saved."""
 
 import math
-from typing import Any
 
+from library.config.json_types import JsonObject
 from library.importers.kohya_keys import names
 from library.importers.kohya_ss import is_on
 from library.importers.ledger import KeyLedger
@@ -14,7 +14,7 @@ SCHEDULES = {
     "COSINE_WITH_RESTARTS": "cosine_with_restarts", "ADAFACTOR": "adafactor", "REX": "cosine",
 }  # fmt: skip
 # What each optimizer takes besides betas, weight_decay and eps; those with a value have it where nothing is said.
-ARGUMENTS: dict[str, dict[str, Any]] = {
+ARGUMENTS: dict[str, JsonObject] = {
     "adafactor": {"scale_parameter": False, "relative_step": False, "warmup_init": False, "clip_threshold": None,
                   "decay_rate": None, "beta1": None},
     "adamw": {"amsgrad": None},
@@ -124,7 +124,7 @@ def _schedule(ledger: KeyLedger) -> None:
     warmup = ledger.number("learning_rate_warmup_steps") or 0.0
     chosen, said = SCHEDULES.get(name), ""
     free = plain(ledger.get("optimizer.optimizer")).find("schedulefree") >= 0
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     if free:
         chosen, warmup, said = "constant", 0.0, ": the optimizer needs no schedule"
     elif name == "CUSTOM" and ledger.get("custom_learning_rate_scheduler"):
@@ -212,7 +212,7 @@ def _encoders(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None
         if any(learns):
             ledger.notes.append("text encoders: OneTrainer trains them, too; a FLUX.1 fine-tune here trains none")
         return
-    values: dict[str, Any] = {"train_text_encoder": any(learns)}
+    values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
         values |= {"learning_rate_te1": rates[0], "learning_rate_te2": rates[1]}
     ledger.change("text_encoder.train", f"train_text_encoder is {'on' if any(learns) else 'off'}", values)
@@ -275,7 +275,7 @@ def _loss(ledger: KeyLedger) -> None:
     ledger.empty("loss_weight_fn", "loss_weight_strength", "min_snr_gamma")
     strengths = {key: ledger.number(f"{key}_strength") or 0.0 for key in ("mse", "mae", "log_cosh", "huber")}
     used = max(strengths, key=lambda key: strengths[key]) if any(strengths.values()) else "mse"
-    values: dict[str, Any] = {"mse": {}, "mae": {"loss_type": "l1"}, "log_cosh": {"loss_type": "smooth_l1"},
+    values: JsonObject = {"mse": {}, "mae": {"loss_type": "l1"}, "log_cosh": {"loss_type": "smooth_l1"},
                               "huber": {"loss_type": "huber"}}[used]  # fmt: skip
     if used in ("huber", "log_cosh"):
         values |= {"huber_schedule": "constant", "huber_c": ledger.number("huber_delta") if used == "huber" else 1.0}

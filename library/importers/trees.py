@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.schema import toml_value
 from library.importers.ledger import Fate, KeyLedger, is_empty
 
@@ -20,9 +21,9 @@ NOT_HERE = "not supported by this trainer"
 PREPARED = "it is said in the dataset file that is written beside the config"
 
 
-def dotted(found: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def dotted(found: JsonMapping, before: str = "") -> JsonObject:
     """Tables in tables -> keys with dots. Lists stay as they are."""
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for key, value in found.items():
         if isinstance(value, Mapping) and value:
             flat |= dotted(value, f"{before}{key}.")
@@ -31,7 +32,7 @@ def dotted(found: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def tables(value: Any) -> list[Mapping[str, Any]]:
+def tables(value: JsonValue) -> list[JsonMapping]:
     """The tables of a list; none where it is no list of tables."""
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
 
@@ -53,7 +54,7 @@ def rest(ledger: KeyLedger, reasons: Mapping[str, str], otherwise: str = NOT_HER
         ledger.ignore(key, reasons.get(key) or next(starts, otherwise))
 
 
-def set_by(ledger: KeyLedger, key: str, text: str, values: Mapping[str, Any]) -> None:
+def set_by(ledger: KeyLedger, key: str, text: str, values: JsonMapping) -> None:
     """Values that follow from the trainer itself, or from a key that is not in the file."""
     if key in ledger.source:
         ledger.change(key, text, values)
@@ -63,7 +64,7 @@ def set_by(ledger: KeyLedger, key: str, text: str, values: Mapping[str, Any]) ->
         ledger.fates.setdefault(key, Fate(key, "changed", text))
 
 
-def precision(value: Any, full: str = "no") -> str:
+def precision(value: JsonValue, full: str = "no") -> str:
     """A name of a number format -> ours; what is no 16-bit format is `full`."""
     word = str(value).casefold()
     return FORMATS.get(word, full if word in FULL else str(value))
@@ -76,7 +77,7 @@ def split_path(path: str) -> tuple[str, str]:
     return path[: max(at, 0)] or ".", name.rpartition(".")[0] or name
 
 
-def dataset_toml(general: Mapping[str, Any], sets: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]]) -> str:
+def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[JsonObject]]]) -> str:
     """A dataset file: what all share, and each dataset with its subsets."""
     blocks = [_table("[general]", general)] if general else []
     for own, subsets in sets:
@@ -85,5 +86,5 @@ def dataset_toml(general: Mapping[str, Any], sets: Iterable[tuple[Mapping[str, A
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(head: str, members: Mapping[str, Any]) -> str:
+def _table(head: str, members: JsonMapping) -> str:
     return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])

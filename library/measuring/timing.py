@@ -58,7 +58,7 @@ class Timing:
 def measure(call: Callable[[], Any], device: torch.device, plan: TimingPlan) -> Timing:
     """Call until it runs steadily, then time it. Raises what `call` raises."""
     began = time.perf_counter()
-    last = math.inf
+    took, last = 0.0, math.inf
     for number in range(plan.warmup * 3):
         took = timed(call, device)
         if number + 1 >= plan.warmup and took > last / SETTLED:

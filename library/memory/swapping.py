@@ -175,6 +175,7 @@ class _Packed:
 
     def _offload_gradient(self, p: nn.Parameter) -> None:
         gradient, p.grad = p.grad, None
+        assert gradient is not None  # the hook runs once it is complete
         home = self.gradients.get(p)
         if home is None:
             home = self._spare.pop(p, None)

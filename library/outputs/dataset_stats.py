@@ -2,8 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
+
+from library.config.json_types import JsonMapping, JsonObject
 
 SUBSET = (
     *("color_aug", "flip_aug", "random_crop", "shuffle_caption", "keep_tokens", "keep_tokens_separator"),
@@ -11,9 +13,7 @@ SUBSET = (
 )
 
 
-def dataset_stats(
-    images: Any, config: Any, batches_per_epoch: int, epochs: int, total_batch_size: int
-) -> dict[str, Any]:
+def dataset_stats(images: Any, config: Any, batches_per_epoch: int, epochs: int, total_batch_size: int) -> JsonObject:
     """Metadata about the data, by ss_ key without the prefix, values not yet text.
 
     `images` is what data.scan returned, `total_batch_size` counts all processes. With a dataset_config there is one
@@ -45,7 +45,7 @@ def tag_frequency(items: Iterable[Any]) -> dict[str, dict[str, int]]:
     return {folder: dict(counter) for folder, counter in found.items()}
 
 
-def _single(images: Any, dataset: Mapping[str, Any], total_batch_size: int) -> dict[str, Any]:
+def _single(images: Any, dataset: JsonMapping, total_batch_size: int) -> JsonObject:
     template = images.datasets[0]
     subset = template.subsets[0] if template.subsets else template.template
     same = ("batch_size_per_device", "resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_info")
@@ -62,7 +62,7 @@ def _single(images: Any, dataset: Mapping[str, Any], total_batch_size: int) -> d
     }
 
 
-def _dataset(images: Any, position: int) -> dict[str, Any]:
+def _dataset(images: Any, position: int) -> JsonObject:
     dataset = images.datasets[position]
     items = [image for image in images.items if image.dataset == position]
     subsets: dict[int, list[Any]] = {}
@@ -84,7 +84,7 @@ def _dataset(images: Any, position: int) -> dict[str, Any]:
     }
 
 
-def _subset(members: list[Any]) -> dict[str, Any]:
+def _subset(members: list[Any]) -> JsonObject:
     subset = members[0].subset
     out = {"img_count": len(members), "num_repeats": subset.num_repeats}
     out |= {key: getattr(subset, key) for key in SUBSET}
@@ -94,7 +94,7 @@ def _subset(members: list[Any]) -> dict[str, Any]:
     return out | {"image_dir": folder, "class_tokens": subset.class_tokens, "is_reg": subset.is_reg}
 
 
-def _buckets(items: list[Any]) -> dict[str, Any]:
+def _buckets(items: list[Any]) -> JsonObject:
     counts = Counter()
     for image in items:
         counts[image.fit.bucket] += image.repeats

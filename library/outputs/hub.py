@@ -7,7 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import replace
 from library.outputs.paths import saved_kind
 
@@ -18,7 +20,7 @@ KINDS = {"dataset": "datasets/", "space": "spaces/"}  # of repositories, and whe
 class Uploads:
     """Sends files to a repository of the user's. What cannot be sent is said, and ends no training."""
 
-    def __init__(self, config: Any, run: Any) -> None:
+    def __init__(self, config: RunConfig, run: Any) -> None:
         """`run` is told what happens (say, warn, event, phase)."""
         self._options, self._run = config.hub, run
         self._wanted = bool(config.hub.huggingface_repo_id)
@@ -94,7 +96,7 @@ class Uploads:
         return f"https://huggingface.co/{KINDS.get(self._kind or '', '')}{self._options.huggingface_repo_id}"
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """Why nothing could be uploaded, as far as that is known without the network."""
     if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
         return
@@ -106,7 +108,7 @@ def problems(config: Any) -> Iterator[Problem]:
             "login`, or give huggingface_token")  # fmt: skip
 
 
-def fetched(config: Any) -> Any:
+def fetched(config: RunConfig) -> Any:
     """The config with a state on this machine: one that `resume` names on the hub is downloaded.
 
     Raises ConfigError when it cannot be had.
@@ -116,7 +118,7 @@ def fetched(config: Any) -> Any:
     from huggingface_hub import HfApi, snapshot_download
 
     repo, place, revision, kind = address(config.steps.resume)
-    where = {"revision": revision, "repo_type": kind, "token": config.hub.huggingface_token}
+    where: JsonObject = {"revision": revision, "repo_type": kind, "token": config.hub.huggingface_token}
     try:
         files = [file for file in HfApi().list_repo_files(repo, **where) if file.startswith(f"{place}/")]
         folder = Path(snapshot_download(repo, allow_patterns=files, **where)) / place if files else None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from library import families
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import values
 
 # ss_ keys that are options of the same name; one that this kind of run does not have is left out.
@@ -46,7 +47,7 @@ PLAIN = ("author", "description", "license", "tags")
 class MetadataBuilder:
     """The metadata of one run's files. Made at the start; base models are hashed in the background meanwhile."""
 
-    def __init__(self, config: Any, family: Any, dataset_stats: Mapping[str, Any], optimizer: str = "") -> None:
+    def __init__(self, config: Any, family: Any, dataset_stats: JsonMapping, optimizer: str = "") -> None:
         """`dataset_stats` is what the function of that name answered, `optimizer` what `optimizers.describe` said."""
         self._config, self._family = config, family
         self._started = time.time()
@@ -144,7 +145,7 @@ def modelspec(config: Any, architecture: str) -> dict[str, str]:
     return {f"modelspec.{key}": str(value) for key, value in out.items() if value is not None}
 
 
-def _options(config: Any) -> dict[str, Any]:
+def _options(config: Any) -> JsonObject:
     known = values(config)
     out = {key: known[key] for key in OPTIONS if key in known}
     out["text_encoder_lr"] = list(known["text_encoder_lr"]) or None
@@ -157,7 +158,7 @@ def _options(config: Any) -> dict[str, Any]:
     }
 
 
-def _network_args(config: Any) -> dict[str, Any]:
+def _network_args(config: Any) -> JsonObject:
     if not config.network.network_args:
         return {}
     pairs = (pair.partition("=") for pair in config.network.network_args)
@@ -186,7 +187,7 @@ def _thumbnail(value: str | None) -> str | None:
     return f"data:{kind};base64,{base64.b64encode(Path(value).read_bytes()).decode()}"
 
 
-def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
+def _texts(facts: JsonMapping) -> dict[str, str]:
     return {f"ss_{key}": json.dumps(v) if key in JSON else str(v) for key, v in facts.items()}
 
 

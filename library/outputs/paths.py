@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
@@ -113,7 +114,7 @@ def extension(config: Any) -> str:
     return "" if asked in FOLDERS else f".{asked}"
 
 
-def free_name(config: Any) -> dict[str, Any]:
+def free_name(config: Any) -> JsonObject:
     """The fix that is an output name like this one that no file has yet."""
     stem, number = re.sub(r"-\d+$", "", config.save.output_name or config.script), 2
     folder = Path(config.save.output_dir or ".")

@@ -3,11 +3,12 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonValue
 from library.config.problems import ConfigError, Problem
 from library.config.schema import section_options
 from library.config.sections.outputs import Sample
@@ -174,7 +175,7 @@ def _from_json(text: str) -> Iterator[tuple[Prompt, str]]:
             yield Prompt(""), f"entry {number} is neither a text nor an object"
 
 
-def _from_mapping(values: Mapping[str, Any], where: str) -> tuple[Prompt, str]:
+def _from_mapping(values: JsonMapping, where: str) -> tuple[Prompt, str]:
     known = {k: v for k, v in values.items() if k in KINDS and v is not None}
     if unknown := sorted(values.keys() - KINDS.keys() - IGNORED):
         return Prompt(""), f"{where}: there is no option {', '.join(unknown)}; known are {', '.join(KINDS)}"
@@ -187,7 +188,7 @@ def _from_mapping(values: Mapping[str, Any], where: str) -> tuple[Prompt, str]:
     return prompt, _problem(prompt, where)
 
 
-def _number(name: str, value: Any, kind: Callable[[Any], Any]) -> Any:
+def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
     try:
         return kind(value)
     except (TypeError, ValueError):
@@ -205,7 +206,7 @@ def _problem(prompt: Prompt, where: str) -> str:
     return ""
 
 
-def with_defaults(prompt: Prompt, defaults: Mapping[str, Any], multiple: int) -> Prompt:
+def with_defaults(prompt: Prompt, defaults: JsonMapping, multiple: int) -> Prompt:
     """Fill in what the prompt leaves open, and round its size down to what the model can draw.
 
     An unknown sampler becomes the first of all, as in sd-scripts.

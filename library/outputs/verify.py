@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from library import families
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 
 log = logging.getLogger(__name__)
@@ -19,7 +21,7 @@ def expected(method: Any) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
 
 
-def check(path: Path, shapes_of: Callable[[], Shapes], config: Any) -> dict[str, Any]:
+def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> JsonObject:
     """Compare a file's names and shapes with the model's, and look at a LoRA as `kohya tools verify` does.
 
     Returns {"ok", "text"} for the run's record: `text` is a sentence. Nothing where only PyTorch could read the file.
@@ -51,7 +53,7 @@ def differences(path: Path, shapes: Shapes) -> str:
     return "; ".join(f"{len(names)} tensors are {words}, first {names[0]}" for words, names in parts.items() if names)
 
 
-def _verified(path: Path, config: Any) -> str:
+def _verified(path: Path, config: RunConfig) -> str:
     """The first problem that `kohya tools verify` finds, with the base model's header where it can be read."""
     from library.tools.verify import verify
 

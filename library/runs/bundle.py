@@ -8,8 +8,8 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
-from typing import Any
 
+from library.config.json_types import JsonObject
 from library.runs import layout, reader, redaction
 
 README = """This is a support bundle of one training. Look through it before you pass it on: it is all plain text.
@@ -58,18 +58,18 @@ def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
     return packed.getvalue()
 
 
-def _facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> dict[str, Any]:
+def _facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> JsonObject:
     found = {name: clean.inside(run.facts[name]) for name in FACTS if name in run.facts}
     found["state"], found["error"] = run.state, clean.text(run.error or "")
     return {**found, "config": redaction.settings(run.facts.get("config") or {})}
 
 
-def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[dict[str, Any]]:
+def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[JsonObject]:
     for event in reader.events(run.folder)[0][-NEWEST:]:
         kind = event.get("kind")
         if kept := EVENTS.get(str(kind)):
             yield {"t": event.get("t"), "kind": kind, **{n: clean.inside(event[n]) for n in kept if n in event}}
 
 
-def _pretty(values: dict[str, Any]) -> str:
+def _pretty(values: JsonObject) -> str:
     return layout.dump(values, indent=1) + "\n"

@@ -8,6 +8,8 @@ from typing import Any
 
 import psutil
 
+from library.config.json_types import JsonObject
+
 
 def run(arguments: list[str]) -> int:
     """Run a launcher to its end; its exit code, 128 + n where signal n ended it.
@@ -16,7 +18,7 @@ def run(arguments: list[str]) -> int:
     the launcher, which would die of them and leave its training alone.
     """
     # A group of its own, so that the terminal sends Ctrl+C to us and not to the launcher as well.
-    apart: dict[str, Any] = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
+    apart: JsonObject = {} if os.name == "nt" else {"process_group": 0, "stdin": subprocess.DEVNULL}
     child = subprocess.Popen(arguments, **apart)
     if os.name == "nt":  # where a console's Ctrl+C reaches everyone, and launchers wait
         handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN}

@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from library.config.command import launch_problems
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.runs import locking, machine, registry
 
@@ -39,7 +39,7 @@ def choosing() -> Iterator[None]:
         yield
 
 
-def taken(active: Iterable[Mapping[str, Any]]) -> set[str]:
+def taken(active: Iterable[JsonMapping]) -> set[str]:
     """The lanes of runs that work, from their run.json. A run that was started in a shell may use any of them."""
     found: set[str] = set()
     for facts in active:
@@ -48,7 +48,7 @@ def taken(active: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 # Why: docs/decisions/2026-11-20-gpus-are-given-to-one-training.md
-def choose(how: Mapping[str, Any], free: Iterable[str]) -> tuple[str, ...]:
+def choose(how: JsonMapping, free: Iterable[str]) -> tuple[str, ...]:
     """The lanes that a training gets out of those that are free; () when it has to wait.
 
     `how` are its launch options. Raises ConfigError for GPUs that this machine does not have.
@@ -67,7 +67,7 @@ def choose(how: Mapping[str, Any], free: Iterable[str]) -> tuple[str, ...]:
     return known[:count] if len(known) >= count else ()
 
 
-def problems(how: Mapping[str, Any]) -> list[Problem]:
+def problems(how: JsonMapping) -> list[Problem]:
     """All that is wrong with launch options; of GPUs only where this machine knows what it has."""
     found, every = launch_problems(how), lanes()
     if every == (CPU,) or str(how.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
@@ -93,7 +93,7 @@ def _absent(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
     )
 
 
-def free(active: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def free(active: Iterable[JsonMapping]) -> tuple[str, ...]:
     """The lanes on which no run works."""
     busy = taken(active)
     return tuple(lane for lane in dict.fromkeys((*lanes(), CPU)) if lane not in busy)
@@ -106,7 +106,7 @@ def environment(own: Iterable[str]) -> dict[str, str]:
     return {} if CPU in own else {VISIBLE: ",".join(own), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def launch_options(how: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
+def launch_options(how: JsonMapping, own: Iterable[str]) -> JsonObject:
     """The launch options of a training that got these lanes."""
     own = tuple(own)
     if CPU in own:
@@ -115,6 +115,6 @@ def launch_options(how: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]
     return {**how, "gpu_ids": ",".join(own), **several}  # 0: any port that is free, as another run may have the usual
 
 
-def _processes(how: Mapping[str, Any]) -> int:
+def _processes(how: JsonMapping) -> int:
     machines = int(how.get("num_machines") or 1)
     return max(1, int(how.get("num_processes") or 1) // max(1, machines))

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from library.config.command import ROOT
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.files import write_atomic
 from library.runs import layout, process, reader, registry
@@ -37,7 +38,7 @@ class BackgroundJob:
     """A job as it stands now."""
 
     folder: Path
-    facts: Mapping[str, Any] = field(repr=False)
+    facts: JsonMapping = field(repr=False)
 
     @property
     def id(self) -> str:
@@ -70,12 +71,12 @@ class BackgroundJob:
         return str(self.facts.get("error") or "")
 
     @property
-    def doing(self) -> Mapping[str, Any]:
+    def doing(self) -> JsonMapping:
         """What it does now: text, done and total; empty when it says nothing of that."""
         return self.facts.get("doing") or {}
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JsonObject:
         """What came of it so far."""
         return layout.load(self.folder / RESULT)
 
@@ -117,13 +118,13 @@ def at(folder: Path) -> BackgroundJob:
     return BackgroundJob(folder, facts)
 
 
-def _lives(folder: Path, facts: Mapping[str, Any]) -> bool:
+def _lives(folder: Path, facts: JsonMapping) -> bool:
     if known := _identity(folder, facts):
         return process.alive(known)
     return time.time() - facts.get("started", 0) < PATIENCE  # it is being started at this moment
 
 
-def _identity(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(folder: Path, facts: JsonMapping) -> JsonObject:
     """The process: as it has said itself, and before that as its launcher has."""
     return dict(facts) if "pid" in facts else layout.load(folder / layout.LAUNCHER)
 

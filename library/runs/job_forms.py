@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError
 
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
@@ -64,7 +65,7 @@ class Forms:
             for name, one in sub.choices.items()
         }
 
-    def words(self, name: str, values: Mapping[str, Any], guard: Guard) -> list[str]:
+    def words(self, name: str, values: JsonMapping, guard: Guard) -> list[str]:
         """A filled form -> the words after `kohya`. Every path goes through `guard`.
 
         Raises ConfigError with what is missing or wrong, by the field's label.
@@ -91,7 +92,7 @@ class Forms:
             yield CommandField(action.dest, flag, _kind(action), label, about, default, choices, action.required)
 
 
-def _filled(fields: tuple[CommandField, ...], values: Mapping[str, Any], guard: Guard) -> list[str]:
+def _filled(fields: tuple[CommandField, ...], values: JsonMapping, guard: Guard) -> list[str]:
     """The words of a form's fields, each asked to be filled in that must be."""
     words, missing = [], []
     for field in fields:

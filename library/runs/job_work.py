@@ -4,10 +4,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.runs import layout, process
 from library.runs.job import FOLDER, JOB, RESULT, STOP, new
@@ -20,7 +21,7 @@ class JobRecord:
 
     def __init__(self, kind: str, folder: Path | None) -> None:
         self.kind, self.folder, self._said = kind, folder, ("", 0.0)
-        self._facts: dict[str, Any] = {}
+        self._facts: JsonObject = {}
         self._end = {"state": "finished", "error": ""}
         self._usual: Any = None  # what a polite kill does otherwise
 
@@ -32,7 +33,7 @@ class JobRecord:
             self._write(kind=self.kind, state="running", **process.identity())
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         self._write(**(_end_by(error) if error else self._end), ended=time.time(), doing=None)
         if self._usual is not None:
             signal.signal(signal.SIGTERM, self._usual)
@@ -47,7 +48,7 @@ class JobRecord:
         if (self.folder / STOP).exists():
             raise KeyboardInterrupt
 
-    def store(self, result: Mapping[str, Any]) -> None:
+    def store(self, result: JsonMapping) -> None:
         """Keep the result, whole or as far as it is known."""
         if self.folder:
             layout.store(self.folder / RESULT, result)
@@ -77,7 +78,7 @@ def begin(kind: str, folder: Path | None = None) -> JobRecord:
     return JobRecord(kind, folder or found.folder or new(kind))
 
 
-def _end_by(error: BaseException) -> dict[str, Any]:
+def _end_by(error: BaseException) -> JsonObject:
     if isinstance(error, KeyboardInterrupt):
         return {"state": "stopped", "error": ""}
     known = {MemoryError: "there is not enough memory for this", ConfigError: str(error), SystemExit: ""}

@@ -6,8 +6,8 @@ A training gets them by its environment. What stands in the environment already 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from library.config.json_types import JsonMapping
 from library.files import write_atomic
 from library.runs import layout, registry
 
@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
     return {ENVIRONMENT[name]: value for name, value in kept().items() if not os.environ.get(ENVIRONMENT[name])}
 
 
-def store_privately(path: Path, values: Mapping[str, Any]) -> None:
+def store_privately(path: Path, values: JsonMapping) -> None:
     """Write a JSON object into a file that only its owner may read (0600)."""
     path.parent.mkdir(parents=True, exist_ok=True)
 

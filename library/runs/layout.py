@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.files import write_atomic
 
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
@@ -47,7 +48,7 @@ def wish_file(folder: Path, wish: str) -> Path:
     return folder / f"{wish}-now"
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> JsonObject:
     """A JSON object from a file; empty when the file is missing, half gone or no object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -56,23 +57,23 @@ def load(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def store(path: Path, values: Mapping[str, Any]) -> None:
+def store(path: Path, values: JsonMapping) -> None:
     """Write a JSON object so that a reader sees the old one or the new one, never a torn one."""
     write_atomic(path, dump(values, indent=1) + "\n")
 
 
-def dump(values: Mapping[str, Any], indent: int | None = None) -> str:
+def dump(values: JsonMapping, indent: int | None = None) -> str:
     """Strict JSON: NaN and infinity become null, and whatever JSON does not know becomes a number or a text."""
     return json.dumps(_plain(values), ensure_ascii=False, indent=indent)
 
 
-def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_secrets(values: JsonMapping) -> JsonObject:
     """The values less every token and key, whether they lie flat or by section."""
     kept = {name: value for name, value in values.items() if name not in SECRETS}
     return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
-def secrets_in(values: Mapping[str, Any]) -> list[str]:
+def secrets_in(values: JsonMapping) -> list[str]:
     """Every token and key among the values, whether they lie flat or by section."""
     found = [str(value) for name, value in values.items() if name in SECRETS and value]
     return found + [s for value in values.values() if isinstance(value, Mapping) for s in secrets_in(value)]

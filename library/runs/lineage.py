@@ -2,10 +2,9 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.runs import layout, registry
 
 PROGRESS = "train_state.json"  # in a state's folder, written with it
@@ -43,7 +42,7 @@ def _before_first(folder: Path) -> int | None:
     return step - 1 if isinstance(step, int) else None
 
 
-def _state(folder: Path, facts: Mapping[str, Any]) -> Path | None:
+def _state(folder: Path, facts: JsonMapping) -> Path | None:
     """The state that a run begins with; what the page has prepared says so in its TOML only."""
     config = facts.get("config")
     if not isinstance(config, dict):
@@ -56,7 +55,7 @@ def _state(folder: Path, facts: Mapping[str, Any]) -> Path | None:
     return Path(str(facts.get("folder") or ".")) / given if isinstance(given, str) and given else None
 
 
-def _named(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+def _named(facts: JsonMapping) -> JsonObject | None:
     """The run that the page says is gone on with."""
     try:
         place = registry.folder(facts["resumes"])
@@ -65,7 +64,7 @@ def _named(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**layout.load(place / layout.RUN), "at": place}
 
 
-def _maker(facts: Mapping[str, Any], state: Path, at: int) -> dict[str, Any] | None:
+def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
     """The newest older run that has written states of this name there, and got as far."""
     wanted = state.parent.absolute()
     every = [{**layout.load(place / layout.RUN), "at": place} for place in registry.folders().values()]
@@ -80,9 +79,9 @@ def _maker(facts: Mapping[str, Any], state: Path, at: int) -> dict[str, Any] | N
     return max(found, key=_began, default=None)
 
 
-def _began(facts: Mapping[str, Any]) -> float:
+def _began(facts: JsonMapping) -> float:
     return _number(facts.get("started"))
 
 
-def _number(value: Any) -> float:
+def _number(value: JsonValue) -> float:
     return float(value) if isinstance(value, int | float) else 0.0

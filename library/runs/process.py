@@ -8,11 +8,13 @@ from typing import Any
 
 import psutil
 
+from library.config.json_types import JsonObject
+
 HOST = socket.gethostname()
 GRACE = 5.0  # seconds a process has between being asked to end and being ended
 
 
-def identity(pid: int | None = None) -> dict[str, Any]:
+def identity(pid: int | None = None) -> JsonObject:
     """What names a process for good: its number, the second it started, and the machine."""
     pid = pid or os.getpid()
     try:
@@ -22,7 +24,7 @@ def identity(pid: int | None = None) -> dict[str, Any]:
     return {"pid": pid, "process_start": start, "host": HOST}
 
 
-def find(known: dict[str, Any]) -> psutil.Process | None:
+def find(known: JsonObject) -> psutil.Process | None:
     """The living process that `identity` once described, or None when it ended or another one wears its number."""
     pid, start = known.get("pid"), known.get("process_start")
     if not isinstance(pid, int) or not isinstance(start, int | float) or known.get("host", HOST) != HOST:
@@ -37,7 +39,7 @@ def find(known: dict[str, Any]) -> psutil.Process | None:
     return found
 
 
-def alive(known: dict[str, Any]) -> bool:
+def alive(known: JsonObject) -> bool:
     """Whether the process that `identity` described is still at work on this machine."""
     return find(known) is not None
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
@@ -36,7 +36,7 @@ class QueueEntry:
     title: str
     name: str
     output: str
-    how: dict[str, Any] = field(default_factory=dict)
+    how: JsonObject = field(default_factory=dict)
     folder: str = ""
     resumes: str = ""
     added: float = 0.0
@@ -57,7 +57,7 @@ class Queue:
     entries: list[QueueEntry] = field(default_factory=list)
     paused: str = ""  # why nothing is started, "" when it goes on
     go_on: bool = True  # with the next one, when one fails
-    worker: dict[str, Any] = field(default_factory=dict)  # the process that works it off
+    worker: JsonObject = field(default_factory=dict)  # the process that works it off
     called: float = 0.0  # when that process was started last
 
     @property

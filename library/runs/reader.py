@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+from library.config.json_types import JsonObject
 from library.runs import explain, layout, lineage, process, registry
 from library.runs.curve import Curve
 
@@ -24,7 +24,7 @@ class RecordedRun:
     """One run as it stands now."""
 
     folder: Path
-    facts: dict[str, Any] = field(repr=False)
+    facts: JsonObject = field(repr=False)
 
     @property
     def id(self) -> str:
@@ -86,7 +86,7 @@ def at(folder: Path) -> RecordedRun:
     return RecordedRun(folder, facts)
 
 
-def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None] | None:
+def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, str | None] | None:
     """State and cause of a run that says it works but does not; None when it really works."""
     begun = "pid" in facts  # the trainer itself has taken the diary over
     known = facts if begun else layout.load(folder / layout.LAUNCHER)
@@ -105,7 +105,7 @@ def _how_it_ended(folder: Path, facts: dict[str, Any]) -> tuple[str, str | None]
     return ("failed", found) if found else ("interrupted", "The training was interrupted: its process is gone.")
 
 
-def _is_beating(facts: dict[str, Any]) -> bool:
+def _is_beating(facts: JsonObject) -> bool:
     """Whether a process of this number has just given a sign of life: its start seems to move when the clock is set."""
     return abs(time.time() - facts.get("heartbeat", 0)) < FRESH and process.exists(facts.get("pid"))
 
@@ -123,12 +123,12 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
 
 
-def read(run_id: str, since: int = 0) -> tuple[list[dict[str, Any]], int]:
+def read(run_id: str, since: int = 0) -> tuple[list[JsonObject], int]:
     """What happened after byte `since` of progress.jsonl, and the byte to go on from. KeyError: no such run."""
     return events(registry.folder(run_id), since)
 
 
-def events(folder: Path, since: int = 0) -> tuple[list[dict[str, Any]], int]:
+def events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
     """Like `read`, for a folder. A line still being written waits for the next call; a broken one is left out."""
     try:
         with (folder / layout.PROGRESS).open("rb") as progress:
@@ -156,9 +156,9 @@ class RunProgress:
     def __init__(self, folder: Path, line: Curve | None = None) -> None:
         self.folder, self.offset = folder, 0
         self.line = line or Curve()
-        self.last: dict[str, Any] = {}  # the newest step line
-        self.phase: dict[str, Any] | None = None  # what goes on outside the steps
-        self.told: dict[str, deque[dict[str, Any]]] = {}  # the newest events of every other kind
+        self.last: JsonObject = {}  # the newest step line
+        self.phase: JsonObject | None = None  # what goes on outside the steps
+        self.told: dict[str, deque[JsonObject]] = {}  # the newest events of every other kind
         self._lock = threading.Lock()
 
     @property
@@ -174,7 +174,7 @@ class RunProgress:
                 self._take(event)
         return self
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event: JsonObject) -> None:
         kind = event.get("kind")
         if kind == "step":
             self.last, self.phase = event, None
@@ -205,5 +205,5 @@ def _changed(path: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _loaded(path: str, changed: tuple[int, int]) -> dict[str, Any]:
+def _loaded(path: str, changed: tuple[int, int]) -> JsonObject:
     return layout.load(Path(path))

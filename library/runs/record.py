@@ -8,12 +8,13 @@ import platform
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any
 
 import psutil
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.files import write_atomic
 from library.runs import layout, process, registry, restoring
@@ -36,7 +37,7 @@ PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "
 class Secrets:
     """Tokens and keys of this run, which no file of it may hold, whatever an error message quotes."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: JsonMapping) -> None:
         own = [layout.secrets_in(config), [os.environ.get(name, "") for name in ENVIRONMENT]]
         self._words = sorted({word for words in own for word in words if len(word) >= SHORTEST}, key=len, reverse=True)
 
@@ -58,7 +59,7 @@ class Record:
             record.step({"step": 1, "loss": 0.12, "lr": {"unet": 1e-4}})
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], in_shell: bool, hidden: Secrets | None = None) -> None:
+    def __init__(self, folder: Path, facts: JsonObject, in_shell: bool, hidden: Secrets | None = None) -> None:
         self.folder, self.facts = folder, facts
         self._hidden = hidden or Secrets({})
         self._lock, self._ended = threading.RLock(), threading.Event()
@@ -71,7 +72,7 @@ class Record:
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
 
     @classmethod
-    def start(cls, config: Mapping[str, Any], script: str, output_dir: str | Path, output_name: str | None,
+    def start(cls, config: JsonMapping, script: str, output_dir: str | Path, output_name: str | None,
               title: str = "") -> "Record":  # fmt: skip
         """Begin a run's folder, or take over the one that the page prepared (KOHYA_RUN_DIR).
 
@@ -128,7 +129,7 @@ class Record:
             self._phase_said = (name, now)
             self.event("phase", name=name, done=done, total=total)
 
-    def step(self, values: Mapping[str, Any]) -> None:
+    def step(self, values: JsonMapping) -> None:
         """One line of the loss curve: step, epoch, loss, avr_loss, lr {name: rate}, grad_norm, s_it, eta (seconds)."""
         with self._lock:
             self.facts |= {"step": int(values.get("step", self.facts["step"])), "phase": None}
@@ -208,7 +209,9 @@ class Record:
     def __enter__(self) -> "Record":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.finish("stopped" if self.facts["state"] == "stopping" else "finished")
         elif isinstance(error, KeyboardInterrupt):
@@ -273,7 +276,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> JsonObject:
     """The machine as far as it is known without torch; the trainer adds its GPU with `note`."""
     memory = psutil.virtual_memory().total / 2**30
     return {"system": platform.platform(), "cpus": os.cpu_count(), "memory_gb": round(memory, 1)}

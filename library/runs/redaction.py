@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.runs import keys, layout, reader
 from library.runs.record import ENVIRONMENT, Secrets
 
@@ -50,7 +51,7 @@ class Redactor:
         """Line by line without anything private."""
         return "\n".join(self._line(line) for line in text.splitlines()) + ("\n" if text.endswith("\n") else "")
 
-    def inside(self, value: Any) -> Any:
+    def inside(self, value: JsonValue) -> Any:
         """A value of JSON with all its texts, and the names of its fields, made clean."""
         if isinstance(value, str):
             return self.text(value)
@@ -95,13 +96,13 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
     return Redactor(Secrets({**config, **keys.kept()}), tuple(longest), frozenset(quoted))
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def settings(config: JsonMapping) -> JsonObject:
     """The settings of a run by name, with the values that are numbers, switches and words of ours."""
     plain = layout.without_secrets(config)
     return {name: settings(v) if isinstance(v, Mapping) else _shown(name, v) for name, v in plain.items()}
 
 
-def _shown(name: str, value: Any) -> Any:
+def _shown(name: str, value: JsonValue) -> Any:
     if isinstance(value, list | tuple):
         return [_shown(name, inner) for inner in value]
     if not isinstance(value, str):
@@ -109,7 +110,7 @@ def _shown(name: str, value: Any) -> Any:
     return value if name in WORDS and SETTINGS.fullmatch(value) else "<set>"
 
 
-def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _texts(config: JsonMapping) -> Iterator[tuple[str, str]]:
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _texts(value)
@@ -133,7 +134,7 @@ def _people() -> Iterator[tuple[str, str]]:
             yield os.environ[name], "<token>"
 
 
-def _data(config: Mapping[str, Any]) -> Iterator[Path]:
+def _data(config: JsonMapping) -> Iterator[Path]:
     """The files of the data set, and those that hold captions or prompts."""
     folders = [text for _, text in _texts_of(config, ("train_data_dir", "reg_data_dir", "conditioning_data_dir"))]
     for name, text in _texts_of(config, ("dataset_config", "in_json", "sample_prompts", "validation_prompts")):
@@ -150,7 +151,7 @@ def _data(config: Mapping[str, Any]) -> Iterator[Path]:
                     yield Path(where) / name
 
 
-def _texts_of(config: Mapping[str, Any], names: tuple[str, ...]) -> list[tuple[str, str]]:
+def _texts_of(config: JsonMapping, names: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(name, text) for name, text in _texts(config) if name in names]
 
 

@@ -1,13 +1,12 @@
 """Where the runs of this user are: one small pointer per run, so that a run started in a shell is found by the page."""
 
 import os
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.runs import layout, process
 
 # What a pointer repeats of a run: who it is, how its process is found, and what that occupies.
@@ -21,7 +20,7 @@ def home() -> Path:
     return Path(given).expanduser() if given else Path(platformdirs.user_data_dir("kohya", appauthor=False))
 
 
-def add(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
+def add(folder: Path, facts: JsonMapping | None = None) -> None:
     """Remember a run's folder under its name; `facts` that name its process let it be known without its folder."""
     pointers = home() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
@@ -29,7 +28,7 @@ def add(folder: Path, facts: Mapping[str, Any] | None = None) -> None:
     layout.store(pointers / f"{folder.name}.json", {**told, "folder": str(folder.absolute())})
 
 
-def working(run_id: str) -> dict[str, Any]:
+def working(run_id: str) -> JsonObject:
     """What is known of a run whose process works although its folder, or what is in it, was deleted; else nothing."""
     known = layout.load(home() / "runs" / f"{run_id}.json") if layout.is_id(run_id) else {}
     if not _works(known):
@@ -48,13 +47,13 @@ def folders() -> dict[str, Path]:
     return {run_id: Path(told["folder"]) for run_id, told in known if os.path.isdir(told["folder"]) or _works(told)}
 
 
-def _works(told: Mapping[str, Any]) -> bool:
+def _works(told: JsonMapping) -> bool:
     """Whether the process that a pointer names is at work."""
     return "pid" in told and process.alive(dict(told))
 
 
 @lru_cache(maxsize=4)
-def _known(pointers: Path, changed: int) -> dict[str, dict[str, Any]]:
+def _known(pointers: Path, changed: int) -> dict[str, JsonObject]:
     """What the pointers say; one that is written changes its folder. The page asks every second."""
     found = {}
     for pointer in pointers.glob("*.json"):

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.runs import layout, reader
 from library.runs.lineage import step_of
@@ -21,7 +21,7 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
     return Path(given) if given and step_of(Path(given)) is not None else None
 
 
-def settings(run: reader.RecordedRun) -> dict[str, Any]:
+def settings(run: reader.RecordedRun) -> JsonObject:
     """What differed from the defaults in a run, by section."""
     found = run.facts.get("config")
     return {name: values for name, values in (found or {}).items() if isinstance(values, dict)}
@@ -33,7 +33,7 @@ def is_wanted(run: reader.RecordedRun, others: Iterable[reader.RecordedRun]) -> 
     return left and not any(other.facts.get("resumes") == run.id for other in others)
 
 
-def launch_options(run: reader.RecordedRun) -> dict[str, Any]:
+def launch_options(run: reader.RecordedRun) -> JsonObject:
     """How a run was launched, as far as that is known."""
     found = run.facts.get("launch")
     return found if isinstance(found, dict) else {}

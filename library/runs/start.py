@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from library.config.command import command, launch_options
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
 from library.runs import gpu_slots, keys, layout, process, reader, registry
@@ -25,7 +27,7 @@ class TrainingJob:
     name: str
     output: str  # an absolute folder
     toml: str
-    how: Mapping[str, Any] = field(default_factory=dict)  # fields of library.config.command.Launch
+    how: JsonMapping = field(default_factory=dict)  # fields of library.config.command.Launch
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # by the variable that hands them over
     folder: str = ""  # what relative paths in the config start from
     resumes: str = ""  # the run that is gone on with
@@ -42,7 +44,7 @@ def job(config: Any, **how: Any) -> TrainingJob:
     return TrainingJob(config.script, config.title, name, str(output), to_toml(config), kept, secrets, str(Path.cwd()))
 
 
-def launch(config: Any, **how: Any) -> str:
+def launch(config: RunConfig, **how: Any) -> str:
     """Write the config into a new run folder and start `accelerate launch` on it; the run's id.
 
     `how` goes to `library.config.command.command` (number of processes and the like). Secrets of the config reach the
@@ -82,12 +84,12 @@ def begin(asked: TrainingJob) -> str:
     return folder.name
 
 
-def writes_into(facts: Mapping[str, Any]) -> tuple[Any, Any]:
+def writes_into(facts: JsonMapping) -> tuple[Any, Any]:
     """The folder and the name of a run's files."""
     return facts.get("output_dir"), facts.get("output_name")
 
 
-def _secret(config: Any, name: str) -> str | None:
+def _secret(config: RunConfig, name: str) -> str | None:
     known = options(type(config))
     return getattr(getattr(config, known[name].section), name) if name in known else None
 
@@ -110,7 +112,7 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
 
 def detached(arguments: Sequence[str], log: Path, given: Mapping[str, str], folder: str = "") -> subprocess.Popen[Any]:
     """Start a process in a session of its own (a process group without a console on Windows), its words in a file."""
-    apart: dict[str, Any] = {"start_new_session": True}
+    apart: JsonObject = {"start_new_session": True}
     if sys.platform == "win32":
         apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS}
     place = folder if folder and Path(folder).is_dir() else None

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.tools import names, storage
 from library.tools.names import ALPHA, DOWN, UP, Module
@@ -71,8 +71,8 @@ class AdapterFactors:
         """The same in another type, alpha as well; None changes nothing."""
         if dtype is None:
             return self
-        tensors = [None if t is None else storage.cast("the LoRA", t, dtype) for t in (self.down, self.up, self.alpha)]
-        return AdapterFactors(*tensors)
+        down, up = (storage.cast("the LoRA", t, dtype) for t in (self.down, self.up))
+        return AdapterFactors(down, up, None if self.alpha is None else storage.cast("the LoRA", self.alpha, dtype))
 
 
 @dataclass
@@ -276,7 +276,7 @@ def _record(lora: Lora) -> str:
     return json.dumps({"*": json.loads(common), **others})
 
 
-def _unfolded(module: Module, adapter: AdapterFactors, recorded: Mapping[str, Any]) -> AdapterFactors:
+def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) -> AdapterFactors:
     about = recorded.get(module.kohya, recorded.get("*"))
     if about is None:
         return adapter
@@ -291,7 +291,7 @@ def _unfolded(module: Module, adapter: AdapterFactors, recorded: Mapping[str, An
 def add_alphas(found: Mapping[str, dict[str, Tensor]], metadata: Mapping[str, str]) -> None:
     """diffusers keeps alphas in the metadata: one per part, and patterns of names for those that differ."""
     try:
-        facts: dict[str, Any] = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+        facts: JsonObject = json.loads(metadata.get("lora_adapter_metadata", "{}"))
         for name, parts in found.items():
             part, _, path = name.partition(".")
             if ALPHA in parts or f"{part}.lora_alpha" not in facts:

@@ -5,11 +5,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.families.shared import weights
 from library.files import need_space, write_atomic
@@ -67,9 +67,9 @@ def opened(path: str | Path) -> weights.Weights:
         raise ConfigError(f"{path} is a damaged safetensors file: {e}") from e
 
 
-def entries(path: str | Path) -> dict[str, dict[str, Any]]:
+def entries(path: str | Path) -> dict[str, JsonObject]:
     """The headers of all files of a checkpoint: dtype and shape by name. ConfigError for what is none."""
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, JsonObject] = {}
     for file in weights.files(checked(path)):
         try:
             found = weights.entries(checked(file))
@@ -89,7 +89,7 @@ def metadata_of(path: str | Path) -> Metadata:
     return {str(key): str(value) for key, value in about.items()} if isinstance(about, dict) else {}
 
 
-def raw_header(path: Path) -> dict[str, Any]:
+def raw_header(path: Path) -> JsonObject:
     """The header of a .safetensors file, metadata included."""
     with path.open("rb") as file:
         return json.loads(file.read(int.from_bytes(file.read(8), "little")))

@@ -74,6 +74,7 @@ def _data_length(path: Path, table: Mapping[str, Any]) -> int:
     """The bytes behind a header. ConfigError unless each tensor has a place of its own, of the size that it needs."""
     places = []
     for name, about in table.items():
+        dtype, shape, first, last = "", (), 0, 0
         try:
             dtype, shape, (first, last) = about["dtype"], about["shape"], about["data_offsets"]
             counts = [*shape, first, last]
