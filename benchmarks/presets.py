@@ -35,6 +35,7 @@ DESKTOP = 0.7  # GiB of a user's GPU that the desktop and the browser take
 GIB = 2**30
 ROUNDS = 5  # over all sizes that are timed
 REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
+PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
 LEAST = {"sdxl": 10, "flux": 28}  # GiB of a model in 16 bits with one pass
 AT_ONCE = 8  # processes that compile side by side
 CKPT = {"gradient_checkpointing": True}
@@ -82,7 +83,6 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
 
 # Why: docs/decisions/2026-11-22-presets-promise-memory.md
 # Why: docs/decisions/2026-11-22-adapters-are-stepped-by-adamw.md
-# Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
 # Why: docs/decisions/2026-11-22-cuda-graphs-in-presets.md
 # Why: docs/decisions/2026-11-22-no-t5-attention-mask.md
 # Why: docs/decisions/2026-11-22-swapped-blocks-in-presets.md
@@ -113,7 +113,8 @@ class Case:
     def graphs(self) -> str:
         """What decides which graphs are made: cases that are equal here share them."""
         names = ("gradient_checkpointing", "checkpoint_keep_attention", "fp8_base", "fp8_compute", "train_batch_size",
-                 "compile_activation_budget", "compile_blocks", "network_dim")  # fmt: skip
+                 "compile_activation_budget", "compile_blocks", "compile_backend", "cpu_offload_checkpointing",
+                 "network_dim")  # fmt: skip
         return f"{self.script} {[(name, self.values.get(name)) for name in names]}"
 
 
@@ -131,6 +132,23 @@ def cases(family: str, only: list[str] | None, size: str) -> list[Case]:
             if base in known:
                 values = {**flat(ROOT / "presets" / family / f"{base}.toml"), **changes}
                 found.append(Case(family, kind, name, values, None, max(room, LEAST[family]), size))
+    return found + (profiled(family, size) if PROFILED[family] in known else [])
+
+
+def profiled(family: str, size: str) -> list[Case]:
+    """The compile profiles, laid over a preset as the page does it; but for the one that decides within a training."""
+    from kohya_gui.form import presets
+    from library import families
+    from library.config.schema import build, changed, values
+    from library.config.schema import flat as without_tables
+
+    found, base = [], PROFILED[family]
+    config = families.config_class(f"{family}_train_network")
+    now = values(build(config, flat(ROOT / "presets" / family / f"{base}.toml"), notes=[]))
+    for profile in presets.presets(adapters=True):
+        if profile.is_profile and not (made := presets.apply(profile, config, now)).compile.compile_autotune:
+            given = without_tables(changed(made))
+            found.append(Case(family, "lora", f"{base} by {profile.path.stem}", given, None, 24, size))
     return found
 
 
@@ -210,6 +228,8 @@ def measured(case: Case, device: Any) -> dict[str, Any]:
             found |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
             found |= {"busy_s": busy(ready, len(sizes), device)}
         done = ready.compiling()
+    if device.type == "cuda":  # of this process alone, should others use the GPU
+        found |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / GIB, 2)}
     found |= {"gib": watch.most(), "limit_gib": limit, **done}
     return found | {"losses": [round(float(loss), 4) for loss in losses[:3]]}
 

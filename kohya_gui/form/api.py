@@ -81,7 +81,7 @@ class FormApi:
             config = start_preset.applied(chosen, form.configs[chosen.family], now, notes)
             start = start_preset.start(form.tab, chosen, form.configs[chosen.family])
             return {"fill": form.fill(config, start), "title": chosen.title, "text": start["text"], "notes": notes}
-        made = values(presets.apply(chosen, known, now))
+        made = values(presets.apply(chosen, known, now, notes))
         # All that a profile does not touch stays as it is written, right or wrong.
         made = {name: value for name, value in made.items() if value != right[name]}
         fill = json.dumps({"family": given.family, "values": form.shown(given.family, made)})
@@ -90,6 +90,7 @@ class FormApi:
             "title": compile_summary.name(chosen),
             "text": compile_summary.about(chosen),
             "profile": True,
+            "notes": notes,
         }
 
     def choices(self, sent: ApiRequest) -> dict[str, Any]:

@@ -23,6 +23,9 @@ OWN_KINDS, OWN_SECTIONS, OWN_NAMES = ("file", "folder", "secret"), ("metadata", 
 
 NAMED = re.compile(r"(lora|dreambooth|finetune)(?:-(\d+)gb)?(?:-.*)?")
 STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets of its own -> whose presets suit it
+UNDONE = {"cpu_offload_checkpointing"}  # options besides those of compiling that one profile sets and others undo
+# What gives way, in this order, where a profile and the rest of the settings exclude each other.
+YIELDING = ("checkpoint_keep_attention", "compile_mode", "compile_blocks", "cpu_offload_checkpointing")
 PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
 
 
@@ -97,18 +100,31 @@ def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
 def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str] | None = None) -> Any:
     """A preset on top of the defaults, with the paths and names that are filled in `now` kept.
 
-    A profile keeps more: all but the options of compiling, and those that any profile sets. Where the package of the
-    preset's optimizer does not work here, the nearest optimizer that does stands in for it, and `notes` say so.
+    A profile keeps more: all but the options of compiling, so that a training that fits into the GPU's memory goes on
+    to fit. What it cannot have together with the rest, it leaves out. Where the package of the preset's optimizer does
+    not work here, the nearest optimizer that does stands in for it. `notes` say so.
     """
     known = options(config)
     if preset.is_profile:
-        theirs = {name for path in preset.path.parent.glob("*.toml") for name in read_toml(path)}
-        kept = {
-            name: now[name] for name in known.keys() & now if name not in theirs and not is_of_compiling(known[name])
-        }
-    else:
-        kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
+        kept = {name: now[name] for name in known.keys() & now
+                if name not in UNDONE and not is_of_compiling(known[name])}  # fmt: skip
+        return _laid_over({**kept, **read_toml(preset.path)}, config, notes)
+    kept = {name: value for name, value in now.items() if name in known and is_own(known[name])}
     return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
+
+
+def _laid_over(given: dict[str, Any], config: type, notes: list[str] | None) -> Any:
+    while True:
+        try:
+            return build(config, given, "", notes=[])
+        except ConfigError as error:
+            problem = error.problems[0]
+            less = next((name for name in YIELDING if name in given and name in problem.options), None)
+            if less is None:
+                raise
+            del given[less]
+            if notes is not None:
+                notes.append(f"{less} is left out: {problem}")
 
 
 def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any]:
@@ -128,12 +144,12 @@ def chosen_profile(config: Any) -> str:
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
     known, now = options(type(config)), values(config)
-    profiles = {preset: read_toml(preset.path) for preset in presets(True) if preset.is_profile}
-    touched = {name for given in profiles.values() for name in given if name in known}
-    touched |= {name for name, option in known.items() if is_of_compiling(option)}
-    for preset, given in profiles.items():
-        wanted = {name: known[name].read(given[name]) if name in given else known[name].default for name in touched}
-        if all(now[name] == value for name, value in wanted.items()):
+    compiling = {name for name, option in known.items() if is_of_compiling(option)}
+    for preset in presets(True):
+        given = read_toml(preset.path) if preset.is_profile else {}
+        touched = given.keys() | compiling | UNDONE
+        if given and all(now[name] == (known[name].read(given[name]) if name in given else known[name].default)
+                         for name in touched):  # fmt: skip
             return preset.id
     return ""
 

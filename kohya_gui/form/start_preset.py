@@ -19,6 +19,9 @@ DEFAULTS = {
 }
 
 
+COMPILED = ("compiled", "CUDA graphs")  # what the sentence of a preset says of compiling
+
+
 @dataclass(frozen=True)
 class Card:
     """The GPU that a training would use: its name and its memory in GiB."""
@@ -77,8 +80,11 @@ def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> dic
     made, known = applied(preset, config, {}, notes), options(config)
     given = {name: shown_value(known[name], value) for name, value in flat(changed(made)).items()}
     given["output_name"] = f"{preset.family}-{kind}"
-    return {"id": preset.id, "title": preset.title, "text": compile_summary.about(preset), "why": why, "notes": notes,
-            "values": given}  # fmt: skip
+    text = compile_summary.about(preset)
+    if not made.compile.compile:  # which the preset's figures rest on
+        sets = text.partition("; ")[0].removesuffix(".").split(", ")
+        text = ", ".join(piece for piece in sets if piece not in COMPILED)
+    return {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
 
 
 def starts(kind: str, configs: Mapping[str, type]) -> dict[str, dict[str, Any]]:

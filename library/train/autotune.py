@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from library import families
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import schema
@@ -33,8 +34,9 @@ TIMED = 3  # passes over each size, after one that compiles
 SIZES = 3  # sizes of images that are timed, the most frequent ones
 FEW = 4  # sizes of images up to which graphs for each of them are worth a try
 WAIT = 0.5  # seconds between two looks whether the main process has done
-COMPILED_SAVES, COMPILING = 0.5, 10.0  # of a step at most, for seconds at least: a run has to be worth trying it
-KERNELS_SAVE, KERNELS = 0.1, 120.0  # the same of max-autotune, which compiles each kernel in many ways
+# What a way to train may save of a step, at most: it is tried only where that is more than trying it takes.
+COMPILED_SAVES, RECORDED_SAVES, OTHERS_SAVE = 0.5, 0.8, 0.3
+KERNELS_SAVE, KERNELS = 0.1, 120.0  # the same of max-autotune, and its seconds: it compiles each kernel in many ways
 NOISE = 0.01  # a candidate has to be better by this share to be preferred to a simpler one
 ADAM_BYTES = 12  # for each trained parameter: its gradient and two states, which are not there yet
 ENDLESS = 10**9  # passes of a training so long that the time of compiling does not matter
@@ -101,7 +103,8 @@ class Tuner:
         try:
             for number, candidates in enumerate(self.rounds()):
                 for changes in candidates:
-                    if number == 0 and changes["compile"] and not self._pays(COMPILED_SAVES, COMPILING):
+                    compiling = families.facts(self.config.family).compile_seconds
+                    if number == 0 and changes["compile"] and not self._pays(COMPILED_SAVES, compiling):
                         return
                     self.journal.phase(f"trying {short(changes)}", len(self.results) + 1)
                     self.results.append(self.measure_candidate(changes))
@@ -120,24 +123,31 @@ class Tuner:
             differing = [{name: v for name, v in one.items() if set_already[name] != v} for one in changes]
             return [best | one for one in differing]
 
+        def worth(found: list[Overrides], share: float = OTHERS_SAVE) -> list[Overrides]:
+            pays = self._pays(share, len(found) * fastest(self.results, ENDLESS).compiling)
+            self.complete &= pays
+            return found if pays else []
+
         def compiled() -> bool:
             return bool(fastest(self.results, ENDLESS).changes["compile"])
 
         yield [{"compile": False}, {"compile": True}]
         if self.kernels and config.memory.attention_kernel == "auto":
-            yield on_best(*({"attention_kernel": name} for name in self.kernels.others()))
+            yield worth(on_best(*({"attention_kernel": name} for name in self.kernels.others())))
         usual = options.compile_mode == "default" and options.compile_backend == "inductor"
         if usual and compiled() and self.world.device.type == "cuda":
-            self.complete = self._pays(KERNELS_SAVE, KERNELS)
-            names = ["max-autotune"] * self.complete + ["cuda-graphs"] * (self.world.ranks == 1)
-            yield on_best(*({"compile_mode": NAMED[name].options["compile_mode"]} for name in names))
+            kernels = self._pays(KERNELS_SAVE, KERNELS)
+            self.complete &= kernels
+            for name in ["max-autotune"] * kernels + ["cuda-graphs"] * (self.world.ranks == 1):
+                yield worth(on_best({"compile_mode": NAMED[name].options["compile_mode"]}), RECORDED_SAVES)
         if options.dynamic is None and 1 < len(self.batches.shapes) <= FEW and compiled():
-            yield on_best({"compile_dynamic": "false"})
+            yield worth(on_best({"compile_dynamic": "false"}))
         if config.adapters:
             if not config.memory.cpu_offload_checkpointing:
-                yield on_best(*checkpointing_less(config))
-            yield on_best(*swapping_less(config))
+                yield worth(on_best(*checkpointing_less(config)))
+            yield worth(on_best(*swapping_less(config)))
 
+    # Why: docs/decisions/2026-11-22-balanced-times-eager-steps-first.md
     def _pays(self, share: float, seconds: float) -> bool:
         """Whether this training is so long that saving a share of its time is worth these seconds of compiling."""
         return self.passes * fastest(self.results, self.passes).seconds * share > seconds

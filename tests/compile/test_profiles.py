@@ -1,10 +1,10 @@
-"""Profiles of compiling: each fits all four scripts, holds no default, and changes nothing but what it is about."""
+"""Profiles of compiling: each fits all four scripts and every preset, holds no default, and changes only compiling."""
 
 import pytest
 
 from kohya_gui.form import presets
 from library import families
-from library.config.schema import build, changed, flat, options, read_toml
+from library.config.schema import build, changed, flat, read_toml, values
 
 PROFILES = [preset for preset in presets.presets(adapters=True) if preset.is_profile]
 NAMES = ["balanced", "debug", "fast_start", "low_vram", "max_speed"]
@@ -36,6 +36,10 @@ def test_the_fast_start_compiles_as_little_as_there_is():
     (fast,) = (preset for preset in PROFILES if preset.path.stem == "fast_start")
     chosen = build(families.config_class("flux_train"), read_toml(fast.path), notes=[]).compile
     assert chosen.dynamic is None and chosen.compile_mode == "default" and not chosen.ahead
+    both = {"DoubleStreamBlock": None, "SingleStreamBlock": None}  # every block of FLUX.1 is a transformer's
+    assert chosen.ranges() == both
+    sdxl = build(families.config_class("sdxl_train"), read_toml(fast.path), notes=[]).compile
+    assert sdxl.ranges() == {"BasicTransformerBlock": None}  # ResNet blocks are most of the compiling, and little else
 
 
 @pytest.mark.parametrize("script", families.RUNS)
@@ -44,6 +48,35 @@ def test_one_profile_after_another_leaves_only_the_last(script):
     now = {"learning_rate": "3e-4", "resolution": "768", "compile_cache_dir": "/c", "output_dir": "/o", "foreign": "x"}
     for profile in (*PROFILES, PROFILES[0]):
         config = presets.apply(profile, config_class, now)
-        now = {n: getattr(getattr(config, o.section), n) for n, o in options(config_class).items()}
+        now = values(config)
         kept = {"learning_rate": 3e-4, "resolution": "768", "compile_cache_dir": "/c", "output_dir": "/o"}
+        if profile.path.stem == "low_vram" or now["gradient_checkpointing"]:  # what saves memory stays
+            kept["gradient_checkpointing"] = True
         assert flat(changed(config)) == kept | read_toml(profile.path)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
+def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leaves_out(profile):
+    saving = ("gradient_checkpointing", "blocks_to_swap", "fp8_base", "fp8_compute", "train_batch_size", "network_dim")
+    for preset in (*presets.presets(adapters=True), *presets.presets(adapters=False)):
+        if preset.is_profile:
+            continue
+        config_class = families.config_class(f"{preset.family}_train{'_network' if preset.adapters else ''}")
+        before, notes = values(presets.apply(preset, config_class, {})), []
+        after = values(presets.apply(profile, config_class, before, notes))
+        for name in saving:
+            assert after.get(name) == before.get(name) or profile.path.stem == "low_vram", (preset.id, name)
+        given = read_toml(profile.path)
+        left_out = {note.partition(" is left out: ")[0] for note in notes}
+        assert {name for name in given if after[name] != given[name]} <= left_out
+
+
+def test_little_memory_over_swapped_blocks_and_kept_attention():
+    (low,) = (preset for preset in PROFILES if preset.path.stem == "low_vram")
+    config_class, notes = families.config_class("flux_train_network"), []
+    swapped = presets.apply(low, config_class, {"blocks_to_swap": 20, "gradient_checkpointing": True}, notes)
+    assert swapped.memory.blocks_to_swap == 20 and not swapped.memory.cpu_offload_checkpointing
+    assert len(notes) == 1 and notes[0].startswith("cpu_offload_checkpointing is left out: ")
+    kept = {"gradient_checkpointing": True, "checkpoint_keep_attention": True}
+    offloaded = presets.apply(low, config_class, kept).memory
+    assert offloaded.cpu_offload_checkpointing and not offloaded.checkpoint_keep_attention

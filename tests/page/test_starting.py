@@ -1,5 +1,7 @@
 """What the form opens with: which preset for which GPU, for any set of files, and what the browser makes of it."""
 
+import re
+
 import pytest
 
 from kohya_gui.form import presets, start_preset
@@ -94,13 +96,14 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     def opened(gpu):
         monkeypatch.setattr(start_preset, "card", lambda: gpu)
         start = start_preset.starts(tab.id, tab.configs)[family]
-        return start["notes"], build(tab.configs[family], start["values"], notes=[])
+        return start["text"], start["notes"], build(tab.configs[family], start["values"], notes=[])
 
-    notes, config = opened(None)
+    text, notes, config = opened(None)
+    assert text and not re.search("compiled|CUDA graphs|per step", text)
     assert [note for note in notes if "compiling is off" in note] and "compile" not in changed(config)
     assert list(idle.remarks(config, [])) == []  # and nothing of compiling is left to be remarked on
-    notes, config = opened(Card("Card", 24.0))
-    assert not notes and config.compile.compile and config.compile.compile_fallback
+    text, notes, config = opened(Card("Card", 24.0))
+    assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
 
 
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from kohya_gui.form import presets
+from library import packages
+from library.check import preflight
 from library.config.schema import build, options, read_toml, values
-from library.families import config_class
+from library.families import RUNS, config_class
 from tests.packages import eight_bit, hide
 from tests.training import train
 
@@ -54,6 +56,20 @@ def test_a_preset_trains(preset, start):
         said = [event["text"] for event in outcome.events("warning")]
         for words in (words for name, words in NEEDS_GPU.items() if wanted.get(name)):
             assert any(words in text for text in said), said
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_no_preset_needs_a_package_that_may_be_missing(script, demo, squares, tmp_path, monkeypatch):
+    hide(monkeypatch, *packages.PACKAGES, "xformers", "wandb")
+    config = config_class(script)
+    paths = read_toml(demo.configs[script]) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
+    ours = {name: value for name, value in paths.items() if presets.is_own(options(config)[name])}
+    small = SMALL | {"max_train_steps": 200}  # longer than any warm-up
+    small = {name: value for name, value in small.items() if name in options(config)}
+    for preset in presets.presets(config.adapters):
+        if preset.family == config.family:  # as its TOML is, without the page
+            found = preflight.check(build(config, read_toml(preset.path) | ours | small, notes=[]))
+            assert [said for said in found if not any(words in said for words in NEEDS_GPU.values())] == [], preset.id
 
 
 def test_a_preset_trains_without_the_package_of_its_optimizer(start, tmp_path, monkeypatch):

@@ -228,12 +228,14 @@ class Compile:
         Raises ConfigError for a name that the family does not have, and for what is no range.
         """
         found: list[tuple[str, tuple[int, int] | None, str]] = []
+        # Where a family tells several kinds of transformer block apart, "transformer" means all of them.
+        kinds = {"transformer": tuple(self.kinds.values())} | {name: (cls,) for name, cls in self.kinds.items()}
         kind = ""
         for part in filter(None, (p.strip() for p in (self.compile_blocks or "").split(","))):
             where, equals, backend = (text.strip() for text in part.partition("="))
             name, colon, text = where.rpartition(":")
             kind = name.strip() if colon else kind
-            if kind not in self.kinds:
+            if kind not in kinds:
                 raise _no_blocks(
                     ": there are no blocks called {name}{hint}; choose from {names}, such as {first}:0-9",
                     name=quoted(kind or part), hint=did_you_mean(kind or part, self.kinds),
@@ -242,7 +244,8 @@ class Compile:
                 raise _no_blocks(
                     ": {part} names no backend; write {where}=aot_eager, or {where}", part=part, where=where
                 )
-            found.append((self.kinds[kind], None if text.strip() == "all" else _range(kind, text), backend))
+            chosen = None if text.strip() == "all" else _range(kind, text)
+            found.extend((cls, chosen, backend) for cls in kinds[kind])
         if self.compile_blocks and not found:
             such, given = f"{next(iter(self.kinds), 'blocks')}:all", quoted(self.compile_blocks)
             raise _no_blocks(": {given} names no blocks; write {such}, or nothing", given=given, such=such)
