@@ -6,6 +6,7 @@ from tests import source
 
 FILE_LINES = 400
 FUNCTION_LINES = 60
+LATE_IMPORTS = 85  # inside functions, where loading torch or another package of seconds late is the reason
 
 # Longer functions, each with the reason why cutting it would make it worse.
 EXCEPTIONS: dict[str, str] = {}
@@ -28,3 +29,9 @@ def test_functions_are_short():
                 if lines > FUNCTION_LINES and name not in EXCEPTIONS:
                     long[name] = lines
     assert not long, f"over {FUNCTION_LINES} lines: {long}"
+
+
+def test_imports_inside_functions_are_few():
+    late = [f"{source.module(p)}:{line}" for p in source.files()
+            for line in sorted({found.line for found in source.imports(p) if found.when == "call"})]  # fmt: skip
+    assert len(late) <= LATE_IMPORTS, "import with the module, or mend the circle:\n" + "\n".join(late)

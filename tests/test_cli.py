@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from library.cli import main
+from library.cli import launch, main
 from tests import source
 
 
@@ -109,7 +109,7 @@ def test_the_script_is_told_by_name_or_by_options(tmp_path):
 
     def script_of(name: str, text: str) -> str:
         (tmp_path / name).write_text(text)
-        return main.script_of(tmp_path / name)
+        return launch.script_of(tmp_path / name)
 
     model = 'pretrained_model_name_or_path = "m"\noutput_dir = "o"\ntrain_data_dir = "d"\n'
     flux = model + 'ae = "a"\nclip_l = "c"\nt5xxl = "t"\n'

@@ -1,13 +1,15 @@
 """What the doctor says of a machine, and what it makes of it."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 
+import library.doctor
 from library.cli import main, train_script
 from library.config import environment
-from library.doctor import places
+from library.doctor import hardware, places
 from library.doctor import report as doctor
 from library.families import config_class
 
@@ -43,11 +45,18 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch):
     def broken():
         raise OSError("no such device")
 
-    monkeypatch.setattr(doctor, "torch_build", broken)
+    monkeypatch.setattr(hardware, "torch_build", broken)
     found = {finding.topic: finding for finding in doctor.examine(quick=True)}
     assert found["broken"].verdict == "bad"
     assert "no such device" in found["broken"].text
     assert "disk" in found
+
+
+def test_a_torch_that_cannot_be_loaded_is_a_finding(monkeypatch):
+    monkeypatch.setitem(sys.modules, "library.doctor.hardware", None)
+    monkeypatch.delattr(library.doctor, "hardware")
+    *_, last = doctor.examine(quick=True)
+    assert last.topic == "torch" and last.verdict == "bad" and "./setup.sh install" in last.text
 
 
 def test_this_machine_is_described():
@@ -64,7 +73,7 @@ def test_another_version_than_the_tested_one_is_a_hint(monkeypatch):
 
 
 def test_compiling_is_really_tried():
-    finding = doctor.compile_on("cpu")
+    finding = hardware.compile_on("cpu")
     if finding.verdict == "hint":
         pytest.skip(f"no working compiler here: {finding.text}")
     assert finding.data["works"] is True
@@ -77,14 +86,14 @@ def test_a_compiler_that_fails_is_a_hint_with_its_reason(monkeypatch):
         raise RuntimeError("backend='inductor' raised:\nsome context\nfatal error: Python.h: No such file")
 
     monkeypatch.setattr(torch, "compile", fails)
-    finding = doctor.compile_on("cpu")
+    finding = hardware.compile_on("cpu")
     assert finding.verdict == "hint"
     assert "fatal error: Python.h: No such file" in finding.text
 
 
 def test_what_switches_compiling_off_is_named(monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    finding = doctor.compile_on("cpu")
+    finding = hardware.compile_on("cpu")
     assert finding.verdict == "hint" and "TORCHDYNAMO_DISABLE in the environment" in finding.text
 
 
@@ -95,7 +104,7 @@ def test_without_a_compiler_it_says_which(monkeypatch):
         raise RuntimeError("nothing")
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
-    assert "no C++ compiler was found" in doctor.compile_on("cpu").text
+    assert "no C++ compiler was found" in hardware.compile_on("cpu").text
 
 
 def test_a_cache_that_cannot_be_made_and_a_full_disk_are_told(monkeypatch, tmp_path, capsys):

@@ -68,7 +68,7 @@ class TensorboardProxy:
         await send_all(send, 303, b"", [(b"location", b"./")])
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        import httpx
+        import httpx  # comes with gradio
 
         body = await _body(receive)
         if body is None:

@@ -3,6 +3,7 @@
 import platform
 from typing import Any
 
+import psutil
 import torch
 
 from library.config.schema import ConfigError
@@ -63,8 +64,6 @@ def free_bytes(on: torch.device) -> int:
     """Memory that a model could take."""
     if on.type == "cuda":
         return torch.cuda.mem_get_info(on)[0]
-    import psutil
-
     return psutil.virtual_memory().available
 
 

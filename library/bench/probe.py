@@ -16,10 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
+from library import data
 from library.check import estimate as fitting
+from library.check import preflight
 from library.check.report import graphics, largest
 from library.config.command import command
 from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
+from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.measuring import candidates
 from library.measuring.candidates import Overrides
@@ -185,8 +190,6 @@ def measure_in_own_process(config: Any, size: tuple[int, int], place: Path, how:
 
 def prepared(config: Any, size: tuple[int, int], folder: Path) -> Any:
     """The config of a try: the same, but some steps on pictures of `size` that are made in `folder`."""
-    from PIL import Image
-
     steps = WARM + TIMED
     place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
     place.mkdir(parents=True)
@@ -222,8 +225,6 @@ def _pace(folder: Path, facts: Mapping[str, Any]) -> float | None:
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     """`kohya probe RUN.toml`. 0 when something fits, else 1. `script_of` guesses what a file is for."""
-    from library.families import RUNS, config_class
-
     parser = argparse.ArgumentParser(
         "kohya probe", description="Run some steps of a training, and propose settings that fit into memory."
     )
@@ -242,9 +243,6 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
 
 def probe(config: Any, how: Mapping[str, Any], work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
-    from library import data
-    from library.check import preflight
-
     images = data.check(config, config.grid)
     if problems := preflight.judged(config, images)[0]:
         raise ConfigError(*problems)

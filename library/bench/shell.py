@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from library import families
 from library.bench import picture, report
 from library.config import environment
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, options
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
 from library.measuring import candidates
@@ -223,8 +223,6 @@ def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) ->
 
 
 def _options(subject: "Subject") -> Sequence[str]:
-    from library.config.schema import options
-
     return list(options(type(subject.config({}))))
 
 

@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from library import families, methods
 from library.bench import random_weights
+from library.compiler.prewarm import prewarm_inductor
 from library.config.schema import ConfigError, build, options, read_toml
 from library.families.base import ModelComponents
+from library.families.shared import t5
+from library.memory.quantization import fp8_storage
 from library.objectives.base import NoisedBatch
 
 FACTOR = 8  # pixels of an image for each of its latents
@@ -83,9 +86,6 @@ class FamilySubject:
 
     def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh denoiser on the device, with what learns in it."""
-        from library.compiler.prewarm import prewarm_inductor
-        from library.memory.quantization import fp8_storage
-
         family, dtype = families.family_for(config), fp8_storage.storage_type(config)
         with prewarm_inductor(config.compile, device):
             if self.random:
@@ -123,8 +123,6 @@ class FamilySubject:
         return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
 
     def _encoder(self, name: str, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
-        from library.families.shared import t5
-
         if self.random:
             model = self._small(self.random.encoders[name](), device, dtype)
         else:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from library.bench import report
+from library.config.schema import values
 
 SHOWN = 25  # operations in the result
 # Kinds of operations by name, of the host's (aten::) and of the device's kernels; the first that fits counts.
@@ -122,8 +123,6 @@ def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str)
 
 def settings(config: Any) -> dict[str, Any]:
     """The options of a run that the rules ask for."""
-    from library.config.schema import values
-
     return {name: value for name, value in values(config).items() if name in SETTINGS}
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from library import families, methods
 from library.config.problems import Problem
 from library.config.schema import ConfigError
@@ -58,8 +60,6 @@ def _here(config: Any) -> bool:
 
 
 def _method(config: Any) -> Any:
-    import torch
-
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # all that is told here will be told when it is done
     try:

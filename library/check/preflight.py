@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from library import data, families, methods
 from library.check import outline
+from library.compiler import checks
 from library.config import idle, schema
 from library.config.environment import first_process
 from library.config.problems import ConfigError, Problem, Text, problems_of
@@ -18,6 +21,7 @@ from library.data.length import Length, length
 from library.data.threads import Report
 from library.families.shared.weights import entries
 from library.files import free_space
+from library.memory.quantization import fp8_matmul
 from library.optim import optimizers
 from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
@@ -215,8 +219,6 @@ def _lonely(config: Any) -> Iterator[Problem]:
 
 def _unable(config: Any) -> Iterator[Problem]:
     """What only some GPUs can do, where there is none of them."""
-    from library.memory.quantization import fp8_matmul
-
     if config.adapters and config.precision.fp8_compute and not fp8_matmul.supports_fp8(_device()):
         yield idle.remark("fp8_compute", "this machine cannot multiply in 8 bits, only keep them")
 
@@ -297,16 +299,12 @@ def _samples(config: Any) -> Iterator[Problem]:
 
 def _device() -> Any:
     """What the training will compute on."""
-    import torch
-
     on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     return torch.device("cpu" if on_cpu else "cuda")
 
 
 def _machine(config: Any) -> Iterator[Problem]:
     """What this machine cannot do."""
-    from library.compiler import checks  # blocks loads torch._dynamo, which takes as long as all the rest
-
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         told, fix = ": fp16 needs a GPU, and none was found; use bf16 or no", {"mixed_precision": "bf16"}

@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from library import data, families
 from library.check import estimate as fitting
 from library.check import isolated, preflight
 from library.check.model_stats import model_stats
+from library.compiler import checks
 from library.config.command import Launch
 from library.config.problems import Problem
 from library.config.problems import read as read_problem
 from library.config.schema import Reading, draft, mending, options, replace, section_options
+from library.data.encoding import existing, wanted_latents
 from library.families import config_class
 from library.files import free_space
 from library.measuring.candidates import saving_memory
+from library.train.clock import Clock
 
 # Sections of the config -> the topic that a sentence about one of their options belongs to.
 TOPICS = {"model": "model", "data": "images", "captions": "captions", "cache": "caches", "network": "training",
@@ -123,8 +127,6 @@ def topic(problem: Problem, config: Any) -> str:
 
 def graphics() -> tuple[str, float | None]:
     """The first GPU's name and memory in GiB; nothing where there is none."""
-    import torch
-
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
         return "", None
     properties = torch.cuda.get_device_properties(0)
@@ -168,8 +170,6 @@ def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator
 
 
 def _images(config: Any, images: Any) -> str:
-    from library.train.clock import Clock
-
     told = data.summary(images)
     clock = Clock.of(config, told["batches_per_epoch"])
     buckets = len(told["buckets"])
@@ -191,8 +191,6 @@ def _caches(config: Any, images: Any) -> Iterator[Finding]:
         if config.cache.latents:
             yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
         return
-    from library.data.encoding import existing, wanted_latents
-
     wanted = wanted_latents(images.items, families.family_for(config).latent_cache).values()
     there = sum(os.path.exists(existing(one).file) for one in wanted)
     yield Finding("caches", "ok", f"{there} of {len(wanted)} images have their latents on the disk already")
@@ -201,10 +199,6 @@ def _caches(config: Any, images: Any) -> Iterator[Finding]:
 def _compiling(config: Any, on_gpu: bool) -> Finding:
     if not config.compile.compile:
         return Finding("compiling", "ok", "torch.compile is off")
-    import torch
-
-    from library.compiler import checks
-
     device = torch.device("cuda" if on_gpu else "cpu")
     if found := list(checks.problems(config.compile, device)):  # with compile_fallback they stop nothing
         return Finding("compiling", "hint", f"{found[0]}; compile_fallback trains without it")

@@ -9,6 +9,7 @@ from typing import Any
 
 from library.bench import report
 from library.config.schema import ConfigError
+from library.runs import reader
 from library.runs.job_work import joined
 
 GB = 1e9
@@ -47,7 +48,6 @@ def show() -> dict[str, Any]:
 def _less(clean: bool, limit: float | None) -> dict[str, Any]:
     """Remove all, or what was used longest ago until the rest keeps the limit."""
     from library.compiler import cache
-    from library.runs import reader
 
     if training := reader.active():
         raise ConfigError(f"{training.id} is training and may be compiling: stop it, or wait until it has ended")

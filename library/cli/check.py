@@ -9,18 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from library.check.isolated import environment, finding
-from library.cli.main import DONE, FAILED, complain, script_of, split_launch
+from library.cli.launch import script_of, split_launch
+from library.cli.main import DONE, FAILED, MISUSED, complain
 from library.cli.train_script import read
 from library.config import environment as surroundings
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.schema import Reading
-from library.families import config_class
+from library.families import RUNS, config_class
 from library.runs import gpu_slots
 
+USAGE = f"""kohya check RUN.toml [options]
+kohya check SCRIPT --config_file RUN.toml [options]
 
-def look(argv: list[str]) -> int:
-    """Check what a command line describes; the exit code."""
+Looks for mistakes without training, and names all of them. Options are those of the training and of the launcher, as in
+kohya train, and besides:
+  --script SCRIPT  what RUN.toml is for ({", ".join(RUNS)});
+                   guessed from the file when not given
+  --json           print one JSON object instead of text"""
+
+
+def main(argv: list[str]) -> int:
+    """Print what is known about a training before a model is loaded; 0 when nothing has to be fixed."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return DONE if argv else MISUSED
     as_json = "--json" in argv
     try:
         what, reading, how = described([token for token in argv if token != "--json"])
@@ -99,4 +112,4 @@ def _only(wrong: ConfigError) -> JsonObject:
 
 
 if __name__ == "__main__":
-    sys.exit(look(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -4,6 +4,7 @@ Flags are cut by hand and not by argparse, which stops at the first mistake and 
 is argparse's.
 """
 
+import argparse
 import sys
 import time
 import traceback
@@ -253,8 +254,6 @@ def write_config(config: Any, path: Path | None) -> None:
 
 def help_text(config: type) -> str:
     """--help: every option with its meaning, by section."""
-    import argparse
-
     parser = argparse.ArgumentParser(
         prog=f"{getattr(config, 'script', config.__name__)}.py",
         usage="%(prog)s [--config_file FILE.toml] [--option value ...]",
@@ -272,8 +271,6 @@ def help_text(config: type) -> str:
 
 def add_arguments(parser: Any, known: Mapping[str, Option]) -> None:
     """Declare options on an argparse parser, a group per section; an absent flag stays absent."""
-    import argparse
-
     groups: JsonObject = {}
     for o in known.values():
         group = groups.get(o.section) or groups.setdefault(o.section, parser.add_argument_group(o.section))

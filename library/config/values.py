@@ -6,6 +6,7 @@ from a form. All of them pass through `Option.read`, so they are checked by the 
 
 import contextlib
 import dataclasses
+import difflib
 import math
 import os
 import re
@@ -244,8 +245,6 @@ def quoted(value: Any) -> str:
 
 def closest(name: str, known: Any) -> str:
     """The known name that was probably meant by an unknown one, or ""."""
-    import difflib  # only needed when something is wrong
-
     names = {k.casefold(): k for k in known}
     close = difflib.get_close_matches(name.strip("-").replace("-", "_").casefold(), names, n=1, cutoff=0.6)
     return names[close[0]] if close else ""

@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
+if TYPE_CHECKING:
     from library.data.buckets import BucketFit, Size
 
 Face = tuple[int, int, int, int]
@@ -72,7 +72,6 @@ def around_face(size: "Size", window: "Size", face: Face, bounds: tuple[float, f
 def color(picture: "np.ndarray", random: Random) -> "np.ndarray":
     """Change one picture in three a little: half of those in hue, half in gamma; RGB uint8 in and out."""
     import cv2
-    import numpy as np
 
     if random.random() > 0.33:
         return picture

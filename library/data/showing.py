@@ -7,6 +7,7 @@ from library import data
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, replace
 from library.data.images import ImageSet, summary
+from library.data.loading import Batches
 
 
 def lines(config: RunConfig, seed: int) -> Iterator[str]:
@@ -21,7 +22,7 @@ def lines(config: RunConfig, seed: int) -> Iterator[str]:
     images = data.scan(config)
     yield from (f"note: {warning}" for warning in checked.warnings)
     yield from _sets(images)
-    yield from _batches(data.batches(images, config, seed), config)
+    yield from _batches(Batches(images, config, seed), config)
     if images.validation:
         yield f"used for validation: {len(images.validation)}"
         yield from (f"  {image.path}" for image in images.validation.items)

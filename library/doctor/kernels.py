@@ -4,6 +4,12 @@ import warnings
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from library.compiler import torch_private
+from library.measuring import timing
+
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cuDNN": "CUDNN_ATTENTION", "math": "MATH"}
 PACKAGES = {"flash_attn": "flash-attn", "xformers": "xformers", "sageattention": "sageattention"}
 SHAPE = {"cuda": (1, 24, 4096, 128), "cpu": (1, 2, 64, 32)}  # batch, heads, tokens, width of a head; FLUX.1 at 1024
@@ -11,10 +17,6 @@ SHAPE = {"cuda": (1, 24, 4096, 128), "cpu": (1, 2, 64, 32)}  # batch, heads, tok
 
 def attention(device: str) -> dict[str, float]:
     """The attention kernels that work here, forward and backward, with the milliseconds of both; the quickest first."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    from library.measuring import timing
 
     def both() -> None:
         out = torch.nn.functional.scaled_dot_product_attention(*given)
@@ -44,10 +46,6 @@ def packages() -> list[str]:
 
 def fp8() -> bool:
     """Whether products of 8-bit floats work, with a scale for each row, and come out right."""
-    import torch
-
-    from library.compiler import torch_private
-
     a, b = (torch.randn(64, 64, device="cuda") for _ in range(2))
     (x, by_row), (y, by_column) = _in_8_bits(a), _in_8_bits(b)
     try:
@@ -59,7 +57,5 @@ def fp8() -> bool:
 
 
 def _in_8_bits(x: Any) -> tuple[Any, Any]:
-    import torch
-
     scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
     return (x / scale).to(torch.float8_e4m3fn), scale.float()

@@ -5,13 +5,12 @@ from typing import get_args
 from library import packages
 from library.config.sections.learning import OptimizerName
 from library.doctor.finding import MachineFinding, hint, ok
+from library.optim import trial
 from library.optim.names import SPECS, nearest
 
 
 def optimizers() -> MachineFinding:
     """The packages of optimizers, and LyCORIS: each is loaded, and steps a small weight where a training would."""
-    from library.optim import trial
-
     absent = [module for module in packages.PACKAGES if not packages.installed(module)]
     wrong = {module: error for module in packages.PACKAGES if module not in absent and (error := trial.package(module))}
     names = [name for name in get_args(OptimizerName) if SPECS[name.lower()].package in (*absent, *wrong)]

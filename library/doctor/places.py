@@ -4,7 +4,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from huggingface_hub.constants import HF_HUB_CACHE
+
+from library.compiler import cache
 from library.doctor.finding import MachineFinding, bad, hint, ok
+from library.runs.registry import home
 
 FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints of a small run; one LoRA file
 
@@ -24,11 +28,6 @@ def disk() -> MachineFinding:
 
 def folders() -> MachineFinding:
     """Where downloads, compiled code and the list of runs are kept."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    from library.compiler import cache
-    from library.runs.registry import home
-
     where = {"models": HF_HUB_CACHE, "compiled": str(cache.default_root()), "runs": str(home())}
     for path in where.values():
         place = Path(path)
@@ -37,6 +36,14 @@ def folders() -> MachineFinding:
         if why := _unwritable(place):
             return bad("folders", f"{path} cannot be written ({why}); change its owner, or the place it is in", **where)
     return ok("folders", ", ".join(f"{name} in {path}" for name, path in where.items()), **where)
+
+
+def compiled_code() -> MachineFinding:
+    """How much compiled code is kept."""
+    root = cache.default_root()
+    size = cache.size(root) if root.is_dir() else 0
+    text = f"{size / 1e9:.2f} GB of compiled code in {root}" + ("; kohya cache --clean removes it" if size else "")
+    return ok("cache", text, folder=str(root), bytes=size)
 
 
 def _unwritable(folder: Path) -> str:

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError, load_json, load_toml, once, read_text
 from library.config.values import did_you_mean
@@ -135,8 +137,6 @@ def _refuse_list(found: list[Any], path: Path) -> None:
 
 
 def _yaml(text: str, path: Path) -> Any:
-    import yaml  # only for files of ai-toolkit
-
     class Once(yaml.SafeLoader):
         """Refuses keys that come twice."""
 

@@ -4,7 +4,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,3 +113,22 @@ def _on_cpu(call: Callable[[], Any], device: torch.device, number: int) -> tuple
         each.append(timed(call, device) * 1000)
         peak = max(peak, own.memory_info().rss)
     return each, peak / GIB
+
+
+def measure_passes(
+    passes: Iterable[tuple[Callable[[], Any], float]], repeats: int, device: torch.device
+) -> tuple[float, float, float]:
+    """Time passes over batches of several sizes, each with the share of batches that it stands for.
+
+    Returns seconds of a pass once it runs steadily, the mean over sizes; seconds that first passes took longer, which
+    is compiling; and the peak of GPU memory in GiB, 0 without a GPU.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    first, steady = 0.0, 0.0
+    for call, share in passes:
+        times = [timed(call, device) for _ in range(1 + repeats)]
+        usual = statistics.median(times[1:])
+        first += times[0] - usual
+        steady += usual * share
+    return steady, max(first, 0.0), cudagraph.peak(device) / GIB if device.type == "cuda" else 0.0

@@ -1,42 +1,41 @@
 """What learns: the whole model, or adapters inside it."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
 
 from library.config.problems import Problem
-from library.methods import network_args
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from library.families.base import Family, ModelComponents
+from library.families.base import Family, ModelComponents
+from library.methods import full, lora, lycoris, network_args
 
 
 class TrainingMethod(Protocol):
     """What the trainer needs to know about what learns. Adapters can also load a file: `load_state_dict`."""
 
     trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
-    denoiser: "nn.Module | None"  # where its own weights learn, which may be swapped and stepped block by block
+    denoiser: nn.Module | None  # where its own weights learn, which may be swapped and stepped block by block
     block_classes: tuple[str, ...]  # of its blocks
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""
         ...
 
-    def parameters(self) -> "list[nn.Parameter]":
+    def parameters(self) -> list[nn.Parameter]:
         """All that learns."""
         ...
 
-    def state_dict(self, dtype: "torch.dtype | None" = None) -> "dict[str, Tensor]":
+    def state_dict(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """What the file holds, in its keys, on the CPU."""
         ...
 
-    def snapshot(self) -> "dict[str, Tensor]":
+    def snapshot(self) -> dict[str, Tensor]:
         """All that learns, as it is, for a saved state; not copied."""
         ...
 
-    def restore(self, tensors: "Mapping[str, Tensor]") -> None:
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a snapshot back, bit for bit."""
         ...
 
@@ -48,26 +47,22 @@ class TrainingMethod(Protocol):
         """Before a step: take from the gradients what the next forward pass needs of them (GGPO)."""
         ...
 
-    def mean_gradient(self) -> "Tensor | None":
+    def mean_gradient(self) -> Tensor | None:
         """Before a step: the mean size of the gradients where upstream shows it, on the device."""
         ...
 
-    def limit_norms(self, maximum: float) -> "dict[str, Tensor]":
+    def limit_norms(self, maximum: float) -> dict[str, Tensor]:
         """`scale_weight_norms`: shrink what is larger; how many were, and their norms, 0-dim tensors on the device."""
         ...
 
 
-def attach(parts: "ModelComponents", family: "Family", config: Any) -> TrainingMethod:
+def attach(parts: ModelComponents, family: Family, config: Any) -> TrainingMethod:
     """Freeze the model, make what shall learn, and return it. Call it once, before dtypes, devices and compiling."""
     for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
         if network is not None:
             network.requires_grad_(False)
     if not config.adapters:
-        from library.methods import full
-
         return full.attach(parts, family, config)
-    from library.methods import lora, lycoris
-
     for path, multiplier in base_weights(config):
         tensors = lora.file_of(path)
         lora.tell("base_weights", path, lora.merge(parts, family, tensors, multiplier), len(lora.by_name(tensors)))
@@ -82,13 +77,9 @@ def base_weights(config: Any) -> list[tuple[Any, float]]:
 
 
 def problems(config: Any) -> Iterator[Problem]:
-    """What only files and installed packages can tell about what learns, a sentence each; no torch."""
+    """What only files and installed packages can tell about what learns, a sentence each."""
     if not config.adapters:
         return
-    from pathlib import Path
-
-    from library.methods import lycoris
-
     yield from network_args.problems(config)
     yield from lycoris.problems(config)
     files = {"network_weights": config.network.network_weights}
@@ -99,6 +90,6 @@ def problems(config: Any) -> Iterator[Problem]:
 
 
 def notes(config: Any) -> Iterator[str]:
-    """What the user set that has no effect in this run, a sentence each; no torch."""
+    """What the user set that has no effect in this run, a sentence each."""
     if config.adapters:
         yield from network_args.notes(config)

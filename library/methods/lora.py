@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
@@ -18,6 +19,7 @@ from library.methods import ggpo, network_args, snapshot, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
 from library.methods.factor_cache import FactorCache
 from library.methods.targets import AdapterPlan, TargetLayer
+from library.tools import adapters as adapter_files
 
 log = logging.getLogger(__name__)
 
@@ -245,8 +247,6 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
         raise ConfigError(f"{path} does not exist")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             return _renamed(path, load_file(path))
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         return tensors.get("state_dict", tensors)
@@ -262,9 +262,7 @@ def _renamed(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """What other programs have written, under kohya's names."""
     if all(name.startswith("lora_") for name in tensors) or not any(".lora" in name for name in tensors):
         return tensors
-    from library.tools import adapters
-
-    return adapters.tensors_of(adapters.read(path), "kohya")[0]
+    return adapter_files.tensors_of(adapter_files.read(path), "kohya")[0]
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -265,8 +266,6 @@ def _put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
     """Rank, alpha and arguments of the network that a file was made by, from its metadata."""
-    from safetensors import safe_open
-
     facts: Mapping[str, str] = {}
     if str(path).endswith(".safetensors"):
         with safe_open(path, framework="pt") as file:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.optim.lr_scheduler import LambdaLR
+
 from library.config.problems import ConfigError, Problem
 from library.config.values import did_you_mean
 from library.optim.classes import (
@@ -37,8 +39,6 @@ def schedule(optimizer: Any, config: Any, total_steps: int) -> Any:
 
     Warm-up and decay that are shares are taken of that total. Raises ConfigError in the words of `problems`.
     """
-    from torch.optim.lr_scheduler import LambdaLR
-
     if wrong := list(problems(config)):
         raise ConfigError(*wrong)
     own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")

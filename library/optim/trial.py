@@ -15,7 +15,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from library import packages
+from library.optim.classes import import_class
 from library.optim.names import SPECS, OptimizerSpec
 
 SIZE = (64, 128)  # large enough for 8-bit kernels, which leave small tensors to others
@@ -31,10 +34,6 @@ def package(module: str) -> str:
 
 def optimizer(cls: OptimizerSpec) -> str:
     """Why no weight can be stepped by an optimizer, '' if it can."""
-    import torch
-
-    from library.optim.classes import import_class
-
     try:
         with _quiet():
             weight = torch.nn.Parameter(torch.ones(SIZE, device=device()))
@@ -51,10 +50,6 @@ def optimizer(cls: OptimizerSpec) -> str:
 
 def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
     """Why an optimizer does not take these values of its arguments, '' if it does."""
-    import torch
-
-    from library.optim.classes import import_class
-
     rate = None if own.get("relative_step") else 1.0
     try:
         with _quiet():
@@ -67,8 +62,6 @@ def arguments(cls: OptimizerSpec, own: Mapping[str, Any]) -> str:
 
 def device() -> str:
     """Where a training of this process steps."""
-    import torch
-
     if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
         return "cpu"
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"

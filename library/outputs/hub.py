@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
@@ -35,10 +37,8 @@ class Uploads:
         """
         if not self._wanted:
             return
-        from huggingface_hub import HfApi
-
         options = self._options
-        self._api = HfApi(token=options.huggingface_token)
+        self._api = huggingface_hub.HfApi(token=options.huggingface_token)
         private = (options.huggingface_repo_visibility or "").lower() != "public"
         try:
             self._api.create_repo(options.huggingface_repo_id, repo_type=self._kind, private=private, exist_ok=True)
@@ -100,9 +100,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     """Why nothing could be uploaded, as far as that is known without the network."""
     if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
         return
-    from huggingface_hub import get_token
-
-    if not get_token():
+    if not huggingface_hub.get_token():
         yield Problem("huggingface_repo_id",
             ": uploading needs a token that may write; set HF_TOKEN, log in with `hf auth "
             "login`, or give huggingface_token")  # fmt: skip
@@ -115,13 +113,13 @@ def fetched(config: RunConfig) -> Any:
     """
     if not config.steps.resume_from_huggingface or not config.steps.resume:
         return config
-    from huggingface_hub import HfApi, snapshot_download
-
     repo, place, revision, kind = address(config.steps.resume)
     where: JsonObject = {"revision": revision, "repo_type": kind, "token": config.hub.huggingface_token}
     try:
-        files = [file for file in HfApi().list_repo_files(repo, **where) if file.startswith(f"{place}/")]
-        folder = Path(snapshot_download(repo, allow_patterns=files, **where)) / place if files else None
+        files = [
+            file for file in huggingface_hub.HfApi().list_repo_files(repo, **where) if file.startswith(f"{place}/")
+        ]
+        folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=files, **where)) / place if files else None
     except Exception as e:
         raise ConfigError(Problem("resume",
             ": {state} could not be downloaded ({reason}); check the name and the network, and "

@@ -5,16 +5,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from library.methods.lycoris import unused_alphas
+from library.outputs.writer import TensorLayout, holds, is_finite
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +169,8 @@ def folder(path: Path, method: Any, config: Any) -> Path:
 
     Weights are always safetensors, written tensor by tensor. Raises ConfigError as `model` does.
     """
-    from library.outputs.writer import TensorLayout
 
-    def put(file: Path, tensors: "Mapping[str, Tensor]") -> None:
+    def put(file: Path, tensors: Mapping[str, Tensor]) -> None:
         _warn_of_nan(path, tensors)
         layout = TensorLayout(tensors, _wide(path, _types(config)))
         need_space(file, layout.data_size)
@@ -183,7 +183,7 @@ def folder(path: Path, method: Any, config: Any) -> Path:
 
 def model(
     path: Path,
-    tensors: "Mapping[str, Tensor]",
+    tensors: Mapping[str, Tensor],
     config: Any,
     metadata: Mapping[str, str],
     progress: tuple[int, int] = (0, 0),
@@ -194,11 +194,6 @@ def model(
     is (epoch, step), which whole models saved as .ckpt carry. Raises ConfigError when the disk is full, or when an
     adapter's tensor holds no numbers (NaN); an earlier file of that name is then untouched.
     """
-    import torch
-
-    from library.methods.lycoris import unused_alphas
-    from library.outputs.writer import TensorLayout
-
     unused = unused_alphas(tensors)
     _warn_of_nan(path, {n: t for n, t in tensors.items() if n not in unused}, refuse=config.adapters)
     type_of = _types(config)
@@ -265,9 +260,7 @@ def remove(path: Path | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _warn_of_nan(path: Path, tensors: "Mapping[str, Tensor]", refuse: bool = False) -> None:
-    from library.outputs.writer import is_finite
-
+def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False) -> None:
     broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if broken and refuse:
         raise ConfigError("{name} was not saved: {count} tensors hold NaN or infinity, first {broken}",
@@ -276,14 +269,12 @@ def _warn_of_nan(path: Path, tensors: "Mapping[str, Tensor]", refuse: bool = Fal
         log.warning("%s: %d tensors hold NaN or infinity, first %s", path.name, len(broken), broken[0])
 
 
-def _types(config: Any) -> "Callable[[str, Tensor], torch.dtype]":
+def _types(config: Any) -> Callable[[str, Tensor], torch.dtype]:
     """In which type each tensor is stored."""
-    import torch
-
     wanted = config.save.save_precision
     dtype = getattr(torch, DTYPES[wanted]) if wanted else None
 
-    def type_of(name: str, tensor: "Tensor") -> "torch.dtype":
+    def type_of(name: str, tensor: Tensor) -> torch.dtype:
         # As in sd-scripts, an adapter's alpha is cast even where it is a whole number.
         casts = tensor.is_floating_point() or name.endswith(".alpha")
         return dtype if dtype is not None and casts else tensor.dtype
@@ -291,13 +282,10 @@ def _types(config: Any) -> "Callable[[str, Tensor], torch.dtype]":
     return type_of
 
 
-def _wide(path: Path, type_of: "Callable[[str, Tensor], torch.dtype]") -> "Callable[[str, Tensor], torch.dtype]":
+def _wide(path: Path, type_of: Callable[[str, Tensor], torch.dtype]) -> Callable[[str, Tensor], torch.dtype]:
     """The same, but float32 for numbers that are too large for the type that is asked for."""
-    import torch
 
-    from library.outputs.writer import holds
-
-    def wide_enough(name: str, tensor: "Tensor") -> "torch.dtype":
+    def wide_enough(name: str, tensor: Tensor) -> torch.dtype:
         dtype = type_of(name, tensor)
         if holds(dtype, tensor):
             return dtype

@@ -95,16 +95,15 @@ class Trackers:
             self._wandb.log({name: self._last["avr_loss"], "epoch": epoch}, step=self._last["step"])
 
     def _open_board(self, config: Any) -> Any:
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard import SummaryWriter, summary
 
         log = config.log
         run = (log.log_prefix or "") + time.strftime("%Y%m%d%H%M%S")
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
         board = SummaryWriter(str(Path(log.logging_dir) / run / project))
         if log.log_config:  # into this run, and not into one beside it as `add_hparams` would
-            for summary in hparams(settings(config), {}):
-                board._get_file_writer().add_summary(summary)
+            for part in summary.hparams(settings(config), {}):
+                board._get_file_writer().add_summary(part)
         return board
 
     def _open_wandb(self, config: Any, folder: Path) -> Any:

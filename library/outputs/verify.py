@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from library import families
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
+from library.tools.verify import verify
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +44,6 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
 
 def differences(path: Path, shapes: Shapes) -> str:
     """What a file and the model do not have in common; "" when all names and shapes match."""
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
     parts = {
@@ -55,8 +56,6 @@ def differences(path: Path, shapes: Shapes) -> str:
 
 def _verified(path: Path, config: RunConfig) -> str:
     """The first problem that `kohya tools verify` finds, with the base model's header where it can be read."""
-    from library.tools.verify import verify
-
     if config.network.module not in families.facts(config.family).adapter_modules:
         return ""
     base = Path(config.model.pretrained_model_name_or_path or "")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from library.config.schema import ConfigError
@@ -110,8 +111,6 @@ class TensorLayout:
 
     def check(self, path: Path) -> None:
         """Read the header back. Raises OSError when the file is not what was meant to be written."""
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(path, framework="pt") as file:
                 names = set(file.keys())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from library.config.json_types import JsonObject
@@ -58,8 +59,6 @@ def checked(path: str | Path) -> Path:
 
 def opened(path: str | Path) -> weights.Weights:
     """A checkpoint (a file, a shard of several, a folder) whose tensors are read when asked for."""
-    from safetensors import SafetensorError
-
     entries(path)
     try:
         return weights.read(path)

@@ -21,7 +21,8 @@ from library.config import schema
 from library.config.schema import ConfigError
 from library.data.loading import Batches
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, swapping_less
-from library.measuring.result import GIB, MEMORY_MARGIN, Measured, measure_passes
+from library.measuring.result import MEMORY_MARGIN, Measured
+from library.measuring.timing import GIB, measure_passes
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.train import autotune_cache, rng

@@ -11,8 +11,9 @@ from torch import Tensor
 from library import data, families, methods
 from library.compiler import blocks, prewarm, torch_settings
 from library.compiler.log import CompileLog
+from library.data import encoding
 from library.data.images import ImageSet
-from library.data.loading import Batch
+from library.data.loading import Batch, Batches
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
@@ -59,8 +60,8 @@ def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] 
         fp8_storage.store_encoders(components.encoders, config)
         samples = SampleRunner(family, components, config)
         samples.encode_prompts(world, journal)
-        data.encode(images, family, components, config, world, journal.phase)
-        batches = data.batches(images, config, seed, world.rank, world.ranks)
+        encoding.encode(images, family, components, config, world, journal.phase)
+        batches = Batches(images, config, seed, world.rank, world.ranks)
         clock = Clock.of(config, len(batches))
         batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
         journal.plan(clock, data.summary(images), batches)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library import data
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
 from library.data.threads import ahead, num_workers
@@ -32,7 +31,7 @@ class ValidationRunner:
         seed = getattr(self._options, "validation_seed", None)
         self._seed = training.generators.seed if seed is None else seed
         held_back = images.validation
-        self._batches: Batches | None = data.batches(held_back, training.config, self._seed) if held_back else None
+        self._batches: Batches | None = Batches(held_back, training.config, self._seed) if held_back else None
         if self._batches is None and getattr(self._options, "validation_split", 0.0):
             training.journal.warn("validation_split is so small that it holds no image back: nothing is validated")
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from library import data
 from library.config.schema import ConfigError
+from library.data import encoding
+from library.data.loading import Batches
 from library.data.ordering import draws
 from tests.data import make
 
@@ -29,7 +31,7 @@ SHAPES = ((128, 128), (200, 70), (140, 128), (192, 64), (128, 150))
 
 
 def batches_of(config, seed=5, rank=0, world=1, images=None):
-    return data.batches(images or data.scan(config), config, seed, rank, world)
+    return Batches(images or data.scan(config), config, seed, rank, world)
 
 
 def same(one, other):
@@ -120,7 +122,7 @@ def test_latents_text_and_mirrored_latents_come_from_the_caches(tmp_path):
     given = {"cache_latents": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
     config = make.config(tmp_path, flip_aug=True, **given)
     images = data.scan(config)
-    data.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+    encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
     arrays = images.latents.load(images.items[0])
     seen = Counter()
     for batch in batches_of(config, images=images):
@@ -150,7 +152,7 @@ def test_transparency_is_a_mask_at_the_size_of_the_latents(tmp_path, cached):
     make.picture(tmp_path / "6_cat" / "b.png")
     config = make.config(tmp_path, alpha_mask=True, flip_aug=True, cache_latents=cached, train_batch_size=12)
     images = data.scan(config)
-    data.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+    encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
     (batch,) = batches_of(config, images=images)
     left = torch.cat([torch.zeros(8, 4), torch.ones(8, 4)], 1)
     for path, mask in zip(batch.paths, batch.mask, strict=True):

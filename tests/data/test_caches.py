@@ -15,7 +15,7 @@ import torch
 
 from library import data
 from library.config.schema import ConfigError
-from library.data import caches
+from library.data import caches, encoding
 from tests.data import make
 
 DISK = {"cache_latents_to_disk": True}
@@ -27,7 +27,7 @@ def encoded(config, family=None, parts=None, run=None):
     family = family or make.Family()
     images = data.scan(config)
     run = run or make.Run()
-    data.encode(images, family, parts or make.parts(), config, run, run.phase)
+    encoding.encode(images, family, parts or make.parts(), config, run, run.phase)
     return images, family
 
 
@@ -309,7 +309,7 @@ def test_an_unreadable_image_is_named(folder, config):
     images = data.scan(config)
     (folder / "01.png").write_bytes((folder / "01.png").read_bytes()[:60])
     with pytest.raises(ConfigError, match=r"01\.png"):
-        data.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+        encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
 
 
 def test_missing_networks_are_missed_only_when_needed(config):
@@ -338,11 +338,12 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from library import data
+from library.data import encoding
 from tests.data import make
 config = make.config(Path(sys.argv[1]), cache_latents_to_disk=True)
 images = data.scan(config)
 print("go", flush=True)
-data.encode(images, make.Family(), make.parts(), config, make.Run(), print)
+encoding.encode(images, make.Family(), make.parts(), config, make.Run(), print)
 print("done", flush=True)
 """
 

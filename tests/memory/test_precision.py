@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from library import families, methods
+from library.data import encoding
 from library.memory.prepare import blocks_by_class, prepare_denoiser
 from library.memory.quantization import fp8_storage
-from library.train.loop import data
 from tests import flux_files, training
 
 BF16 = {"mixed_precision": "bf16"}
@@ -168,7 +168,7 @@ def watched(monkeypatch, at_first_step):
     from library.train import loop
 
     seen = {}
-    encode, compute = data.encode, loop.LossFunction.__call__
+    encode, compute = encoding.encode, loop.LossFunction.__call__
 
     def noted(images, family, parts, *how):
         networks = {**parts.encoders, "vae": parts.vae}
@@ -183,7 +183,7 @@ def watched(monkeypatch, at_first_step):
             seen.clear()
         return compute(*args)
 
-    monkeypatch.setattr(loop.data, "encode", noted)
+    monkeypatch.setattr(encoding, "encode", noted)
     monkeypatch.setattr(loop.LossFunction, "__call__", first)
 
 

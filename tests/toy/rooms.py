@@ -39,10 +39,10 @@ def test_the_outlook_on_compiling_knows_it():
 
 
 def test_it_is_checked_and_estimated(demo, squares, tmp_path, capsys):  # noqa: F811
-    from library.cli import main
+    from library.cli import check
 
     flags = ["--train_data_dir", str(squares), "--output_dir", str(tmp_path), "--json"]
-    assert main.check([LORA, "--config_file", str(demo.configs[LORA]), *flags]) == 0
+    assert check.main([LORA, "--config_file", str(demo.configs[LORA]), *flags]) == 0
     found = json.loads(capsys.readouterr().out)
     assert "bad" not in {finding["verdict"] for finding in found["findings"]} and found["fit"]["peak"] > 0
 
@@ -90,7 +90,7 @@ def test_its_lora_is_merged_converted_and_verified(demo, squares, tmp_path):  # 
 
 def test_it_is_benched(tmp_path, monkeypatch):
     from library.bench import shell
-    from library.cli.main import script_of
+    from library.cli.launch import script_of
 
     flags = ["--size", "tiny", "--part", "step", "--candidate", "eager", "--resolution", "64", "--device", "cpu"]
     out = tmp_path / "bench"

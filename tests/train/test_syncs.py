@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from library import data, families, methods
 from library.compiler.log import CompileLog
+from library.data import encoding
+from library.data.loading import Batches
 from library.memory.prepare import prepare_denoiser
 from library.optim.stochastic_rounding import StepRNG
 from library.train.clock import Clock
@@ -100,8 +102,8 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
         monkeypatch.setattr(Meter, "lines", lambda self, wait=False: [])  # the numbers have not arrived yet
         world, journal, family = World(config), Mock(has_curves=True), families.family_for(config)
         images, components = data.scan(config), family.load(world.storage_dtype)
-        data.encode(images, family, components, config, world, journal.phase)
-        batches = data.batches(images, config, 1)
+        encoding.encode(images, family, components, config, world, journal.phase)
+        batches = Batches(images, config, 1)
         clock, generators = Clock.of(config, len(batches)), StepGenerators(1, world.device, 0)
         world.device = META
         live = [components.vae] * (not config.cache.latents)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from library import data
+from library.data.loading import Batches
 from library.train import validation as module
 from tests.training import LORAS, SCRIPTS, config_of, pictures, train
 
@@ -122,7 +123,7 @@ def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
     images = data.scan(config)
     assert len(images.items) == 6 and len(images.validation.items) == 2
     assert not {i.path for i in images.items} & {i.path for i in images.validation.items}
-    batches = data.batches(images.validation, config, seed=1)
+    batches = Batches(images.validation, config, seed=1)
     made = [batches.make(draw) for epoch in (1, 2, 3) for draw in batches.draws(epoch)]
     assert all(words.startswith("zorb toy") for batch in made for words in batch.captions)
     assert all(torch.equal(one.pixels, made[0].pixels) for one in made if one.paths == made[0].paths)

@@ -23,6 +23,7 @@ from library.config.schema import ConfigError, build
 from library.config.values import did_you_mean
 from library.families.base import ModelComponents
 from library.families.shared.random_networks import empty
+from library.memory.quantization import fp8_storage
 from library.methods.adapters import AdapterSpec, LoraLinear
 
 # Its options say how to train it: those of a LoRA for transformers that are as large.
@@ -100,8 +101,6 @@ class DiffusersSubject:
 
     def make(self, config: Any, device: torch.device) -> TrainableModel:
         """A fresh model on the device, with adapters in its blocks."""
-        from library.memory.quantization import fp8_storage
-
         model = self._empty()
         dtype = fp8_storage.storage_type(config)
         model = random_weights.fill(model, random_weights.placement(model, device, dtype, config), dtype)

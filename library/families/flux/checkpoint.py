@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from library.config.problems import ConfigError, Problem, Text
 from library.families import recognition
 from library.families.flux import keys
 from library.families.flux.facts import FACTS
+from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
-from library.families.shared import hub, weights
+from library.families.shared import autoencoder, clip, hub, weights
 
 logger = logging.getLogger(__name__)
 
@@ -247,10 +250,6 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
     With `keep_8_bits` the matrices of the blocks that the file holds as float8_e4m3fn stay so; all else is widened.
     Raises ConfigError when tensors are missing or of a wrong shape.
     """
-    import torch
-
-    from library.families.flux.model import Flux, Sizes
-
     file = weights.read(path, mmap)
     names, stored = keys.cleaned(file), file.shapes()
     with complete(path, "a FLUX.1 transformer"):
@@ -271,8 +270,6 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
 
 def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = True) -> Any:
     """Read an autoencoder, single file or diffusers, as an AutoencoderKL."""
-    from library.families.shared import autoencoder
-
     file = weights.read(path, mmap)
     if "decoder.conv_in.weight" not in file:
         raise recognition.wrong(path, "a FLUX.1 autoencoder")
@@ -283,8 +280,6 @@ def load_ae(path: Path, dtype: Any, scale: float, shift: float, mmap: bool = Tru
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     """Read CLIP-L: a single file (`text_model.*`, with any prefix), or a folder of whatever version of transformers."""
-    from library.families.shared import clip
-
     file, marker = weights.read(path, mmap), "embeddings.token_embedding.weight"
     found = next((name for name in file if name.endswith(marker)), None)
     if found is None:

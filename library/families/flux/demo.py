@@ -33,8 +33,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     import torch
-    from diffusers import FluxTransformer2DModel
-    from diffusers.loaders import FluxLoraLoaderMixin
+    from diffusers import FluxTransformer2DModel, loaders
 
     known = _shapes(config)
     width, head = known["img_in.weight"][0], known["double_blocks.0.img_attn.norm.query_norm.scale"][0]
@@ -49,7 +48,7 @@ def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Siz
             pooled_projection_dim=known["vector_in.in_layer.weight"][1],
             guidance_embeds="guidance_in.in_layer.weight" in known,
         )
-    found = FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
+    found = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."
     found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
     return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layers(model)
@@ -57,13 +56,11 @@ def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Siz
 
 def _as_wide_as_the_real_one(tensors: dict[str, Any], width: int) -> dict[str, Any]:
     """Fused outputs of single blocks (q, k, v, mlp) padded with zeros to FLUX.1's own sizes, as diffusers cuts them."""
-    import torch
-
     out = dict(tensors)
     for name, tensor in tensors.items():
         if "_single_blocks_" in name and name.endswith("_linear1.lora_up.weight"):
             padded = tensor.new_zeros(REAL * 7, tensor.shape[1])
-            for part, start in zip(torch.split(tensor, [width, width, width, 4 * width]), (0, 1, 2, 3), strict=True):
+            for part, start in zip(tensor.split([width, width, width, 4 * width]), (0, 1, 2, 3), strict=True):
                 padded[start * REAL : start * REAL + part.shape[0]] = part
             out[name] = padded
     return out

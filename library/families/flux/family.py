@@ -14,6 +14,7 @@ from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux import checkpoint, packing
 from library.families.flux.model import Sizes
+from library.families.flux.sampler import FluxSampler
 from library.families.shared import clip, t5, tokenizers
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
@@ -252,6 +253,4 @@ class FluxFamily:
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
         """What draws sample images with these networks."""
-        from library.families.flux.sampler import FluxSampler
-
         return FluxSampler(self, parts)

@@ -23,10 +23,9 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
 def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     import torch
-    from diffusers.loaders import StableDiffusionXLLoraLoaderMixin
-    from diffusers.utils import convert_unet_state_dict_to_peft
+    from diffusers import loaders, utils
 
     unet = families.family_for(config).load(torch.float32).denoiser
-    converted, _ = StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)
+    converted, _ = loaders.StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)
     found = {name.removeprefix("unet."): tensor for name, tensor in converted.items() if name.startswith("unet.")}
-    return convert_unet_state_dict_to_peft(found), layers(unet)
+    return utils.convert_unet_state_dict_to_peft(found), layers(unet)

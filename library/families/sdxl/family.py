@@ -152,11 +152,9 @@ class SdxlFamily:
 
         The VAE computes in its own dtype, out of autocast's reach; the sample is drawn in float32.
         """
-        from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
-
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             posterior = parts.vae.encode(pixels.to(next(parts.vae.parameters()).dtype)).latent_dist
-            return DiagonalGaussianDistribution(posterior.parameters.float()).sample(generator)
+            return type(posterior)(posterior.parameters.float()).sample(generator)
 
     @property
     def text_lengths(self) -> dict[str, int]:
@@ -232,7 +230,7 @@ class SdxlFamily:
 
     def sampler(self, parts: ModelComponents) -> "Sampler":
         """What draws sample images with these networks."""
-        from library.families.sdxl.sampler import SdxlSampler
+        from library.families.sdxl.sampler import SdxlSampler  # which loads diffusers
 
         return SdxlSampler(self, parts)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from library.families.shared import autoencoder
+from library.families.shared.clip import canonical
 from library.families.shared.weights import inverse, renamed
 
 PREFIXES = {
@@ -197,6 +198,4 @@ def adapter_name(part: str, path: str, layout: Layout) -> str:
     """The name of an adapter in a LoRA file, from a part and a module path in it."""
     if part == "denoiser":
         return "lora_unet_" + renamed(path, unet_table(layout)).replace(".", "_")
-    from library.families.shared.clip import canonical
-
     return {"clip_l": "lora_te1_", "clip_g": "lora_te2_"}[part] + canonical(path).replace(".", "_")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError
@@ -160,16 +161,13 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
     """A U-Net of these shapes without memory; one shared attention processor, so that compiled graphs are shared."""
-    from accelerate import init_empty_weights
-    from diffusers import UNet2DConditionModel
-    from diffusers.models.attention_processor import AttnProcessor2_0
-    from diffusers.models.resnet import ResnetBlock2D
+    from diffusers.models import UNet2DConditionModel, attention_processor, resnet
 
     with init_empty_weights(include_buffers=False):
         unet = UNet2DConditionModel(**unet_config(shapes))
-    unet.set_attn_processor(AttnProcessor2_0())
+    unet.set_attn_processor(attention_processor.AttnProcessor2_0())
     for module in unet.modules():
-        if isinstance(module, ResnetBlock2D):  # 1 in some blocks, 1.0 in others: two graphs where one would do
+        if isinstance(module, resnet.ResnetBlock2D):  # 1 in some blocks, 1.0 in others: two graphs where one would do
             module.output_scale_factor = float(module.output_scale_factor)
     return unet
 

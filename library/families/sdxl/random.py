@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from library.families.sdxl import keys, model
@@ -87,8 +88,6 @@ def input_shapes(_: Any, denoiser: nn.Module) -> InputShapes:
 
 def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY) -> Path:
     """Write `tiny_sdxl.safetensors` (the LDM layout) and its two tokenizers into a folder; returns the file's path."""
-    from safetensors.torch import save_file
-
     parts = _tensors(Path(folder), seed, dtype, sizes)
     file = {}
     for part, tensors in parts.items():

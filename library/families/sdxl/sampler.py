@@ -3,7 +3,9 @@
 import inspect
 from typing import Any
 
+import diffusers
 import torch
+from numpy.polynomial import Polynomial
 from torch import Tensor
 
 from library.config.schema import ConfigError
@@ -33,8 +35,6 @@ SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a",
 
 def scheduler(name: str | None, v_prediction: bool) -> Any:
     """A diffusers scheduler on the schedule of the training. Latents are not clipped to [-1, 1]: they exceed it."""
-    import diffusers
-
     if (name or "ddim") not in SAMPLERS:
         raise ConfigError(f"sample_sampler: {name!r} is not one of {', '.join(SAMPLERS)}")
     kind, changes = SAMPLERS[name or "ddim"]
@@ -53,10 +53,8 @@ def scheduler(name: str | None, v_prediction: bool) -> Any:
 
 def _lms() -> type:
     """LMS with its coefficients integrated exactly: they are polynomials, so scipy is not needed for them."""
-    from diffusers.schedulers.scheduling_lms_discrete import LMSDiscreteScheduler
-    from numpy.polynomial import Polynomial
 
-    class Lms(LMSDiscreteScheduler):
+    class Lms(diffusers.LMSDiscreteScheduler):
         def get_lms_coefficient(self, order: int, t: int, current_order: int) -> float:
             sigmas = [float(s) for s in self.sigmas]
             product = Polynomial([1.0])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.families.shared.weights import assign, inverse, renamed
@@ -62,7 +63,6 @@ def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
     """An AutoencoderKL of the sizes of its tensors (diffusers names), which it takes over without a copy."""
-    from accelerate import init_empty_weights
     from diffusers import AutoencoderKL
 
     levels, layers = _counts(tensors)

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
+from library.families import recognition
+from library.families.shared import weights
 from library.families.shared.weights import assign
 
 HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
@@ -52,7 +55,6 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
     `act` is quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id at whose first place the pooled vector is read;
     the last word of the vocabulary by default. Raises KeyError or RuntimeError when tensors are missing.
     """
-    from accelerate import init_empty_weights
     from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
     last = tensors["text_model.embeddings.token_embedding.weight"].shape[0] - 1
@@ -70,9 +72,6 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def load_clip_l(path: Any, dtype: torch.dtype | None = None, mmap: bool = True) -> nn.Module:
     """Read clip_l.safetensors (`text_model.*`, any of the usual prefixes before it) as a CLIPTextModel."""
-    from library.families import recognition
-    from library.families.shared import weights
-
     file = weights.read(path, mmap)
     marker = "text_model.embeddings.token_embedding.weight"
     prefix = next((name.removesuffix(marker) for name in file if name.endswith(marker)), None)

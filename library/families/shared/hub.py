@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+from huggingface_hub import errors
+
 from library.config.problems import ConfigError, Problem, Text
 
 PATIENCE = 5.0  # seconds for the hub to answer
@@ -43,11 +46,9 @@ def local(name: str, option: str, wanted: Callable[[Iterable[str]], list[str]], 
         if problem := missing(option, name, "a file, a folder or a Hugging Face id (owner/name)"):
             raise ConfigError(problem)
         return Path(name)
-    from huggingface_hub import snapshot_download
-
     token = token or os.environ.get("HF_TOKEN")
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted(listed(name, token)), token=token))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted(listed(name, token)), token=token))
     except Exception as e:
         if here := kept(name):
             return here
@@ -80,24 +81,19 @@ def _holds(names: Iterable[str], wanted: Callable[[Iterable[str]], list[str]]) -
 
 def kept(name: str) -> Path | None:
     """The folder of a repository in the hub's cache, however much of it is there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except LocalEntryNotFoundError:
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+    except errors.LocalEntryNotFoundError:
         return None
 
 
 def listed(name: str, token: str | None = None) -> list[str]:
     """The files of a repository. Asked once, and not waited for long: whoever has no network shall know it soon."""
-    from huggingface_hub import HfApi
-
     answer: list[Any] = []
 
     def ask() -> None:
         try:
-            about = HfApi().model_info(name, token=token, timeout=PATIENCE)
+            about = huggingface_hub.HfApi().model_info(name, token=token, timeout=PATIENCE)
             answer.append([file.rfilename for file in about.siblings or ()])
         except Exception as e:
             answer.append(e)
@@ -114,15 +110,13 @@ def listed(name: str, token: str | None = None) -> list[str]:
 
 def why(option: str, name: str, error: Exception) -> Problem:
     """The problem of a repository that cannot be had."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
     if isinstance(error, ConfigError):  # it is there, and holds something else
         return error.problems[0]
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         steps = "accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
         told = ": {name} asks for a licence to be accepted: {advice}"
         return _about(option, told, name=name, advice=Text(steps, name=name))
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         advice = Text("check the spelling, or set HF_TOKEN when it is private")
         return _about(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network, in whichever library's words

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.families.shared import clip
@@ -32,8 +33,6 @@ class InputShapes:
 
 def empty(make: Callable[[], nn.Module]) -> nn.Module:
     """A network without memory for its weights; buffers are real."""
-    from accelerate import init_empty_weights
-
     with init_empty_weights(include_buffers=False):
         return make()
 

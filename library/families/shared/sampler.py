@@ -3,15 +3,13 @@
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from library.families.base import ModelComponents, SampleRequest
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 class Sampler(ABC):
@@ -54,10 +52,8 @@ class Sampler(ABC):
             self._known[prompt, negative] = {name: tensor.cpu() for name, tensor in encoded.items()}
 
     @torch.no_grad()
-    def __call__(self, request: SampleRequest) -> "Image":
+    def __call__(self, request: SampleRequest) -> Image.Image:
         """Draw one image. With guidance, prompt and negative prompt are one batch."""
-        from PIL import Image
-
         pixels = self.decoded(self.latents(request))
         return Image.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
 

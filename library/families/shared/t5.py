@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError
@@ -51,9 +52,7 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
 
     Weights stored in 8 bits are widened: there is no faster arithmetic for them here. Raises ConfigError.
     """
-    from accelerate import init_empty_weights
-    from transformers import T5EncoderModel
-    from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense
+    from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense, T5EncoderModel
 
     file = weights.read(path, mmap)
     if MARKER not in file:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 from library.config.problems import ConfigError
 from library.families.shared import hub
 from library.files import write_atomic
@@ -75,10 +77,8 @@ def find(
 
 def cached(name: str) -> Path | None:
     """The tokenizer's folder in the hub's cache, if it is there; never goes online."""
-    from huggingface_hub import try_to_load_from_cache
-
     for file in ("tokenizer.json", "merges.txt", "spiece.model"):
-        path = try_to_load_from_cache(name, file)
+        path = huggingface_hub.try_to_load_from_cache(name, file)
         if isinstance(path, str) and holds(Path(path).parent, kind(name)):
             return Path(path).parent
     return None
@@ -86,12 +86,10 @@ def cached(name: str) -> Path | None:
 
 def download(name: str, token: str | None, looked: list[Path]) -> Path:
     """Fetch a tokenizer's few small files from the hub into the hub's own cache."""
-    from huggingface_hub import snapshot_download
-
     token = token or os.environ.get("HF_TOKEN")
     try:
         hub.listed(name, token)  # a network that is down is noticed sooner by this
-        folder = Path(snapshot_download(name, allow_patterns=list(FILES), token=token))
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), token=token))
     except Exception as e:  # every network library has its own family of errors; the advice is the same for all
         reason = str(e).strip().splitlines() or [type(e).__name__]
         places_tried = ", ".join(map(str, looked)) or "no local folder was given"

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from library.config.problems import ConfigError
 from library.config.values import quoted
 
@@ -126,7 +128,6 @@ def _opened(path: Path, mmap: bool) -> Any:
     stored = entries(path)  # its errors are the ones a person understands
     if _shapes_only.get():
         return {name: _without_numbers(about) for name, about in stored.items()}
-    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load
 
     try:

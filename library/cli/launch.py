@@ -1,0 +1,101 @@
+"""`kohya train`, `probe` and `bench`: what a TOML is for, and the launcher's options beside those of the training."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from library import importers
+from library.bench import shell
+from library.cli import train_script
+from library.cli.main import DONE, MISUSED, complain
+from library.config.command import Launch, command
+from library.config.json_types import JsonObject
+from library.config.problems import Problem
+from library.config.schema import ConfigError, load_toml, options, read_toml, section_options
+from library.families import RUNS, config_class
+from library.runs import foreground, gpu_slots, keys
+
+TRAIN_USAGE = f"""kohya train SCRIPT --config_file RUN.toml [options]
+kohya train RUN.toml [options]
+
+SCRIPT is one of {", ".join(RUNS)}. Options are those of the script
+(kohya train SCRIPT --help), and those of the launcher: --num_processes, --gpu_ids, --cpu, --num_machines,
+--machine_rank, --main_process_ip, --main_process_port, --num_cpu_threads_per_process."""
+
+
+# Why: docs/decisions/2026-11-20-check-before-launch.md
+def train(argv: list[str]) -> int:
+    """Check the options here and now, then train with `accelerate launch`; the launcher's exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(TRAIN_USAGE)
+        return DONE if argv else MISUSED
+    what, *rest = argv
+    how, flags, wrong = split_launch(rest)
+    if what.lower().endswith(".toml"):
+        flags = ["--config_file", what, *flags]
+        what = script_of(Path(what))
+    # The launcher loads torch for seconds before the script can say what is wrong, so it is asked here first.
+    reading = train_script.read(config_class(what), flags)
+    if problems := [*reading.problems, *wrong, *gpu_slots.problems(how)]:
+        reading = dataclasses.replace(reading, problems=problems)
+        return complain("\n".join([*problems, *train_script.beyond(reading)]), MISUSED)
+    path, flags = split_file(flags)
+    arguments = command(path or "", what, **how)
+    os.environ.update(keys.environment())
+    return foreground.run([*(arguments if path else arguments[:-2]), *flags])
+
+
+def probe(argv: list[str]) -> int:
+    """Try two steps with a config, and say what fits."""
+    from library.bench.probe import main  # loads torch
+
+    return main(argv, script_of)
+
+
+def bench(argv: list[str]) -> int:
+    """Measure this machine with a model."""
+    return shell.main(argv, script_of)
+
+
+def script_of(path: Path) -> str:
+    """Which script a TOML is for: by the file's name, else by the options in it. Raises ConfigError when unclear."""
+    for script in sorted(RUNS, key=len, reverse=True):
+        if script in path.stem:
+            return script
+    given = read_toml(path)
+    importers.refuse_data(load_toml(path), path)
+    known = {script: set(options(config_class(script))) for script in RUNS}
+    # An option that not every script has speaks for those that have it; what is no option anywhere says nothing.
+    telling = {name for name in given if any(name in names for names in known.values())}
+    is_lora = any(name.startswith("network_") for name in telling)
+    fitting = [s for s, names in known.items() if telling <= names and s.endswith("_network") == is_lora]
+    if len(fitting) > 1:  # of two families, not the one whose own files are not named
+        fitting = [script for script in fitting if _has_its_files(config_class(script), telling, known)]
+    if len(fitting) != 1:
+        raise ConfigError(f"the training script cannot be told from {path}: name it, {', '.join(RUNS)}")
+    return fitting[0]
+
+
+def _has_its_files(config: Any, given: set[str], known: dict[str, set[str]]) -> bool:
+    """Whether the model files that only this family has are named, if there are such."""
+    others = set().union(*(names for script, names in known.items() if not script.startswith(config.family)))
+    own = {o.name for o in options(config).values() if o.section == "model" and o.kind == "file"} - others
+    return not own or bool(own & given)
+
+
+def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]:
+    """The launcher's options by name, the rest, and what is wrong with the former. What both know (mixed_precision) is
+    the script's."""
+    mine = {name: option for name, option in section_options(Launch).items() if name != "mixed_precision"}
+    return train_script.take_flags(mine, argv)
+
+
+def split_file(flags: list[str]) -> tuple[str | None, list[str]]:
+    """The value of --config_file, and the other flags."""
+    for at, flag in enumerate(flags):
+        if flag == "--config_file" and at + 1 < len(flags):
+            return flags[at + 1], flags[:at] + flags[at + 2 :]
+        if flag.startswith("--config_file="):
+            return flag.partition("=")[2], flags[:at] + flags[at + 1 :]
+    return None, flags
