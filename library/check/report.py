@@ -57,7 +57,8 @@ class Finding:
     @property
     def advice(self) -> str:
         """The fix in words, to be put after the text."""
-        return "".join(f"; fix: {name} = {value}" for name, value in self.fix.items())
+        fixes = (f"leave {name} out" if value is None else f"{name} = {value}" for name, value in self.fix.items())
+        return "".join(f"; fix: {fix}" for fix in fixes)
 
 
 @dataclass(frozen=True, slots=True)

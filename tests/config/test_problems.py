@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+from library.check.report import Finding
 from library.config.problems import ConfigError, Problem, Text, read
 from library.config.schema import build, draft, mending
 from library.families import config_class
@@ -76,3 +77,8 @@ def cuts(handler):
             asked = node.args
         if is_cut or text in map(ast.unparse, asked):
             yield node.lineno
+
+
+def test_a_fix_in_words_names_a_value_or_says_what_to_leave_out():
+    found = Finding("config", "bad", "network_module x is not offered", {"network_module": None, "network_dim": 1})
+    assert found.advice == "; fix: leave network_module out; fix: network_dim = 1"
