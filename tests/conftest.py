@@ -24,6 +24,9 @@ os.environ.update(
     GRADIO_ANALYTICS_ENABLED="False",
     # Shared by all tests and all runs of them: what one compiled, the next finds.
     TORCHINDUCTOR_CACHE_DIR=str(SCRATCH / "inductor"),
+    # The processor's own word for what it can do. Else each process that generates code starts others to try it, and
+    # each new cache has the trials compiled first: some 15 s of CPU time.
+    TORCHINDUCTOR_VEC_ISA_OK="1",
 )
 for name in ("KOHYA_RUN_DIR", "HF_TOKEN", "WANDB_API_KEY"):
     os.environ.pop(name, None)
@@ -58,8 +61,10 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module", autouse=True)
 def light():
     """Each file begins with what it needs and no more: what others compiled is dropped, and what stays, imported
-    packages above all, is not looked through again by every collection of garbage, which trainings do on purpose."""
+    packages above all, is not looked through again by every collection of garbage, which trainings do on purpose. Other
+    collections are rare: PyTorch's tracing makes many small objects that live, and spent a tenth of its time on them."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
