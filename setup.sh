@@ -18,7 +18,7 @@ usage() {
 ./setup.sh gui [options]    open the page; --help lists the options
 ./setup.sh demo [options]   install if needed, then train a tiny LoRA from pictures it draws itself
 ./setup.sh test [options]   install if needed, then run the tests; options go to pytest
-./setup.sh test --quick     only the tests that start no process, no browser, no training and compile nothing
+./setup.sh test --quick     only the tests that start no process or browser, compile nothing and load no model
 ./setup.sh doctor           check this machine: GPU, PyTorch, packages, compiling
 ./setup.sh install          install or repair, and nothing else
 ./setup.sh help             this text

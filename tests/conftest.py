@@ -36,8 +36,9 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
-# What makes a test slow, told by what it can use: pictures and models to train with, a browser, other processes.
-TRAINS, BROWSES = {"demo", "made", "shapes", "squares"}, {"chromium"}
+# What makes a test slow, told by what it can use: pictures and whole models, a browser, other processes.
+MODELS = {"demo", "made", "shapes", "squares", "tiny_sdxl", "tiny_sdxl_folder", "bases", "lora_files"}
+BROWSES = {"chromium"}
 STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a test that starts processes or trainings
 
 
@@ -54,7 +55,7 @@ def pytest_collection_modifyitems(items):
         used = set(getattr(item, "fixturenames", ()))
         if used & BROWSES:
             item.add_marker(pytest.mark.browser)
-        if used & TRAINS or item.path.parent.name == "compile" or any(hasattr(item.module, name) for name in STARTS):
+        if used & MODELS or item.path.parent.name == "compile" or any(hasattr(item.module, name) for name in STARTS):
             item.add_marker(pytest.mark.slow)
 
 
@@ -62,7 +63,7 @@ def pytest_collection_modifyitems(items):
 def light():
     """Each file begins with what it needs and no more: what others compiled is dropped, and what stays, imported
     packages above all, is not looked through again by every collection of garbage, which trainings do on purpose. Other
-    collections are rare: PyTorch's tracing makes many small objects that live, and spent a tenth of its time on them."""
+    collections are rare: PyTorch's tracing makes many small objects that live, a tenth of whose time they took."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     gc.collect()

@@ -1,6 +1,6 @@
-"""Several trainings in the same processes, one after another; `accelerate launch` this.
+"""Several trainings in the same processes, one after another; start this once for each process.
 
-Arguments: script, TOML and a free port for each. The store of the launcher keeps addresses of the training before.
+Arguments: script, TOML and a free port for each.
 """
 
 import os
@@ -12,7 +12,6 @@ from library.cli.train_script import main
 from library.families import config_class
 
 if __name__ == "__main__":
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     for script, toml, port in zip(*[iter(sys.argv[1:])] * 3, strict=True):
         os.environ["MASTER_PORT"] = port
         AcceleratorState._reset_state(True)

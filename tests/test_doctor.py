@@ -72,6 +72,7 @@ def test_another_version_than_the_tested_one_is_a_hint(monkeypatch):
     assert doctor.packages().verdict == "bad"
 
 
+@pytest.mark.slow
 def test_compiling_is_really_tried():
     finding = hardware.compile_on("cpu")
     if finding.verdict == "hint":

@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import hashlib
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -107,12 +109,33 @@ def runs_in(output: Any) -> set[Path]:
 
 def command(arguments: list[str], **how: Any) -> subprocess.CompletedProcess:
     """Run a command as a user would, and wait for it."""
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, **how)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT, **how)
 
 
 def script(name: str, *flags: Any, **how: Any) -> subprocess.CompletedProcess:
     """Run sd-scripts/<name>.py with flags."""
     return command([sys.executable, str(ROOT / "sd-scripts" / f"{name}.py"), *map(str, flags)], **how)
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as at:
+        at.bind(("127.0.0.1", 0))
+        return at.getsockname()[1]
+
+
+def ranks(arguments: Iterable[object], number: int = 2) -> list[subprocess.Popen]:
+    """Start the processes of one training, each as `accelerate launch` would, which takes seconds to get there."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_MIXED_PRECISION": "no"}
+    shared |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "ACCELERATE_DYNAMO_BACKEND": "no"}
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(number)
+    ]  # fmt: skip
 
 
 def listing(folder: Path) -> Mapping[str, str]:
@@ -133,7 +156,7 @@ def untouched(*folders: Path):
     assert [listing(folder) for folder in folders] == before
 
 
-def wait_for(what: Any, seconds: float = 120) -> Any:
+def wait_for(what: Any, seconds: float = 300) -> Any:
     """Wait until `what()` is true; the answer is its value."""
     end = time.monotonic() + seconds
     while not (found := what()):

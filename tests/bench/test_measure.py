@@ -15,6 +15,7 @@ from library.measuring import candidates, timing
 from library.runs import job as jobs
 from library.runs.job_work import begin
 
+pytestmark = pytest.mark.slow  # models are run, and some compiled
 CPU = torch.device("cpu")
 QUICK = timing.TimingPlan(steps=1, warmup=1, seconds=5.0)
 QWEN = {"patch_size": 2, "in_channels": 16, "out_channels": 4, "num_layers": 2, "attention_head_dim": 16,

@@ -52,7 +52,7 @@ def test_one_process_compiles_first_and_the_others_find_its_graphs(tmp_path):
         )
         for n in range(2)
     ]
-    first, second = (json.loads(process.communicate(timeout=240)[0].splitlines()[-1]) for process in started)
+    first, second = (json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in started)
     assert (first["rank"], first["hit"], first["miss"]) == (0, 0, 1)
     assert (second["rank"], second["hit"], second["miss"]) == (1, 1, 0)
     assert second["hits"] > 0 == first["hits"]

@@ -354,6 +354,7 @@ WEIRD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tab", TABS)
 def test_no_value_whatever_breaks_the_import(tab):
     for row, its_tab, family in CASES:

@@ -214,6 +214,7 @@ def test_weights_stored_in_8_bits_are_widened_where_they_are_used():
     assert given["img"].grad.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored_in_8_bits", [False, True], ids=["plain", "8 bits and a mask"])
 def test_one_graph_for_each_kind_of_block_over_all_buckets(stored_in_8_bits):
     """What compiling relies on: whatever the bucket, the text length and the block's place, the code is the same."""

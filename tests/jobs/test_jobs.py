@@ -14,6 +14,7 @@ from library.runs import layout
 from library.runs.job_work import JobRecord, begin, joined
 from library.tools.forms import FORMS
 
+pytestmark = pytest.mark.slow  # processes are started
 MODULE = "lora_unet_input_blocks_4_1_proj_in"
 
 

@@ -127,6 +127,7 @@ class Block(nn.Module):
         return x + self.b(F.gelu(self.a(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [{}, {"dropout": 0.1, "rank_dropout": 0.2, "module_dropout": 0.3}])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_blocks_share_a_graph_whatever_the_multiplier(spec, autocast):
@@ -143,6 +144,7 @@ def test_blocks_share_a_graph_whatever_the_multiplier(spec, autocast):
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager():
     torch._dynamo.reset()
     block, x = Block(), torch.randn(2, 3, 8)

@@ -259,6 +259,7 @@ def test_half_precision_adapters_only_where_asked(flux_like, flux_config):
     assert {t.dtype for t in method.state_dict(torch.float16).values()} == {torch.float16}
 
 
+@pytest.mark.slow
 def test_blocks_share_graphs(flux_like, flux_config):
     import torch._dynamo.testing
 

@@ -89,6 +89,7 @@ def test_an_algorithm_that_does_not_exist(flux_like, flux_config):
         lycoris(flux_like, flux_config, "algo=nonsense")
 
 
+@pytest.mark.slow
 def test_blocks_share_graphs(flux_like, flux_config):
     import torch._dynamo.testing
 

@@ -1,12 +1,8 @@
 """States that are saved by time: what is left of a training that is killed, and that they cost nothing else."""
 
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -22,7 +18,7 @@ from library.runs.lineage import step_of
 from library.train import checkpointer, resume_state
 from library.train.step_log import StepLog
 from tests.source import ROOT
-from tests.training import config_of, runs_in, train, wait_for
+from tests.training import config_of, ranks, runs_in, train, wait_for
 
 STEPS = 8
 OFTEN = {"save_state_every_n_minutes": 1e-9}  # as often as it can be
@@ -38,16 +34,6 @@ def states(folder):
 
 def number_of(path):
     return int(path.name.removesuffix("-state")[-8:])
-
-
-def launched():
-    """How two processes are started, beside whatever else runs here."""
-    with socket.socket() as at:
-        at.bind(("127.0.0.1", 0))
-        port = str(at.getsockname()[1])
-    two = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", port]
-    two += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    return [sys.executable, "-m", "accelerate.commands.launch", *two]
 
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
@@ -92,6 +78,10 @@ def test_another_state_replaces_it_and_starts_its_clock_anew(demo, squares, tmp_
     assert {path.name for path in states(tmp_path)} == {"m-step00000003-state", "m-step00000006-state", "m-state"}
 
 
+def far(state):
+    return number_of(state) > 3
+
+
 def test_two_processes_are_killed_and_go_on(demo, squares, tmp_path):
     config = config_of(
         demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
@@ -99,23 +89,21 @@ def test_two_processes_are_killed_and_go_on(demo, squares, tmp_path):
     )  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     script = [str(ROOT / "sd-scripts" / "flux_train_network.py"), "--config_file", str(tmp_path / "run.toml")]
-    started = subprocess.Popen(
-        [*launched(), *script], cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
+    both = ranks(script)
     try:
-        known = psutil.Process(started.pid)
-        wait_for(lambda: started.poll() is not None or any(number_of(path) > 3 for path in states(tmp_path / "out")))
+        wait_for(lambda: any(one.poll() is not None for one in both) or any(map(far, states(tmp_path / "out"))))
     finally:
-        for process in (known, *known.children(recursive=True)) if started.poll() is None else ():
-            process.kill()  # the launcher first, so that nobody is asked to end kindly
-        print(started.communicate()[0])
+        for process in both:
+            process.kill()
+        print(*(process.communicate()[0] for process in both))
     newest = states(tmp_path / "out")[-1]
     assert resume_state.problems(newest) == [] and number_of(newest) == step_of(newest) > 3
     assert {f"random_states_{rank}.bin" for rank in range(2)} <= {path.name for path in newest.iterdir()}
     more = replace(config, resume=str(newest), max_train_steps=step_of(newest) + 2)
     (tmp_path / "run.toml").write_text(to_toml(more), encoding="utf-8")
-    subprocess.run([*launched(), *script], cwd=ROOT, check=True)
+    for process in ranks(script):
+        said = process.communicate(timeout=600)[0]
+        assert process.returncode == 0, said
     assert (tmp_path / "out" / "m.safetensors").is_file() and states(tmp_path / "out") == []
 
 

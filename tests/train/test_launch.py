@@ -1,8 +1,6 @@
 """Trainings in processes of their own: what the page starts, what a shell starts, and several processes at once."""
 
 import json
-import socket
-import sys
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from library.config.command import command
 from library.config.schema import build, read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
-from tests.training import Outcome, config_of, runs_in, train, wait_for
+from tests.training import Outcome, config_of, free_port, ranks, runs_in, train, wait_for
 from tests.training import command as run_it
 
 SCRIPT = "flux_train_network"
@@ -100,12 +98,6 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
     assert {"random_states_0.bin", "random_states_1.bin"} <= state
 
 
-def free_port():
-    with socket.socket() as at:
-        at.bind(("127.0.0.1", 0))
-        return at.getsockname()[1]
-
-
 def test_the_other_two_scripts_as_well(demo, squares, tmp_path):
     """FLUX.1 LoRA with a CLIP-L that learns, and a whole SDXL with both encoders; test_full.py has a whole FLUX.1."""
     cases = {
@@ -121,10 +113,9 @@ def test_the_other_two_scripts_as_well(demo, squares, tmp_path):
         config = config_of(demo, name, output_dir=tmp_path / name / "two", train_batch_size=1, **values, **more)
         (tmp_path / f"{name}.toml").write_text(to_toml(config), encoding="utf-8")
         pairs += [name, tmp_path / f"{name}.toml", free_port()]
-    several = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    several += ["--dynamo_backend", "no", "--module", "tests.several"]
-    done = run_it([sys.executable, "-m", "accelerate.commands.launch", *several, *map(str, pairs)])
-    assert done.returncode == 0, done.stdout + done.stderr
+    for process in ranks(["-m", "tests.several", *pairs]):
+        said = process.communicate(timeout=600)[0]
+        assert process.returncode == 0, said
     for name, one in alone.items():
         (folder,) = runs_in(tmp_path / name / "two")
         two = Outcome(tmp_path / name / "two" / "m.safetensors", folder)
