@@ -1,5 +1,7 @@
 """Lines about work that takes long."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from library.train import journal
@@ -10,7 +12,7 @@ from library.train.journal import Progress
 def clock(monkeypatch):
     """A clock that is set by hand."""
     now = [100.0]
-    monkeypatch.setattr(journal.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

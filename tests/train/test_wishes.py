@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, w
 
 def test_a_step_is_split_where_its_time_went(monkeypatch):
     now = iter([0.0, 3.0, 3.0, 4.0, 5.0, 5.5, 10.0])  # asked, there; two batches moved; the end
-    monkeypatch.setattr(step_metrics.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(step_metrics, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     watch = step_metrics.StepTimer(device=type("Device", (), {"type": "cpu"}))
     batch = type("Batch", (), {"to": lambda self, device: self})()
     next(watch.waited([[batch, batch]]))
