@@ -1,7 +1,17 @@
 """Settings of other trainers, read into a config of ours with an account of every key, and written back."""
 
-from library.importers.compare import differences
-from library.importers.files import SUFFIXES, dataset, is_dataset, load, named, of_others, parse, read, refuse_data
+from library.importers.files import (
+    SUFFIXES,
+    dataset,
+    differences,
+    is_dataset,
+    load,
+    named,
+    of_others,
+    parse,
+    read,
+    refuse_data,
+)
 from library.importers.kohya_export import export
 from library.importers.kohya_ss import tab_title
 from library.importers.ledger import Configs, Fate, Imported

@@ -1,28 +1,22 @@
 """ai-toolkit: its data sets as a dataset file, and its prompts as a prompt file."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError
-from library.importers.kohya_ss import is_on
-from library.importers.ledger import KeyLedger, is_empty, to_number
-from library.importers.trees import PREPARED, dataset_toml, tables
+from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.shared import PREPARED, dataset_toml, load_tables, tables
 
-KNOWN = {
-    "folder_path", "dataset_path", "type", "caption_ext", "caption_type", "caption_dropout_rate", "shuffle_tokens",
-    "keep_tokens", "token_dropout_rate", "num_repeats", "flip_x", "random_crop", "is_reg", "alpha_mask", "mask_path",
-    "default_caption", "trigger_word", "resolution", "buckets", "bucket_tolerance", "batch_size", "cache_latents",
-    "cache_latents_to_disk", "cache_text_embeddings", "num_workers", "prefetch_factor",
-}  # fmt: skip
+TABLES = load_tables("aitoolkit")["datasets"]
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
 
 
-def is_dataset(found: JsonMapping) -> bool:
+def is_dataset(found: Mapping[str, Any]) -> bool:
     """Whether these are data sets of ai-toolkit without a training."""
     return "config" not in found and any("folder_path" in table for table in tables(found.get("datasets")))
 
 
-def dataset(found: JsonMapping) -> tuple[str, list[str]]:
+def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Data sets of ai-toolkit -> a dataset file of ours, and what was left out, a sentence each."""
     listed = [d for d in tables(found.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
@@ -30,18 +24,20 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     return _written(listed, found.get("trigger_word"), 1)
 
 
-def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str, list[str]]:
+def _written(found: list[Mapping[str, Any]], word: Any, batch: int) -> tuple[str, list[str]]:
     sets, notes = [], []
     for table in found:
         sizes = table.get("resolution") or 512
-        counts = {"batch_size": "batch_size", "bucket_reso_steps": "bucket_tolerance"}
-        own: JsonObject = {option: _count(table.get(key)) for option, key in counts.items()}
-        own = {key: value for key, value in own.items() if value is not None}
-        own |= {} if is_on(table.get("buckets", True)) else {"enable_bucket": False}
+        own: dict[str, Any] = {}
+        for option, key in (("batch_size", "batch_size"), ("bucket_reso_steps", "bucket_tolerance")):
+            if (count := to_number(table.get(key))) and count >= 1:
+                own[option] = int(count)
+        if not is_on(table.get("buckets", True)):
+            own["enable_bucket"] = False
         for size in sizes if isinstance(sizes, list) else [sizes]:
             sets.append(({"resolution": size, **own}, [_subset(table, word)]))
         folder = table.get("folder_path") or table.get("dataset_path")
-        for key in sorted(table.keys() - KNOWN):
+        for key in sorted(table.keys() - set(TABLES["known"])):
             if not is_empty(table[key]) and table[key] not in (False, 0, 1, 1.0):
                 notes.append(f"datasets: {key} of {folder} is ignored: not supported by this trainer")
     general = {"enable_bucket": True, "max_bucket_reso": 2048, "bucket_no_upscale": True, "batch_size": batch}
@@ -63,10 +59,10 @@ def _datasets(ledger: KeyLedger) -> None:
         ledger.change("trigger_word", said, {"metadata_trigger_phrase": word})
 
 
-def _settings(ledger: KeyLedger, found: list[JsonMapping]) -> JsonObject:
+def _settings(ledger: KeyLedger, found: list[Mapping[str, Any]]) -> dict[str, Any]:
     """What the data sets say and is an option of the whole training here."""
     on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
-    values: JsonObject = {
+    values: dict[str, Any] = {
         "cache_latents": on_disk or any(is_on(d.get("cache_latents")) for d in found),
         "cache_latents_to_disk": on_disk,
         "enable_bucket": True,
@@ -84,32 +80,17 @@ def _settings(ledger: KeyLedger, found: list[JsonMapping]) -> JsonObject:
     return values | {"resolution": str(largest)}
 
 
-def _ending(table: JsonMapping) -> str:
+def _ending(table: Mapping[str, Any]) -> str:
     ending = str(table.get("caption_type") or table.get("caption_ext") or "txt")
     return ending if ending.startswith(".") else f".{ending}"
 
 
-def _count(value: JsonValue) -> int | None:
-    number = to_number(value)
-    return int(number) if number and number >= 1 else None
-
-
-def _subset(table: JsonMapping, word: JsonValue) -> JsonObject:
+def _subset(table: Mapping[str, Any], word: Any) -> dict[str, Any]:
     word = table.get("trigger_word") or word
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),
-        "conditioning_data_dir": table.get("mask_path"),
-        "alpha_mask": table.get("alpha_mask"),
-        "class_tokens": table.get("default_caption"),
+        **{option: table.get(key) for option, key in TABLES["subset"].items()},
         "caption_extension": _ending(table),
-        "num_repeats": table.get("num_repeats"),
-        "caption_dropout_rate": table.get("caption_dropout_rate"),
-        "caption_tag_dropout_rate": table.get("token_dropout_rate"),
-        "shuffle_caption": table.get("shuffle_tokens"),
-        "keep_tokens": table.get("keep_tokens"),
-        "flip_aug": table.get("flip_x"),
-        "random_crop": table.get("random_crop"),
-        "is_reg": table.get("is_reg"),
         "caption_prefix": f"{word}, " if word else None,
     }
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
@@ -133,26 +114,20 @@ def _samples(ledger: KeyLedger) -> None:
     for name, flag in flags.items():
         if ledger.get(f"sample.{name}") is not None:
             ledger.change(f"sample.{name}", f"stands in the prompt file as {flag}")
-    lines = [_line(sample, shared, flags, word) for sample in prompts]
+    lines = []
+    for sample in prompts:
+        own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
+        told = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
+        lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *told]))
     ledger.texts["sample_prompts"] = "\n".join(lines) + "\n"
-    for key in ("sample.prompts", "sample.samples"):
-        if key in ledger.source:
-            ledger.change(key, f"{len(lines)} prompts in a file of their own")
+    ledger.explain(f"{len(lines)} prompts in a file of their own", "sample.prompts", "sample.samples")
     every = int(ledger.number("sample.sample_every") or 100)
-    if "sample.sample_every" not in ledger.source:
-        ledger.source = {**ledger.source, "sample.sample_every": every}
-        ledger.absent |= {"sample.sample_every"}
+    ledger.assume("sample.sample_every", every)
     ledger.rename("sample.sample_every", "sample_every_n_steps", every)
     first = not is_on(ledger.get("train.skip_first_sample"))
     ledger.change("train.skip_first_sample", f"sample_at_first = {str(first).lower()}", {"sample_at_first": first})
     if "sample.walk_seed" in ledger.source:
         ledger.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
-
-
-def _line(sample: JsonMapping, shared: JsonMapping, flags: Mapping[str, str], word: str) -> str:
-    line = " ".join(str(sample["prompt"]).replace("[trigger]", word).split())
-    own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
-    return line + "".join(f" {flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, ""))
 
 
 PARTS = (_datasets, _samples)

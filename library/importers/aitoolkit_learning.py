@@ -1,10 +1,9 @@
 """ai-toolkit: adapters, length, optimizer, schedule, number formats and noise."""
 
-from library.config.json_types import JsonObject, JsonValue
-from library.importers.kohya_ss import is_on
-from library.importers.ledger import KeyLedger, is_empty, to_number
-from library.importers.optimizers import ours, plain
-from library.importers.trees import precision
+from typing import Any
+
+from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.shared import load_tables, optimizer, plain, precision
 
 TRAINER = "ai-toolkit"
 # In the order in which they win.
@@ -14,11 +13,6 @@ RANKS = (
     ("network.linear_alpha", "network_alpha"),
     ("network.alpha", "network_alpha"),
 )
-SAMPLINGS = {
-    "sigmoid": "sigmoid", "linear": "uniform", "weighted": "uniform", "shift": "flux_shift", "flux_shift": "flux_shift",
-    "lumina2_shift": "flux_shift", "lognorm_blend": "sigmoid",
-}  # fmt: skip
-SAME_SAMPLING = ("sigmoid", "linear")
 LOSSES = {"mse": {}, "mae": {"loss_type": "l1"}, "pseudo_huber": {"loss_type": "huber", "huber_schedule": "constant"}}
 
 
@@ -41,13 +35,15 @@ def _network(ledger: KeyLedger) -> None:
         algo += ["bypass_mode=True"] if quantized else []
         values = {"network_module": "lycoris.kohya", "network_args": [*algo, *arguments]}
         ledger.change("network.type", f"{kind} is LyCORIS here: {' '.join(values['network_args'])}", values)
-        for key in ("network.lokr_full_rank", "network.lokr_factor"):
-            if key in ledger.source:
-                ledger.change(key, "becomes one of network_args")
+        ledger.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
         said = "LoRA" if kind == "lora" else f"{kind} is not offered here; LoRA is used"
         ledger.change("network.type", said, {"network_args": arguments} if arguments else {})
-    _layers(ledger)
+    for key in ledger.left():
+        if key.startswith("network.network_kwargs."):
+            said = "chosen layers are said by network_args (train_double_block_indices, img_attn_dim, ...)"
+            ledger.ignore(key, said)
+    ledger.explain("adapters are in the blocks of the model", "network.transformer_only")
 
 
 def _convolutions(ledger: KeyLedger) -> list[str]:
@@ -57,18 +53,8 @@ def _convolutions(ledger: KeyLedger) -> list[str]:
         value = ledger.get(key) if ledger.get(key) is not None else ledger.get("network.conv")
         if ledger.number("network.conv") and to_number(value) is not None:
             arguments.append(f"{argument}={value}")
-            if key in ledger.source:
-                ledger.change(key, f"is network_args {argument}")
+            ledger.explain(f"is network_args {argument}", key)
     return arguments
-
-
-def _layers(ledger: KeyLedger) -> None:
-    for key in ledger.left():
-        if key.startswith("network.network_kwargs."):
-            said = "chosen layers are said by network_args (train_double_block_indices, img_attn_dim, ...)"
-            ledger.ignore(key, said)
-    if "network.transformer_only" in ledger.source:
-        ledger.change("network.transformer_only", "adapters are in the blocks of the model")
 
 
 def _length(ledger: KeyLedger) -> None:
@@ -85,13 +71,12 @@ def _length(ledger: KeyLedger) -> None:
     if key in ledger.source:
         count = max(1, batches)
         ledger.change(key, f"gradient_accumulation_steps = {count}", {"gradient_accumulation_steps": count})
-    for other in ("train.gradient_accumulation", "train.gradient_accumulation_steps"):
-        ledger.empty(other)
+    ledger.empty("train.gradient_accumulation", "train.gradient_accumulation_steps")
 
 
 def _optimizer(ledger: KeyLedger) -> None:
     wanted = ledger.get("train.optimizer")
-    name, near = ours(wanted)
+    name, near = optimizer(wanted)
     ledger.change("train.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
     found = {key: value for key, value in ledger.source.items() if key.startswith("train.optimizer_params.")}
     given = {key.rpartition(".")[2]: value for key, value in found.items()}
@@ -104,7 +89,10 @@ def _optimizer(ledger: KeyLedger) -> None:
         given = {"relative_step": False, "scale_parameter": False, "warmup_init": False} | given
     elif word in ("adam", "adamw", "adamw8bit", "prodigy", "dadaptadam", "dadaptlion") or "Adam8bit" in name:
         given = {"eps": 1e-6} | given
-    arguments = [f"{key}={_argument(value)}" for key, value in given.items() if not is_empty(value)]
+    arguments = []
+    for key, value in given.items():
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
+        arguments += [] if is_empty(value) else [f"{key}={text}"]
     if arguments:
         ledger.values["optimizer_args"], ledger.keys["optimizer_args"] = arguments, "train.optimizer"
     for key in found.keys() - ledger.fates.keys():
@@ -114,15 +102,11 @@ def _optimizer(ledger: KeyLedger) -> None:
         ledger.change("train.lr", f"{rate:g} is 1.0 with {name}, as {TRAINER} does it", {"learning_rate": 1.0})
 
 
-def _argument(value: JsonValue) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).replace(" ", "")
-
-
 def _schedule(ledger: KeyLedger) -> None:
     name = str(ledger.get("train.lr_scheduler"))
     steps = ledger.number("train.steps") or 1000
     period = ledger.number("train.lr_scheduler_params.total_iters") or steps
-    values: JsonObject = {"lr_scheduler": name}
+    values: dict[str, Any] = {"lr_scheduler": name}
     said = f"lr_scheduler = {name}"
     if name == "constant_with_warmup":
         values["lr_warmup_steps"] = int(ledger.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
@@ -177,8 +161,8 @@ def _rates(ledger: KeyLedger, encoders: bool) -> None:
     if not is_on(ledger.get("train.train_unet")):
         only = {"network_train_text_encoder_only": True} if ledger.adapters and encoders else {}
         ledger.change("train.train_unet", "only text encoders learn" if only else "the image model always learns", only)
-    elif "train.train_unet" in ledger.source:
-        ledger.change("train.train_unet", "the image model learns")
+    else:
+        ledger.explain("the image model learns", "train.train_unet")
 
 
 def _noise(ledger: KeyLedger) -> None:
@@ -193,8 +177,8 @@ def _noise(ledger: KeyLedger) -> None:
         ledger.ignore("train.snr_gamma", f"min_snr_gamma = {gamma:g} is the nearest")
     if str(ledger.get("train.content_or_style") or "balanced") != "balanced":
         ledger.ignore("train.content_or_style", "all timesteps count alike; min_timestep and max_timestep choose some")
-    elif "train.content_or_style" in ledger.source:
-        ledger.change("train.content_or_style", "balanced: all timesteps count alike")
+    else:
+        ledger.explain("balanced: all timesteps count alike", "train.content_or_style")
     key = "train.timestep_type"
     if ledger.family != "flux":
         if ledger.given(key):
@@ -203,15 +187,12 @@ def _noise(ledger: KeyLedger) -> None:
             ledger.empty(key)
         return
     kind = "linear" if is_on(ledger.get("train.linear_timesteps")) else str(ledger.get(key))
-    values: JsonObject = {"timestep_sampling": SAMPLINGS.get(kind, "sigmoid")}
-    near = ""
-    if kind not in SAME_SAMPLING:
-        near = f"{kind} is not quite the same here; the nearest is "
+    values: dict[str, Any] = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
+    near = "" if kind in ("sigmoid", "linear") else f"{kind} is not quite the same here; the nearest is "
     values |= {"model_prediction_type": "raw", "guidance_scale": 1.0}
     said = f"{near}timestep_sampling = {values['timestep_sampling']}, raw predictions, guidance_scale = 1"
     ledger.change(key, said, values)
-    if "train.linear_timesteps" in ledger.source:
-        ledger.change("train.linear_timesteps", "is part of timestep_sampling")
+    ledger.explain("is part of timestep_sampling", "train.linear_timesteps")
 
 
 PARTS = (_network, _length, _optimizer, _schedule, _training, _noise)

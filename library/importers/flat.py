@@ -1,37 +1,21 @@
 """TOML files of sd-scripts: our own option names, with old and foreign ones among them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from library.config import schema
 from library.config.converted import OLD_BLOCKS, blocks
-from library.config.json_types import JsonMapping
 from library.config.names import ALIASES
 from library.config.problems import ConfigError, Problem
 from library.config.schema import options
 from library.config.values import did_you_mean
 from library.importers.ledger import Configs, KeyLedger, is_empty
-from library.importers.trees import ONLY
+from library.importers.shared import ONLY, load_tables
 
 TRAINER = "sd-scripts"
-# Keys that only the scripts for something else have, and network modules for other models -> what they are for.
-OTHERS = {
-    **dict.fromkeys(["token_string", "init_word", "num_vectors_per_token"], "Textual Inversion (an embedding)"),
-    **dict.fromkeys(["cond_emb_dim", "control_net_lr"], "ControlNet"),
-    "prompts_file": "LECO (a slider or an erased concept)",
-    **dict.fromkeys(["clip_g", "pos_emb_random_crop_rate"], "SD3"),
-    "gemma2": "Lumina",
-    "qwen3": "Anima",
-}
-MODULES = {
-    "networks.control_net_lllite": "ControlNet (LLLite)",
-    "networks.lora_sd3": "SD3",
-    "networks.lora_lumina": "Lumina",
-    "networks.lora_hunyuan_image": "HunyuanImage",
-    "networks.lora_anima": "Anima",
-}
 
 
-def read(found: JsonMapping, configs: Configs, script: str = "") -> KeyLedger:
+def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> KeyLedger:
     """Every key of a flat file -> our values, and what became of it."""
     found = schema.flat(found)
     _refuse(found)
@@ -65,14 +49,14 @@ def old_blocks(ledger: KeyLedger, keys: Iterable[str], given: bool) -> None:
             ledger.ignore(key, said if key in old else "; ".join(problems))
 
 
-def _refuse(found: JsonMapping) -> None:
-    module = str(found.get("network_module") or "")
-    other = next((what for key, what in OTHERS.items() if not is_empty(found.get(key))), "") or MODULES.get(module)
-    if other:
+def _refuse(found: Mapping[str, Any]) -> None:
+    tables = load_tables("sd_scripts")
+    other = next((what for key, what in tables["other_keys"].items() if not is_empty(found.get(key))), "")
+    if other := other or tables["other_modules"].get(str(found.get("network_module") or "")):
         raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
 
 
-def script_of(found: JsonMapping, configs: Configs) -> str:
+def script_of(found: Mapping[str, Any], configs: Configs) -> str:
     """The script whose options most of the names are. Raises ConfigError when that does not decide."""
     fit = {script: len(found.keys() & options(config).keys()) for script, config in configs.items()}
     best = max(fit.values(), default=0)

@@ -1,49 +1,23 @@
 """kohya_ss's LoRA_type and its fields <-> network_module and network_args."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from library.config.converted import blocks
-from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.importers.ledger import Fate, KeyLedger, is_empty, to_number
+from library.importers.shared import load_tables
 
-BLOCKS = [
-    "down_lr_weight",
-    "mid_lr_weight",
-    "up_lr_weight",
-    "block_lr_zero_threshold",
-    "block_dims",
-    "block_alphas",
-    "conv_block_dims",
-    "conv_block_alphas",
-]
-DROPOUTS = ["rank_dropout", "module_dropout"]
-CONV = ["conv_dim", "conv_alpha"]
+TABLES = load_tables("kohya_ss")
+DROPOUTS: list[str] = TABLES["adapter_fields"]["dropouts"]
 LORA_PLUS = ["loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"]
-FLUX = [
-    "img_attn_dim",
-    "img_mlp_dim",
-    "img_mod_dim",
-    "single_dim",
-    "txt_attn_dim",
-    "txt_mlp_dim",
-    "txt_mod_dim",
-    "single_mod_dim",
-    "in_dims",
-    "split_qkv",
-    "train_t5xxl",
-    "train_double_block_indices",
-    "train_single_block_indices",
-]
-LYCORIS = ["preset", *CONV, *DROPOUTS, "rank_dropout_scale", "train_norm"]
-FULL_LYCORIS = [*LYCORIS, "use_tucker", "bypass_mode", "dora_wd", "use_scalar"]
-
 # Where kohya_ss's field and the argument have different names.
-ARGUMENTS = {"LyCORIS_preset": "preset", "constrain": "constraint", "unit": "block_size"}
+ARGUMENTS: Mapping[str, str] = TABLES["arguments"]
 FIELDS = {argument: key for key, argument in ARGUMENTS.items()}
 # Values that say nothing, because they are what the adapter does anyway.
-SILENT: JsonMapping = {"preset": "full", "factor": -1} | dict.fromkeys(FLUX[-2:], "all")
+SILENT: Mapping[str, Any] = {"preset": "full", "factor": -1} | dict.fromkeys(
+    ("train_double_block_indices", "train_single_block_indices"), "all"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +25,21 @@ class AdapterType:
     """One LoRA_type: what it is here, and which fields of the page are its arguments."""
 
     module: str
-    fields: tuple[str, ...]
+    groups: Sequence[str] = ()  # of fields, from the table adapter_fields
+    fields: Sequence[str] = ()  # besides those
     algo: str = ""
     said: str = ""  # why it is not what it says
 
+    def all_fields(self) -> list[str]:
+        """The fields of the groups and its own."""
+        return [*(name for group in self.groups for name in TABLES["adapter_fields"][group]), *self.fields]
 
-def _lycoris(algo: str, *fields: str, said: str = "") -> AdapterType:
-    return AdapterType("lycoris.kohya", fields, algo, said)
 
-
-_SAME = "LyCORIS trains the same kind of adapter"
-ADAPTERS = {
-    "Standard": AdapterType("networks.lora", (*BLOCKS, *DROPOUTS)),
-    "Kohya LoCon": AdapterType("networks.lora", (*CONV, *BLOCKS, *DROPOUTS)),
-    "LoRA-FA": AdapterType("networks.lora_fa", (*BLOCKS, *DROPOUTS)),
-    "Kohya DyLoRA": _lycoris("dylora", *CONV, *DROPOUTS, "unit", said=_SAME),
-    "Kohya LoHa": _lycoris("loha", *CONV, *DROPOUTS, "use_tucker", said=_SAME),
-    "Kohya LoKr": _lycoris("lokr", *CONV, *DROPOUTS, "use_tucker", "factor", said=_SAME),
-    "Flux1": AdapterType("networks.lora_flux", (*FLUX, *DROPOUTS)),
-    "Flux1 OFT": _lycoris("diag-oft", *DROPOUTS, said=_SAME),
-    "LyCORIS/BOFT": _lycoris("boft", *LYCORIS, "use_tucker", "constrain", "rescaled"),
-    "LyCORIS/Diag-OFT": _lycoris("diag-oft", *LYCORIS, "use_tucker", "constrain", "rescaled"),
-    "LyCORIS/DyLoRA": _lycoris("dylora", *LYCORIS, "use_tucker", "unit"),
-    "LyCORIS/GLoRA": _lycoris("glora", *LYCORIS, "use_tucker"),
-    "LyCORIS/iA3": _lycoris("ia3", "preset", *CONV, "train_on_input"),
-    "LyCORIS/LoCon": _lycoris("locon", *FULL_LYCORIS),
-    "LyCORIS/LoHa": _lycoris("loha", *FULL_LYCORIS),
-    "LyCORIS/LoKr": _lycoris("lokr", *FULL_LYCORIS, "factor", "use_cp", "decompose_both"),
-    "LyCORIS/Native Fine-Tuning": _lycoris("full", *LYCORIS),
-}
+ADAPTERS = {kind: AdapterType(**table) for kind, table in TABLES["adapters"].items()}
 ALIASES = {"LoCon": "LyCORIS/LoCon"}
 # Every field of the page that is some adapter's argument.
 ALL_FIELDS = {
-    *(FIELDS.get(name, name) for adapter in ADAPTERS.values() for name in adapter.fields),
+    *(FIELDS.get(name, name) for adapter in ADAPTERS.values() for name in adapter.all_fields()),
     *LORA_PLUS, "constrain", "train_lora_ggpo", "ggpo_sigma", "ggpo_beta", "enable_all_linear",
 }  # fmt: skip
 
@@ -118,7 +74,7 @@ def read(ledger: KeyLedger) -> None:
 
 def _arguments(ledger: KeyLedger, adapter: AdapterType, kind: str) -> list[str]:
     made = []
-    for name in (*adapter.fields, *LORA_PLUS):
+    for name in (*adapter.all_fields(), *LORA_PLUS):
         key = FIELDS.get(name, name)
         if key not in ledger.source:
             continue
@@ -133,7 +89,7 @@ def _arguments(ledger: KeyLedger, adapter: AdapterType, kind: str) -> list[str]:
     return made
 
 
-def _is_silent(argument: str, value: JsonValue) -> bool:
+def _is_silent(argument: str, value: Any) -> bool:
     """Whether a value is what the adapter does anyway. Only iA3's switch is on when nothing is said."""
     if argument == "train_on_input":
         return False
@@ -162,14 +118,14 @@ def _flux_extras(ledger: KeyLedger, kind: str, arguments: list[str]) -> None:
         ledger.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
 
 
-def _text(value: JsonValue) -> str:
+def _text(value: Any) -> str:
     return str(value).replace(" ", "") if not is_empty(value) else ""
 
 
-def fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
+def fields(module: str, arguments: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """network_module and network_args -> LoRA_type and its fields, and the arguments that have none."""
     kind = _kind(module, arguments)
-    found: JsonObject = {"LoRA_type": kind}
+    found: dict[str, Any] = {"LoRA_type": kind}
     lost = []
     for argument, value in arguments.items():
         key = FIELDS.get(argument, argument)

@@ -6,49 +6,15 @@ from typing import Any
 from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError, changed, flat, options, values
 from library.config.values import join, to_float
-from library.importers import kohya_adapters, kohya_keys, kohya_ss
-from library.importers.kohya_keys import names
+from library.importers import kohya_adapters, kohya_ss
 from library.importers.ledger import Configs, Imported, settle
+from library.importers.shared import load_tables
 
 Fields = dict[str, Any]
 
-# Options that are fields of the page under the same name.
-PLAIN = names("""
-    pretrained_model_name_or_path v2 v_parameterization dataset_config save_model_as save_precision
-    train_data_dir output_name training_comment logging_dir reg_data_dir output_dir learning_rate lr_scheduler
-    train_batch_size save_every_n_epochs seed cache_latents cache_latents_to_disk caption_extension
-    enable_bucket min_bucket_reso max_bucket_reso max_train_epochs max_train_steps lr_scheduler_num_cycles
-    lr_scheduler_power optimizer_args lr_scheduler_args lr_scheduler_type max_grad_norm mixed_precision
-    gradient_checkpointing fp8_base fp8_base_unet full_fp16 highvram shuffle_caption save_state
-    save_state_on_train_end resume prior_loss_weight color_aug flip_aug masked_loss clip_skip
-    gradient_accumulation_steps max_token_length max_data_loader_n_workers keep_tokens
-    persistent_data_loader_workers bucket_no_upscale random_crop bucket_reso_steps v_pred_like_loss
-    caption_dropout_every_n_epochs caption_dropout_rate noise_offset noise_offset_random_strength
-    adaptive_noise_scale multires_noise_iterations multires_noise_discount ip_noise_gamma
-    ip_noise_gamma_random_strength loss_type huber_schedule huber_c huber_scale vae_batch_size min_snr_gamma
-    save_every_n_steps save_last_n_steps save_last_n_steps_state save_last_n_epochs save_last_n_epochs_state
-    skip_cache_check log_with wandb_run_name log_tracker_name log_tracker_config log_config
-    scale_v_pred_loss_like_noise_pred full_bf16 min_timestep max_timestep vae weighted_captions
-    debiased_estimation_loss network_dim network_weights dim_from_weights network_alpha sample_every_n_steps
-    sample_every_n_epochs sample_sampler scale_weight_norms network_dropout huggingface_repo_id
-    huggingface_repo_type huggingface_repo_visibility huggingface_path_in_repo save_state_to_huggingface
-    async_upload metadata_author metadata_description metadata_license metadata_tags metadata_title ae
-    discrete_flow_shift model_prediction_type timestep_sampling t5xxl_max_token_length guidance_scale
-    mem_eff_save apply_t5_attn_mask cpu_offload_checkpointing blockwise_fused_optimizers fused_optimizer_groups
-    dataset_repeats block_lr train_text_encoder disable_mmap_load_safetensors compile compile_backend
-    compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit
-""")
-# Flags of sd-scripts that have no field: they go into the box for additional parameters.
-TYPED = names("""
-    tokenizer_cache_dir face_crop_aug_range resize_interpolation alpha_mask in_json cache_info
-    caption_tag_dropout_rate caption_prefix caption_suffix enable_wildcard caption_separator
-    keep_tokens_separator secondary_separator token_warmup_min token_warmup_step base_weights
-    base_weights_multiplier no_metadata lr_decay_steps lr_scheduler_timescale lr_scheduler_min_lr_ratio
-    save_n_epoch_ratio sample_at_first zero_terminal_snr sigmoid_scale weighting_scheme logit_mean logit_std
-    mode_scale text_encoder_batch_size lowram log_prefix console_log_level console_log_file console_log_simple
-    ddp_timeout ddp_gradient_as_bucket_view ddp_static_graph metadata_trigger_phrase metadata_usage_hint
-    metadata_thumbnail metadata_merged_from metadata_preprocessor metadata_is_negative_embedding
-""")
+TABLES = load_tables("kohya_ss")
+PLAIN = frozenset(TABLES["fields"])  # options that are fields of the page under the same name
+TYPED = frozenset(TABLES["flags"])  # flags without a field, which go into the box for additional parameters
 # Options that are told by one group of fields: a change of one writes the whole group.
 GROUPS = (
     ("network_module", "network_args"),
@@ -138,9 +104,9 @@ def _fields(config: Any, tab: str, prompts: str) -> tuple[dict[str, Fields], lis
 def _keys(family: str, tab: str) -> dict[str, str]:
     """Option -> the field of the page that is it."""
     keys = {name: name for name in PLAIN}
-    for (owner, key), option in kohya_keys.RENAMED.items():
-        old = key in ("lora_network_weights",) or key.endswith("disable_mmap_load_safetensors")
-        if owner in ("", family) and not old and not (tab == "lora" and key in ("flux1_clip_l", "flux1_t5xxl")):
+    for key, option in (TABLES["renamed"]["any"] | TABLES["renamed"][family]).items():
+        old = key == "lora_network_weights" or key.endswith("disable_mmap_load_safetensors")
+        if not old and not (tab == "lora" and key in ("flux1_clip_l", "flux1_t5xxl")):
             keys[option] = key
     keys |= {"fused_backward_pass": "fused_backward_pass"} if family == "sdxl" else {"blocks_to_swap": "blocks_to_swap"}
     if tab == "lora":

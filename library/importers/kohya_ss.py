@@ -1,15 +1,16 @@
 """The JSON files of kohya_ss's page: LoRA, DreamBooth and Finetune, of its main line and of forks with compile keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from library.config.json_types import JsonMapping, JsonValue
 from library.config.schema import ConfigError
 from library.config.values import split
-from library.importers import flat, kohya_adapters, kohya_keys
-from library.importers.ledger import KeyLedger, is_empty, to_number
-from library.importers.trees import ONLY, set_by
+from library.importers import flat, kohya_adapters
+from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.shared import ONLY, load_tables, set_by
 
 TRAINER = "kohya_ss"
+TABLES = load_tables("kohya_ss")
 TITLES = {"lora": "LoRA", "dreambooth": "DreamBooth", "finetune": "Finetune"}
 FAMILY_SWITCHES = {"sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "SD3"}
 OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "anima_checkbox": "Anima", "lumina_checkbox": "Lumina"}
@@ -17,33 +18,34 @@ SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
-def fits(found: JsonMapping) -> bool:
+def fits(found: Mapping[str, Any]) -> bool:
     """Whether this is a file of kohya_ss."""
     return len(TELLING & found.keys()) >= 2 or bool({"LoRA_type", *SWITCHES} & found.keys())
 
 
-def tab_of(found: JsonMapping) -> str:
+def tab_of(found: Mapping[str, Any]) -> str:
     """The tab that wrote a file, which it does not say itself: "lora", "dreambooth" or "finetune".
 
     Raises ConfigError for the files of tabs for something else.
     """
-    for keys, what in kohya_keys.OTHER_TABS.items():
-        if set(keys) & found.keys():
+    for other in TABLES["other_tabs"]:
+        if found.keys() & set(other["keys"]):
+            what = other["title"]
             raise ConfigError(f"this file of {TRAINER} is for {what}, which is not trained here: use {TRAINER}; {ONLY}")
     if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
         return "lora"
     if {"image_folder", "train_dir"} & found.keys():
         return "finetune"
-    finetune, dreambooth = (len(keys & found.keys()) for keys in (kohya_keys.ONLY_FINETUNE, kohya_keys.ONLY_DREAMBOOTH))
+    finetune, dreambooth = (len(found.keys() & set(TABLES[keys])) for keys in ("only_finetune", "only_dreambooth"))
     return "finetune" if finetune > dreambooth else "dreambooth"
 
 
-def tab_title(found: JsonMapping) -> str:
+def tab_title(found: Mapping[str, Any]) -> str:
     """What the page calls that tab."""
     return TITLES[tab_of(found)]
 
 
-def script_of(found: JsonMapping) -> str:
+def script_of(found: Mapping[str, Any]) -> str:
     """The script that a file is for. Raises ConfigError for models that are not trained here."""
     lora = tab_of(found) == "lora"
     order = ["sdxl", "flux", "SD3"] if lora else ["sdxl", "SD3", "flux"]
@@ -62,14 +64,14 @@ def script_of(found: JsonMapping) -> str:
     return f"{family}_train_network" if lora else f"{family}_train"
 
 
-def read(found: JsonMapping, script: str = "") -> KeyLedger:
+def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     """Every key of a file -> our values, and what became of it. `script` wins over what the file says.
 
     What is missing has the value that the page of kohya_ss starts with, as it has when the page loads the file.
     """
     tab = tab_of(found)
     script = script or script_of(found)
-    starts = kohya_keys.starts(tab, script.partition("_")[0], found)
+    starts = page_defaults(tab, script.partition("_")[0], found)
     filled = {key: starts[key] if value is None and key in starts else value for key, value in found.items()}
     ledger = KeyLedger(
         {**starts, **filled}, script, f"{TRAINER} ({TITLES[tab]})", absent=frozenset(starts - found.keys())
@@ -83,9 +85,18 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     return ledger
 
 
-def is_on(value: JsonValue) -> bool:
-    """A switch, also written as a word."""
-    return str(value).strip().casefold() in ("true", "1", "yes", "on")
+def page_defaults(tab: str, family: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page of kohya_ss starts with in a tab, where a file says nothing about it."""
+    values = TABLES["starts"]["any"] | TABLES["starts"][tab]
+    if family == "flux":
+        values.pop("train_text_encoder", None)
+    elif tab == "dreambooth":  # files from before these fields had one rate for all parts
+        values |= dict.fromkeys(("learning_rate_te1", "learning_rate_te2"), found.get("learning_rate") or 1e-5)
+    if "optimizer" not in found:  # older files have a switch instead, and loading them sets the optimizer
+        values["optimizer"] = None if "use_8bit_adam" in found else "AdamW"
+    if "max_train_steps" not in found and "epoch" not in found and "max_train_epochs" not in found:
+        values["max_train_steps"] = 1600
+    return {key: value for key, value in values.items() if found.get(key) is None and value is not None}
 
 
 # ---- the keys that are more than an option
@@ -115,18 +126,17 @@ def _length(ledger: KeyLedger, tab: str) -> None:
         if "epoch" in ledger.source:
             ledger.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
     else:
-        _epochs(ledger, max(1, int(epoch or 1)))
+        count = max(1, int(epoch or 1))
+        said = "max_train_epochs: kohya_ss counts the images for it and computes steps"
+        if ledger.get("dataset_config"):
+            said = (
+                "max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no max_train_steps"
+            )
+        key = "epoch" if "epoch" in ledger.source else "max_train_steps"
+        ledger.change(key, f"{count} is {said}", {"max_train_epochs": count})
     ledger.empty("max_train_epochs", "max_train_steps")
     if tab == "finetune" and is_on(ledger.get("flip_aug")) and (steps or 0) > 1 and not epochs:
         ledger.notes.append("kohya_ss halves max_train_steps of a fine-tune with flip_aug; here it is what is written")
-
-
-def _epochs(ledger: KeyLedger, epochs: int) -> None:
-    said = "max_train_epochs: kohya_ss counts the images for it and computes steps"
-    if ledger.get("dataset_config"):
-        said = "max_train_epochs; kohya_ss itself would train 1600 steps with a dataset_config and no max_train_steps"
-    key = "epoch" if "epoch" in ledger.source else "max_train_steps"
-    ledger.change(key, f"{epochs} is {said}", {"max_train_epochs": epochs})
 
 
 def _warmup(ledger: KeyLedger, tab: str) -> None:
@@ -223,13 +233,10 @@ def _noise(ledger: KeyLedger, tab: str) -> None:
                     ledger.empty(key)
                 else:
                     ledger.ignore(key, f"noise_offset_type is {kind}")
-    if tab != "lora":
-        if "noise_offset_type" in ledger.source:
-            ledger.ignore(
-                "noise_offset_type", "it does nothing in this tab: noise_offset and multires_noise_* both count"
-            )
+        ledger.explain(f"{kind}: only the settings of that noise are taken", "noise_offset_type")
     elif "noise_offset_type" in ledger.source:
-        ledger.change("noise_offset_type", f"{kind}: only the settings of that noise are taken")
+        said = "it does nothing in this tab: noise_offset and multires_noise_* both count"
+        ledger.ignore("noise_offset_type", said)
     if "noise_offset" not in ledger.fates and not ledger.number("noise_offset"):
         ledger.empty("noise_offset")
         if "adaptive_noise_scale" in ledger.source and "adaptive_noise_scale" not in ledger.fates:
@@ -276,10 +283,8 @@ def _folders(ledger: KeyLedger, tab: str) -> None:
         line = "\\" if "\\" in folder and "/" not in folder else "/"
         path = folder.rstrip("/\\") + line + name
         ledger.change("train_dir", f"with {used}: in_json = {path}", {"in_json": path})
-        if used in ledger.source:
-            ledger.change(used, "is the file name of in_json")
-    if "use_latent_files" in ledger.source:
-        ledger.change("use_latent_files", f"chooses {used} for in_json")
+        ledger.explain("is the file name of in_json", used)
+    ledger.explain(f"chooses {used} for in_json", "use_latent_files")
     for key in (used, other):
         if key in ledger.left():
             ledger.ignore(key, f"in_json is {used}" if key == other else "there is no train_dir")
@@ -306,8 +311,8 @@ PARTS: tuple[Callable[[KeyLedger, str], None], ...] = (
 def _plain(ledger: KeyLedger, key: str, tab: str) -> None:
     """A key that is an option, is one under another name, or means nothing here."""
     value = ledger.source[key]
-    renamed = kohya_keys.RENAMED.get((ledger.family, key)) or kohya_keys.RENAMED.get(("", key))
-    if is_empty(value) or (key in kohya_keys.ZERO_IS_UNSET and to_number(value) == 0):
+    renamed = TABLES["renamed"][ledger.family].get(key) or TABLES["renamed"]["any"].get(key)
+    if is_empty(value) or (key in TABLES["zero_is_unset"] and to_number(value) == 0):
         ledger.empty(key)
     elif reason := _reason(ledger, key, tab):
         ledger.ignore(key, reason)
@@ -315,7 +320,7 @@ def _plain(ledger: KeyLedger, key: str, tab: str) -> None:
         ledger.empty(key)
     elif renamed:
         ledger.rename(key, renamed)
-    elif tab == "lora" and key in kohya_keys.ZERO_WAS_DROPPED and to_number(value) == 0:
+    elif tab == "lora" and key in TABLES["zero_was_dropped"] and to_number(value) == 0:
         ledger.change(key, "0 is kept as written; kohya_ss drops it and trains with the script's default", {key: value})
     elif key == "persistent_data_loader_workers":
         ledger.keep(key, is_on(value))
@@ -325,21 +330,13 @@ def _plain(ledger: KeyLedger, key: str, tab: str) -> None:
 
 def _reason(ledger: KeyLedger, key: str, tab: str) -> str:
     """Why a key means nothing for this file, or ""."""
-    if reason := kohya_keys.IGNORED.get(key):
+    other = next((why for start, why in TABLES["other_models"].items() if key.startswith(start)), "")
+    sd3 = "" if tab == "lora" else TABLES["sd3_in_full"].get(key, "")
+    if reason := TABLES["ignored"].get(key) or sd3 or other:
         return reason
-    if tab != "lora" and key in kohya_keys.SD3_IN_FULL:
-        return kohya_keys.SD3_IN_FULL[key]
-    if stranger := next((why for start, why in kohya_keys.STRANGERS.items() if key.startswith(start)), ""):
-        return stranger
     if ledger.family != "flux" and key in ("blocks_to_swap", "flux_fused_backward_pass"):
         return "kohya_ss has it for FLUX.1 only"
-    if ledger.family == "flux" and key in (
-        "fused_backward_pass",
-        "weighting_scheme",
-        "logit_mean",
-        "logit_std",
-        "mode_scale",
-    ):
+    if ledger.family == "flux" and key in TABLES["never_for_flux"]:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
     others = {"sdxl_": "sdxl", "flux1_": "flux"}
     owner = next((family for start, family in others.items() if key.startswith(start)), ledger.family)

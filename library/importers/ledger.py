@@ -73,6 +73,17 @@ class KeyLedger:
         """The key means something that is said in another way here."""
         self._set(key, Fate(key, "changed", text), values or {})
 
+    def explain(self, text: str, *keys: str) -> None:
+        """The keys are covered by what another one sets. Those that are not in `source` are passed over."""
+        for key in keys:
+            if key in self.source:
+                self.change(key, text)
+
+    def assume(self, key: str, value: Any) -> None:
+        """The trainer's default for a key that the file does not have."""
+        if key not in self.source:
+            self.source, self.absent = {**self.source, key: value}, self.absent | {key}
+
     def ignore(self, key: str, reason: str) -> None:
         """The key has no meaning here; if it is off or empty, nobody needs to hear of it."""
         off = is_empty(self.source.get(key)) or self.source.get(key) in (False, 0, "0")
@@ -242,6 +253,11 @@ def _stranger(config: Any, name: str, configs: Configs) -> str:
 def is_empty(value: Any) -> bool:
     """Whether a form means "nothing" by a value."""
     return value is None or (isinstance(value, str) and not value.strip()) or value in ([], {}, ())
+
+
+def is_on(value: Any) -> bool:
+    """A switch, also written as a word."""
+    return str(value).strip().casefold() in ("true", "1", "yes", "on")
 
 
 def to_number(value: Any) -> float | None:

@@ -7,60 +7,16 @@ from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.importers.ledger import KeyLedger, is_empty
-from library.importers.trees import ONLY, dataset_toml, set_by, tables, take
+from library.importers.shared import ONLY, dataset_toml, load_tables, set_by, tables, take
 
 TRAINER = "musubi-tuner"
-RENAMED = {
-    "dit": "pretrained_model_name_or_path",
-    "vae": "ae",
-    "text_encoder1": "t5xxl",
-    "text_encoder2": "clip_l",
-    "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
-}
-_SDPA = "attention is PyTorch's SDPA"
-_FP8 = "fp8_base keeps the model in 8 bits; there is no finer setting"
-IGNORED = {
-    **dict.fromkeys(["sdpa", "xformers", "flash_attn", "flash3", "sage_attn", "split_attn"], _SDPA),
-    "fp8_scaled": _FP8,
-    "fp8_t5": _FP8,
-    "dit_dtype": "the number format is mixed_precision",
-}
-# Keys that only its other models have, whose files often leave the module to the command line.
-OTHERS = {
-    **dict.fromkeys(["task", "t5", "dit_high_noise"], "Wan"),
-    **dict.fromkeys(["image_encoder", "latent_window_size"], "FramePack"),
-    **dict.fromkeys(["text_encoder", "fp8_vl"], "Qwen-Image or Z-Image"),
-    "fp8_llm": "HunyuanVideo",
-}
-# What musubi-tuner does where nothing is said, and where we have another default.
-DEFAULTS = {
-    "discrete_flow_shift": 1.0,
-    "guidance_scale": 1.0,
-    "weighting_scheme": "none",
-    "model_prediction_type": "raw",
-}
-ALWAYS = {
-    "cache_latents": True,
-    "cache_latents_to_disk": True,
-    "cache_text_encoder_outputs": True,
-    "cache_text_encoder_outputs_to_disk": True,
-}
-# Its network modules -> the models that they are for; FLUX.1's is networks.lora_flux.
-MODULES = {
-    "networks.lora_wan": "Wan", "networks.lora_framepack": "FramePack", "networks.lora_qwen_image": "Qwen-Image",
-    "networks.lora_zimage": "Z-Image", "networks.lora_flux_2": "FLUX.2", "networks.lora_kandinsky": "Kandinsky",
-    "networks.lora_hv_1_5": "HunyuanVideo 1.5", "networks.lora_hidream": "HiDream",
-}  # fmt: skip
-DATASET_KEYS = (
-    "resolution batch_size enable_bucket bucket_no_upscale min_bucket_reso max_bucket_reso bucket_reso_steps "
-    "caption_extension num_repeats"
-)
+TABLES = load_tables("musubi")
 
 
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of musubi-tuner."""
     found = schema.flat(found)
-    return "dit" in found or found.get("network_module") in MODULES
+    return "dit" in found or found.get("network_module") in TABLES["modules"]
 
 
 def read(found: JsonMapping, script: str = "") -> KeyLedger:
@@ -68,30 +24,30 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     data = found.get("dataset_config")  # a table where the file that it names could be read
     found = schema.flat({**found, "dataset_config": ""} if isinstance(data, Mapping) else found)
     module = str(found.get("network_module") or "")
-    other = next((model for key, model in OTHERS.items() if not is_empty(found.get(key))), "")
+    other = next((model for key, model in TABLES["other_keys"].items() if not is_empty(found.get(key))), "")
     known = module in ("", "networks.lora_flux") or module.startswith("lycoris")
-    other = "" if script else other or MODULES.get(module) or ("" if known else module)
+    other = "" if script else other or TABLES["modules"].get(module) or ("" if known else module)
     if other:
         raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
     lora = bool(module or found.get("network_dim"))
     ledger = KeyLedger(found, script or ("flux_train_network" if lora else "flux_train"), TRAINER)
-    take(ledger, RENAMED)
+    take(ledger, TABLES["renamed"])
     if isinstance(data, Mapping) and is_dataset(data):
         ledger.texts["dataset_config"], notes = dataset(data)
         ledger.notes += notes
         ledger.change("dataset_config", "the dataset format of musubi-tuner; converted to a file beside the config")
     for key in ledger.left():
-        if key in IGNORED:
-            ledger.ignore(key, IGNORED[key])
+        if key in TABLES["ignored"]:
+            ledger.ignore(key, TABLES["ignored"][key])
         elif is_empty(found[key]):
             ledger.empty(key)
         else:
             ledger.keep(key)
-    for option, value in DEFAULTS.items():
+    for option, value in TABLES["defaults"].items():
         if option not in found:
             set_by(ledger, option, f"not in the file; {TRAINER} uses {value}", {option: value})
-    only = {"network_train_unet_only": True} if lora else {}
-    set_by(ledger, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", ALWAYS | only)
+    always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
+    set_by(ledger, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", always)
     ledger.notes.append("reference images of FLUX.1 Kontext are not trained here: it is trained like FLUX.1 dev")
     return ledger
 
@@ -109,7 +65,7 @@ def is_dataset(found: JsonMapping) -> bool:
 def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     """A dataset file in that dialect -> ours, and what was left out, a sentence each."""
     notes: list[str] = []
-    known: list[str] = list(DATASET_KEYS.split(" "))
+    known: list[str] = TABLES["dataset_keys"]
     general = _known(found.get("general", {}), known, "[general]", notes)
     general = {"resolution": [960, 544], "caption_extension": ".txt", "max_bucket_reso": 2048} | general
     repeats = general.pop("num_repeats", 1)

@@ -3,71 +3,17 @@
 from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
-from library.importers.ledger import KeyLedger
-from library.importers.onetrainer_defaults import completed, today
-from library.importers.trees import ONLY, dotted, precision, rest, split_path, take
+from library.importers.ledger import KeyLedger, to_number
+from library.importers.shared import ONLY, dotted, load_tables, precision, rest, split_path, take
 
 TRAINER = "OneTrainer"
-MODELS = {"STABLE_DIFFUSION_XL_10_BASE": "sdxl", "FLUX_DEV_1": "flux"}
-TITLES = {
-    "STABLE_DIFFUSION_15": "Stable Diffusion 1.5",
-    "STABLE_DIFFUSION_XL_10_BASE_INPAINTING": "SDXL inpainting",
-    "FLUX_FILL_DEV_1": "FLUX.1 Fill",
-    "FLUX_2": "FLUX.2",
-    "CHROMA_1": "Chroma",
+TABLES = load_tables("onetrainer")
+# Keys of old versions -> those of today.
+OLD = TABLES["old"] | {
+    old.format(part=part): new.format(part=part)
+    for part in TABLES["parts"]
+    for old, new in TABLES["old_of_parts"].items()
 }
-METHODS = {
-    "EMBEDDING": "an embedding (textual inversion)",
-    "FINE_TUNE_VAE": "a VAE",
-    "CONTROLNET": "a ControlNet",
-    "LECO": "a LECO slider",
-}
-RENAMED = {
-    "base_model_name": "pretrained_model_name_or_path",
-    "vae.model_name": "vae",
-    "epochs": "max_train_epochs",
-    "batch_size": "train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "lora_model_name": "network_weights",
-    "compile": "compile",
-    "seed": "seed",
-    "dataloader_threads": "max_data_loader_n_workers",
-    "rescale_noise_scheduler_to_zero_terminal_snr": "zero_terminal_snr",
-    "force_v_prediction": "v_parameterization",
-}
-_PLACE = "OneTrainer's own folders and logs; ours are output_dir and logging_dir"
-_OTHERS = "OneTrainer keeps all arguments of all optimizers; only those of this one are taken"
-_PART = "it is no part of this model"
-IGNORED = {
-    **dict.fromkeys(
-        ["workspace_dir", "cache_dir", "debug_dir", "debug_mode", "tensorboard", "tensorboard_expose",
-         "tensorboard_always_on", "tensorboard_port", "huggingface_cache_dir", "save_filename_prefix"], _PLACE
-    ),
-    **dict.fromkeys(["multi_gpu", "device_indexes"], "it is for `accelerate launch --num_processes N --gpu_ids ...`"),
-    **dict.fromkeys(["train_device", "temp_device"], "it is for `accelerate launch`"),
-    **dict.fromkeys(
-        ["prior.", "effnet_encoder.", "decoder.", "decoder_text_encoder.", "decoder_vqgan.", "text_encoder_3.",
-         "text_encoder_4.", "unconditional_transformer.", "text_encoder_3_", "text_encoder_4_", "frames"], _PART
-    ),
-    "__version": "OneTrainer's number of its own format",
-    "attention_mechanism": "attention is PyTorch's SDPA",
-    "masked_training": "set alpha_mask, or masked_loss with masks that the dataset file names",
-    "fallback_train_dtype": "mixed_precision is used for all parts",
-    "enable_autocast_cache": "PyTorch decides that",
-    "async_offloading": "swapped blocks are always moved beside the computing",
-    "enable_async_offloading": "swapped blocks are always moved beside the computing",
-    "clear_cache_before_training": "a cache is used again only where it fits",
-    "continue_last_backup": "name the state to continue from with resume",
-    "validation": "validation_split holds images back",
-    "cloud.": "training runs on this machine",
-    "secrets.": "tokens and keys stay out of configs",
-    "embedding.": "embeddings are not trained here",
-    "additional_embeddings": "embeddings are not trained here",
-    "optimizer.stochastic_rounding": "weights in 16 bits are always rounded at random where the optimizer allows it",
-    "optimizer.": _OTHERS,
-    "optimizer_defaults": _OTHERS,
-    "optimizer_defaults.": _OTHERS,
-}  # fmt: skip
 
 
 def fits(found: JsonMapping) -> bool:
@@ -83,22 +29,23 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     ledger = KeyLedger(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
     for key in ("training_method", "model_type"):
         ledger.change(key, f"chooses the script: {ledger.script}")
-    take(ledger, RENAMED)
+    take(ledger, TABLES["renamed"])
     _output(ledger)
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
         part(ledger)
-    rest(ledger, IGNORED)
+    rest(ledger, TABLES["ignored"])
     return ledger
 
 
 def _script(source: JsonMapping, script: str) -> str:
     method, model = str(source["training_method"]), str(source["model_type"])
     if method not in ("LORA", "FINE_TUNE"):
-        what = METHODS.get(method, method)
+        what = TABLES["other_methods"].get(method, method)
         raise ConfigError(f"this file of {TRAINER} trains {what}, which is not trained here: train it there; {ONLY}")
-    family = script.partition("_")[0] or MODELS.get(model)
+    family = script.partition("_")[0] or TABLES["models"].get(model)
     if family is None:
-        model = f"{TITLES[model]} ({model})" if model in TITLES else model
+        titles = TABLES["other_models"]
+        model = f"{titles[model]} ({model})" if model in titles else model
         raise ConfigError(f"this file of {TRAINER} is for {model}, which is not trained here: train it there; {ONLY}")
     return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
 
@@ -116,3 +63,38 @@ def _output(ledger: KeyLedger) -> None:
         ledger.change("output_model_format", f"{kind} is save_model_as = {ours}", {"save_model_as": ours})
     elif kind:
         ledger.change("output_model_format", f"{kind}: saved as a .safetensors file with sd-scripts' names")
+
+
+def today(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A file's keys, with dots, in the names of today, and what the file calls those that had another one."""
+    found: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for key, value in flat.items():
+        new = OLD.get(key, key)
+        if key.startswith("optimizer_") and "." not in key and key != "optimizer_defaults":
+            new = f"optimizer.{key.removeprefix('optimizer_')}"
+        if new.startswith("prior."):
+            new = new.replace("prior.", "transformer.", 1)
+        if new in flat and new != key:  # both names: today's counts
+            found[key] = value
+            continue
+        found[new] = value
+        if new != key:
+            names[new] = key
+    return found, names
+
+
+def completed(found: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str], list[str]]:
+    """The settings with OneTrainer's defaults where they are missing or no such value; the keys of those that are
+    missing; and a sentence for each that is no such value."""
+    filled, notes = dict(found), []
+    for key, default in TABLES["defaults"].items():
+        value = found.get(key)
+        if key in TABLES["nullable"] and key in found and value is None:
+            continue
+        if value is None:
+            filled[key] = default
+        elif isinstance(default, float | int) and not isinstance(default, bool) and to_number(value) is None:
+            filled[key] = default
+            notes.append(f"{key}: {value!r} is no number, so OneTrainer's default {default:g} is used")
+    return filled, frozenset(TABLES["defaults"].keys() - found.keys()), notes

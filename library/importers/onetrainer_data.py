@@ -1,11 +1,11 @@
 """OneTrainer: concepts as a dataset file, samples as a prompt file, and how noise is drawn for FLUX.1."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from library.config.json_types import JsonMapping, JsonObject
-from library.importers.kohya_ss import is_on
-from library.importers.ledger import KeyLedger, is_empty, to_number
-from library.importers.trees import PREPARED, dataset_toml, tables
+from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
+from library.importers.shared import PREPARED, dataset_toml, tables
 
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
@@ -30,17 +30,14 @@ def _timesteps(ledger: KeyLedger) -> None:
     values |= {"guidance_scale": 1.0 if guidance is None else guidance}
     said = near + ", ".join(f"{name} = {value}" for name, value in values.items())
     key = "timestep_distribution"
-    if key not in ledger.source:
-        ledger.source, ledger.absent = {**ledger.source, key: kind}, ledger.absent | {key}
+    ledger.assume(key, kind)
     ledger.change(key, said, values)
-    for key in (*keys[1:], "transformer.guidance_scale"):
-        if key in ledger.source:
-            ledger.change(key, "is part of how timesteps are drawn")
+    ledger.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
 
 
-def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[JsonObject, str]:
+def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[dict[str, Any], str]:
     """The options of a distribution, and how a sentence about it begins where it is only near."""
-    values: JsonObject = {"model_prediction_type": "raw", "weighting_scheme": "none"}
+    values: dict[str, Any] = {"model_prediction_type": "raw", "weighting_scheme": "none"}
     if kind == "LOGIT_NORMAL" and not bias:
         sampling = "flux_shift" if dynamic else "sigmoid" if shift == 1 else "shift"
         return values | {"timestep_sampling": sampling, "sigmoid_scale": 1 + weight}, ""
@@ -95,13 +92,18 @@ def _images(ledger: KeyLedger) -> None:
     _caching(ledger, concepts)
 
 
-def _dataset(ledger: KeyLedger, concepts: list[JsonMapping], sizes: list[tuple[int, int]], buckets: bool) -> None:
-    general: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
+def _dataset(ledger: KeyLedger, concepts: list[Mapping[str, Any]], sizes: list[tuple[int, int]], buckets: bool) -> None:
+    general: dict[str, Any] = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     general["batch_size"] = int(ledger.number("batch_size") or 1)
     if rate := ledger.values.get("caption_dropout_rate"):
         general["caption_dropout_rate"] = rate
-    sets: list[tuple[JsonObject, list[JsonObject]]] = []
-    used = [concept for concept in concepts if not _left_out(ledger, concept)]
+    sets: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    used = []
+    for concept in concepts:
+        if concept.get("validation_concept") or str(concept.get("type")) == "VALIDATION":
+            ledger.notes.append(f"concept {concept['path']} is left out: validation_split holds images back here")
+        else:
+            used.append(concept)
     own = {id(c): _override(c) for c in used}
     shared = [_subset(ledger, c) for c in used if not own[id(c)]]
     sets += [({"resolution": list(size)}, shared) for size in sizes if shared]
@@ -111,21 +113,14 @@ def _dataset(ledger: KeyLedger, concepts: list[JsonMapping], sizes: list[tuple[i
     ledger.change("concepts", f"{len(used)} folders: {PREPARED}")
 
 
-def _left_out(ledger: KeyLedger, concept: JsonMapping) -> bool:
-    kind = "VALIDATION" if concept.get("validation_concept") else str(concept.get("type") or "STANDARD")
-    if kind == "VALIDATION":
-        ledger.notes.append(f"concept {concept['path']} is left out: validation_split holds images back here")
-    return kind == "VALIDATION"
-
-
-def _override(concept: JsonMapping) -> list[tuple[int, int]]:
+def _override(concept: Mapping[str, Any]) -> list[tuple[int, int]]:
     image = dict(*tables([concept.get("image")]))
     if not is_on(image.get("enable_resolution_override")):
         return []
     return _sizes(KeyLedger({"resolution": image.get("resolution_override")}, "", ""))
 
 
-def _subset(ledger: KeyLedger, concept: JsonMapping) -> JsonObject:
+def _subset(ledger: KeyLedger, concept: Mapping[str, Any]) -> dict[str, Any]:
     text, image = (dict(*tables([concept.get(part)])) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
     subset = {
@@ -151,10 +146,10 @@ def _subset(ledger: KeyLedger, concept: JsonMapping) -> JsonObject:
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _caching(ledger: KeyLedger, concepts: list[JsonMapping]) -> None:
+def _caching(ledger: KeyLedger, concepts: list[Mapping[str, Any]]) -> None:
     """OneTrainer's cache holds the outputs of frozen text encoders, too, on disk."""
     on = is_on(ledger.get("latent_caching"))
-    values: JsonObject = {"cache_latents": on, "cache_latents_to_disk": on}
+    values: dict[str, Any] = {"cache_latents": on, "cache_latents_to_disk": on}
     learns = ledger.values.get("train_text_encoder") or (
         ledger.adapters and not ledger.values.get("network_train_unet_only")
     )
@@ -199,7 +194,7 @@ def _sample_interval(ledger: KeyLedger) -> None:
     ledger.empty("sample_after")
 
 
-def _line(ledger: KeyLedger, sample: JsonMapping) -> str:
+def _line(ledger: KeyLedger, sample: Mapping[str, Any]) -> str:
     flags = {"width": "--w", "height": "--h", "diffusion_steps": "--s", "negative_prompt": "--n"}
     flags["cfg_scale"] = "--g" if ledger.family == "flux" else "--l"
     if not is_on(sample.get("random_seed")):

@@ -1,78 +1,48 @@
 """OneTrainer: optimizer, learning rates, schedule, loss, noise, and how often is saved."""
 
 import math
+from typing import Any
 
-from library.config.json_types import JsonObject
-from library.importers.kohya_keys import names
-from library.importers.kohya_ss import is_on
-from library.importers.ledger import KeyLedger
+from library.importers.ledger import KeyLedger, is_on
 from library.importers.onetrainer_model import ENCODERS, image_part
-from library.importers.optimizers import ours, plain
+from library.importers.shared import load_tables, optimizer, plain
 
-SCHEDULES = {
-    "CONSTANT": "constant", "LINEAR": "linear", "COSINE": "cosine", "COSINE_WITH_HARD_RESTARTS": "cosine_with_restarts",
-    "COSINE_WITH_RESTARTS": "cosine_with_restarts", "ADAFACTOR": "adafactor", "REX": "cosine",
-}  # fmt: skip
-# What each optimizer takes besides betas, weight_decay and eps; those with a value have it where nothing is said.
-ARGUMENTS: dict[str, JsonObject] = {
-    "adafactor": {"scale_parameter": False, "relative_step": False, "warmup_init": False, "clip_threshold": None,
-                  "decay_rate": None, "beta1": None},
-    "adamw": {"amsgrad": None},
-    "adam": {"amsgrad": None},
-    "ademamix": {"alpha": None},
-    "ademamix8bit": {"alpha": None},
-    "came": {},
-    "lion8bit": {"beta2": 0.999},
-    "prodigy": dict.fromkeys(
-        sorted(names("decouple use_bias_correction safeguard_warmup d0 d_coef growth_rate slice_p"))
-    ),
-    "prodigyplusschedulefree": dict.fromkeys(sorted(names("""
-        beta3 d0 d_coef prodigy_steps split_groups split_groups_mean factored use_speed use_stableadamw
-        use_bias_correction weight_decay_by_lr d_limiter schedulefree_c
-    """))),
-    "schedulefreeadamw": {"r": None, "weight_lr_power": None, "weight_decay": 0.01},
-    "schedulefreesgd": {"momentum": 0.0, "r": None, "weight_lr_power": None},
-    "sgd": {"momentum": None, "dampening": None, "nesterov": None},
-    "sgd8bit": {"momentum": 0.0, "dampening": None, "nesterov": None},
-    "rmsprop": {"alpha": None, "momentum": None, "centered": None},
-    "muon": {"momentum": None, "nesterov": None, "ns_steps": None},
-    **dict.fromkeys(
-        ["dadaptadagrad", "dadaptadam", "dadaptadan", "dadaptlion", "dadaptsgd"],
-        dict.fromkeys(["decouple", "use_bias_correction", "d0", "growth_rate", "momentum", "no_prox"]),
-    ),
-}  # fmt: skip
-NO_BETAS = names("adafactor sgd sgd8bit schedulefreesgd rmsprop adagrad dadaptsgd dadaptadagrad muon")
+TABLES = load_tables("onetrainer")
+NO_BETAS = (
+    "adafactor",
+    "sgd",
+    "sgd8bit",
+    "schedulefreesgd",
+    "rmsprop",
+    "adagrad",
+    "dadaptsgd",
+    "dadaptadagrad",
+    "muon",
+)
 NO_EPS = ("lion", "lion8bit", "sgd", "sgd8bit", "schedulefreesgd", "dadaptlion", "dadaptsgd", "muon", "tiger")
 PAIRS = {"adafactor": ("eps={0},{1}", "1e-30", "0.001"), "came": ("eps1={0} eps2={1}", "1e-30", "1e-16")}
 
 
 def _optimizer(ledger: KeyLedger) -> None:
     wanted = ledger.get("optimizer.optimizer")
-    name, near = ours(wanted)
+    name, near = optimizer(wanted)
     ledger.change("optimizer.optimizer", near or f"{wanted} is {name}", {"optimizer_type": name})
     word = plain(wanted)
     arguments: list[str] = []
     used = [*_betas(ledger, word, arguments), *_eps(ledger, word, arguments)]
-    for argument, default in {"weight_decay": None, **ARGUMENTS.get(word, {})}.items():
+    usual = TABLES["argument_defaults"].get(word, {})
+    for argument in dict.fromkeys(["weight_decay", *usual, *TABLES["arguments"].get(word, ())]):
         key = f"optimizer.{argument}"
-        value = ledger.get(key)
-        if argument.startswith("beta") and word not in ("adafactor", "prodigyplusschedulefree"):
-            continue
-        value = default if value is None else value
-        if (
-            value is not None
-            and str(value) != "inf"
-            and not (default is None and value is False and argument != "decouple")
-        ):
+        value = ledger.get(key) if ledger.get(key) is not None else usual.get(argument)
+        is_off = value is False and argument not in usual and argument != "decouple"
+        if value is not None and str(value) != "inf" and not is_off:
             arguments.append(f"{argument}={value}".replace(" ", ""))
             used.append(key)
     if word.startswith("schedulefree") and (steps := ledger.number("learning_rate_warmup_steps")):
         arguments.append(f"warmup_steps={_batches(ledger, steps):g}")
     if arguments:
         ledger.values["optimizer_args"], ledger.keys["optimizer_args"] = arguments, "optimizer.optimizer"
-    for key in used:
-        if key in ledger.source:
-            ledger.change(key, "becomes one of optimizer_args")
+    ledger.explain("becomes one of optimizer_args", *used)
     if is_on(ledger.get("optimizer.fused_back_pass")):
         _fused(ledger, name)
 
@@ -122,9 +92,9 @@ def _batches(ledger: KeyLedger, steps: float) -> float:
 def _schedule(ledger: KeyLedger) -> None:
     name = str(ledger.get("learning_rate_scheduler"))
     warmup = ledger.number("learning_rate_warmup_steps") or 0.0
-    chosen, said = SCHEDULES.get(name), ""
+    chosen, said = TABLES["schedules"].get(name), ""
     free = plain(ledger.get("optimizer.optimizer")).find("schedulefree") >= 0
-    values: JsonObject = {}
+    values: dict[str, Any] = {}
     if free:
         chosen, warmup, said = "constant", 0.0, ": the optimizer needs no schedule"
     elif name == "CUSTOM" and ledger.get("custom_learning_rate_scheduler"):
@@ -212,7 +182,7 @@ def _encoders(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None
         if any(learns):
             ledger.notes.append("text encoders: OneTrainer trains them, too; a FLUX.1 fine-tune here trains none")
         return
-    values: JsonObject = {"train_text_encoder": any(learns)}
+    values: dict[str, Any] = {"train_text_encoder": any(learns)}
     if any(learns):
         values |= {"learning_rate_te1": rates[0], "learning_rate_te2": rates[1]}
     ledger.change("text_encoder.train", f"train_text_encoder is {'on' if any(learns) else 'off'}", values)
@@ -237,9 +207,7 @@ def _stops(ledger: KeyLedger, learns: list[bool]) -> None:
         count = ledger.number(key)
         if on and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
             ledger.notes.append(f"{name}: OneTrainer stops after {count:g} {unit}; here it learns to the end")
-        for each in (key, f"{key}_unit"):
-            if each in ledger.source:
-                ledger.change(each, "parts learn to the end here")
+        ledger.explain("parts learn to the end here", key, f"{key}_unit")
 
 
 def _steps(ledger: KeyLedger) -> None:
@@ -275,7 +243,7 @@ def _loss(ledger: KeyLedger) -> None:
     ledger.empty("loss_weight_fn", "loss_weight_strength", "min_snr_gamma")
     strengths = {key: ledger.number(f"{key}_strength") or 0.0 for key in ("mse", "mae", "log_cosh", "huber")}
     used = max(strengths, key=lambda key: strengths[key]) if any(strengths.values()) else "mse"
-    values: JsonObject = {"mse": {}, "mae": {"loss_type": "l1"}, "log_cosh": {"loss_type": "smooth_l1"},
+    values: dict[str, Any] = {"mse": {}, "mae": {"loss_type": "l1"}, "log_cosh": {"loss_type": "smooth_l1"},
                               "huber": {"loss_type": "huber"}}[used]  # fmt: skip
     if used in ("huber", "log_cosh"):
         values |= {"huber_schedule": "constant", "huber_c": ledger.number("huber_delta") if used == "huber" else 1.0}
@@ -287,8 +255,7 @@ def _loss(ledger: KeyLedger) -> None:
     if values or mixed:
         ledger.change(f"{used}_strength", f"loss_type = {values.get('loss_type', 'l2')}{mixed}", values)
     ledger.empty("mse_strength", "vb_loss_strength")
-    if "huber_delta" in ledger.source:
-        ledger.change("huber_delta", "is huber_c" if used == "huber" else "only huber has it")
+    ledger.explain("is huber_c" if used == "huber" else "only huber has it", "huber_delta")
 
 
 def _intervals(ledger: KeyLedger) -> None:
@@ -297,8 +264,7 @@ def _intervals(ledger: KeyLedger) -> None:
     if unit in ("STEP", "EPOCH") and count:
         name = f"save_every_n_{unit.casefold()}s"
         ledger.change("save_every", f"{name} = {int(count)}", {name: int(count)})
-        if "save_every_unit" in ledger.source:
-            ledger.change("save_every_unit", f"is {unit.casefold()}s")
+        ledger.explain(f"is {unit.casefold()}s", "save_every_unit")
     elif unit not in ("NEVER", "ALWAYS") and count:
         for key in ("save_every", "save_every_unit"):
             ledger.ignore(key, "files are saved every N epochs or steps here: set save_every_n_epochs")
@@ -312,9 +278,8 @@ def _intervals(ledger: KeyLedger) -> None:
     elif unit in ("STEP", "EPOCH") and count:
         ledger.ignore("backup_after", "save_state saves a state with each file")
     ledger.empty("backup_after")
-    for key in ("backup_after_unit", "rolling_backup", "rolling_backup_count", "backup_before_save"):
-        if key in ledger.source:
-            ledger.change(key, "belongs to the backups, which are states here")
+    keys = ("backup_after_unit", "rolling_backup", "rolling_backup_count", "backup_before_save")
+    ledger.explain("belongs to the backups, which are states here", *keys)
 
 
 def _noise(ledger: KeyLedger) -> None:

@@ -1,13 +1,11 @@
 """OneTrainer: which parts learn, in which number format they are kept, and the adapters."""
 
-from library.config.json_types import JsonObject
-from library.importers.kohya_ss import is_on
-from library.importers.ledger import KeyLedger
-from library.importers.trees import precision
+from typing import Any
 
-EIGHT = {"FLOAT_8": "fp8", "FLOAT_W8A8": "fp8", "FLOAT_W8A8_COMPRESSED": "fp8", "INT_8": "int8", "INT_W8A8": "int8",
-         "INT_W8A8_COMPRESSED": "int8", "NFLOAT_4": "fp8", "GGUF": "int8", "GGUF_A8_FLOAT": "fp8",
-         "GGUF_A8_INT": "int8"}  # fmt: skip
+from library.importers.ledger import KeyLedger, is_on
+from library.importers.shared import load_tables, precision
+
+EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
 ENCODERS = ("text_encoder", "text_encoder_2")
 SWAPPED = 38  # double blocks of FLUX.1, and pairs of single ones, of which at most 35 wait in host memory
@@ -31,7 +29,7 @@ def _formats(ledger: KeyLedger) -> None:
     part = image_part(ledger)
     kept, used = dtype(ledger, part), str(ledger.get("train_dtype")).upper()
     mixed, half = precision(used), precision(kept)
-    values: JsonObject = {"mixed_precision": mixed}
+    values: dict[str, Any] = {"mixed_precision": mixed}
     said = f"mixed_precision = {mixed}"
     if used == "TFLOAT_32":
         values, said = {"mixed_precision": "no", "cuda_allow_tf32": True}, "mixed_precision = no with cuda_allow_tf32"
@@ -164,9 +162,7 @@ def _layers(ledger: KeyLedger, rank: int, alpha: float) -> list[str]:
 
 
 def _say_layers(ledger: KeyLedger, said: str) -> None:
-    for key in ("layer_filter_preset", "layer_filter", "layer_filter_regex"):
-        if key in ledger.source:
-            ledger.change(key, said)
+    ledger.explain(said, "layer_filter_preset", "layer_filter", "layer_filter_regex")
 
 
 def _checkpointing(ledger: KeyLedger) -> None:
@@ -178,7 +174,7 @@ def _checkpointing(ledger: KeyLedger) -> None:
     share = share or ledger.number(f"{part}.offload_fraction") or 0.0
     offloaded = word == "CPU_OFFLOADED" or is_on(ledger.get(f"{part}.activation_offloading"))
     offloaded = offloaded and ledger.source.get("enable_activation_offloading", True) is not False
-    values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
+    values: dict[str, Any] = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
     said = f"gradient_checkpointing is {'on' if values['gradient_checkpointing'] else 'off'}"
     if share and ledger.family == "flux":
         values["blocks_to_swap"] = min(35, max(1, round(share * SWAPPED)))
@@ -187,8 +183,8 @@ def _checkpointing(ledger: KeyLedger) -> None:
         values = {"gradient_checkpointing": False, "cpu_offload_checkpointing": True}
         said = "cpu_offload_checkpointing"
     ledger.change(whole if whole in ledger.source else own, said, values)
-    if whole not in ledger.source and own not in ledger.source:
-        ledger.source, ledger.absent = {**ledger.source, own: True}, ledger.absent | {own}
+    if whole not in ledger.source:
+        ledger.assume(own, True)
     for key in ledger.left():
         if key.endswith((".gradient_checkpointing", ".offload_fraction", ".activation_offloading")) or key in (
             "layer_offload_fraction", "enable_activation_offloading"):  # fmt: skip

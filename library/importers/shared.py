@@ -1,29 +1,32 @@
-"""Parts that the readers of nested settings share: keys with dots, words for number formats, and dataset files."""
+"""What the readers share: tables of other programs' keys, keys with dots, number formats, optimizers, dataset files."""
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
 
-from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.schema import toml_value
+from library.config.sections.learning import OptimizerName
 from library.importers.ledger import Fate, KeyLedger, is_empty
 
-FORMATS = {
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "bfloat_16": "bf16",
-    "fp16": "fp16",
-    "float16": "fp16",
-    "float_16": "fp16",
-}
 FULL = {"fp32", "float32", "float_32", "float", "no"}
 ONLY = "this trainer trains LoRA and whole models of SDXL and FLUX.1"
 NOT_HERE = "not supported by this trainer"
 PREPARED = "it is said in the dataset file that is written beside the config"
 
 
-def dotted(found: JsonMapping, before: str = "") -> JsonObject:
+@cache
+def load_tables(program: str) -> dict[str, Any]:
+    """The tables of a program's keys, tables/PROGRAM.toml. `ignored` is key -> the reason why it means nothing here."""
+    found = tomllib.loads((Path(__file__).parent / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
+    reasons = {key: group["reason"] for group in found.get("ignored", ()) for key in group["keys"]}
+    return {**found, "ignored": reasons}
+
+
+def dotted(found: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Tables in tables -> keys with dots. Lists stay as they are."""
-    flat: JsonObject = {}
+    flat: dict[str, Any] = {}
     for key, value in found.items():
         if isinstance(value, Mapping) and value:
             flat |= dotted(value, f"{before}{key}.")
@@ -32,7 +35,7 @@ def dotted(found: JsonMapping, before: str = "") -> JsonObject:
     return flat
 
 
-def tables(value: JsonValue) -> list[JsonMapping]:
+def tables(value: Any) -> list[Mapping[str, Any]]:
     """The tables of a list; none where it is no list of tables."""
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
 
@@ -54,7 +57,7 @@ def rest(ledger: KeyLedger, reasons: Mapping[str, str], otherwise: str = NOT_HER
         ledger.ignore(key, reasons.get(key) or next(starts, otherwise))
 
 
-def set_by(ledger: KeyLedger, key: str, text: str, values: JsonMapping) -> None:
+def set_by(ledger: KeyLedger, key: str, text: str, values: Mapping[str, Any]) -> None:
     """Values that follow from the trainer itself, or from a key that is not in the file."""
     if key in ledger.source:
         ledger.change(key, text, values)
@@ -64,10 +67,26 @@ def set_by(ledger: KeyLedger, key: str, text: str, values: JsonMapping) -> None:
         ledger.fates.setdefault(key, Fate(key, "changed", text))
 
 
-def precision(value: JsonValue, full: str = "no") -> str:
+def precision(value: Any, full: str = "no") -> str:
     """A name of a number format -> ours; what is no 16-bit format is `full`."""
     word = str(value).casefold()
-    return FORMATS.get(word, full if word in FULL else str(value))
+    half = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}.get(word.replace("_", ""))
+    return half or (full if word in FULL else str(value))
+
+
+def plain(name: object) -> str:
+    """The name in small letters, without signs: ADAMW_8BIT and adamw8bit are the same."""
+    return "".join(letter for letter in str(name).casefold() if letter.isalnum())
+
+
+def optimizer(name: object) -> tuple[str, str]:
+    """The optimizer here, and a sentence where it is not the same: ("AdamW8bit", "")."""
+    tables, word = load_tables("optimizers"), plain(name)
+    known = tables["same"].get(tables["nearest"].get(word, word))
+    if known is None:
+        return str(name), ""
+    here = next(choice for choice in known if choice in get_args(OptimizerName) or choice == known[-1])
+    return here, f"{name} is not offered here; {here} is the nearest" if word in tables["nearest"] else ""
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -77,7 +96,7 @@ def split_path(path: str) -> tuple[str, str]:
     return path[: max(at, 0)] or ".", name.rpartition(".")[0] or name
 
 
-def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[JsonObject]]]) -> str:
+def dataset_toml(general: Mapping[str, Any], sets: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]]) -> str:
     """A dataset file: what all share, and each dataset with its subsets."""
     blocks = [_table("[general]", general)] if general else []
     for own, subsets in sets:
@@ -86,5 +105,5 @@ def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[Js
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(head: str, members: JsonMapping) -> str:
+def _table(head: str, members: Mapping[str, Any]) -> str:
     return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])
