@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError, load_json, load_toml, once, options, read_text, values
 from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer

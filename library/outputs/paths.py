@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Problem, Text
 from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 from library.methods.lycoris import unused_alphas
-from library.outputs.writer import TensorLayout, holds, is_finite
+from library.tools.storage import FilePlan, holds, is_finite
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +172,8 @@ def folder(path: Path, method: Any, config: Any) -> Path:
 
     def put(file: Path, tensors: Mapping[str, Tensor]) -> None:
         _warn_of_nan(path, tensors)
-        layout = TensorLayout(tensors, _wide(path, _types(config)))
-        need_space(file, layout.data_size)
+        layout = FilePlan.kept(tensors, _wide(path, _types(config)))
+        need_space(file, layout.size)
         layout.write(file, {"format": "pt"})
 
     written = write_folder_atomic(path, lambda place: method.write_folder(place, put))
@@ -197,15 +197,16 @@ def model(
     unused = unused_alphas(tensors)
     _warn_of_nan(path, {n: t for n, t in tensors.items() if n not in unused}, refuse=config.adapters)
     type_of = _types(config)
-    layout = TensorLayout(
+    layout = FilePlan.kept(
         {n: t.to(type_of(n, t)) if n in unused else t for n, t in tensors.items()}, _wide(path, type_of)
     )
-    need_space(path, layout.data_size)
+    need_space(path, layout.size)
     if path.suffix == ".safetensors":
-        facts = {**metadata, **(_hashes(layout, metadata) if config.adapters else {})}
+        ours = {key: value for key, value in metadata.items() if key.startswith("ss_")}
+        facts = {**metadata, **(layout.hashes(ours) if config.adapters else {})}
         written = write_atomic(path, lambda place: layout.write(place, facts))
     else:
-        stored: Any = {e.name: e.tensor.detach().to("cpu", e.dtype) for e in layout.entries}
+        stored: Any = {n: t.make().detach().to("cpu", t.dtype) for n, t in layout.tensors.items()}
         if not config.adapters:
             stored = {"state_dict": stored, "epoch": progress[0], "global_step": progress[1]}
         written = write_atomic(path, lambda place: torch.save(stored, place))
@@ -293,8 +294,3 @@ def _wide(path: Path, type_of: Callable[[str, Tensor], torch.dtype]) -> Callable
         return torch.float32
 
     return wide_enough
-
-
-def _hashes(layout: Any, metadata: Mapping[str, str]) -> dict[str, str]:
-    whole, legacy = layout.hashes({k: v for k, v in metadata.items() if k.startswith("ss_")})
-    return {"sshs_model_hash": whole, "sshs_legacy_hash": legacy}

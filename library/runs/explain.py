@@ -1,9 +1,14 @@
 """From the end of a log to the cause of the failure, in one sentence."""
 
 import re
+import tomllib
+from pathlib import Path
 
-from library.runs.known_errors import ENDINGS, KNOWN
-
+_TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(encoding="utf-8"))
+# (pattern, advice) of what is raised, and of what ends a process before Python can raise anything
+KNOWN, ENDINGS = (
+    [("|".join(error["patterns"]), str(error["advice"])) for error in _TABLES[name]] for name in ("known", "endings")
+)
 OURS = re.compile(r"^(?:[\w.]+\.)?ConfigError: (.+?)(?=^\S*Traceback|^\s*$|\Z)", re.M | re.S)
 USAGE = re.compile(r"^[\w./\\-]+\.py: error:\s*(.+?)(?=^Traceback|^\s*$|\Z)", re.M | re.S)
 SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # how our scripts end when something is to be fixed
@@ -37,7 +42,7 @@ def _whole(log: str, found: re.Match[str]) -> str:
     return log[found.start() : found.start() + LONGEST].partition("\nTraceback")[0]
 
 
-def _known(text: str, table: tuple[tuple[str, str], ...]) -> str | None:
+def _known(text: str, table: list[tuple[str, str]]) -> str | None:
     for pattern, advice in table:
         if found := list(re.finditer(pattern, text, re.M)):
             caught = [group for group in found[-1].groups() if group]

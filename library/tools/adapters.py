@@ -266,9 +266,10 @@ def _folded(adapter: AdapterFactors) -> AdapterFactors:
 
 def _record(lora: Lora) -> str:
     """The alphas for the way back: the most common one as "*", others by name."""
-    codes = {dtype: code for code, dtype in storage.CODES.items()}
     each = {
-        module.kohya: None if a.alpha is None else [a.alpha.item(), codes[a.alpha.dtype], codes[a.up.dtype]]
+        module.kohya: None
+        if a.alpha is None
+        else [a.alpha.item(), storage.ORDER[a.alpha.dtype][1], storage.ORDER[a.up.dtype][1]]
         for module, a in lora.adapters.items()
     }
     common = Counter(json.dumps(value) for value in each.values()).most_common(1)[0][0]

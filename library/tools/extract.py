@@ -96,7 +96,7 @@ def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
             raise ConfigError(f"{module.kohya} has another size in {old.path} than in {new.path}: are they one family?")
         sides.append(place.of(model.tensor(place.key)).float())
     change = sides[0] - sides[1]
-    if not writing.is_finite(change):
+    if not storage.is_finite(change):
         raise ConfigError(f"{module.kohya} holds NaN or infinity in {new.path} or {old.path}: one of them is damaged")
     return change
 

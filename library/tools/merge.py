@@ -57,7 +57,7 @@ def merge(
     for key, changes in wanted.items():
         about = tensors[key]
         tensors[key] = Planned(about.dtype, about.shape, partial(_sum, model, key, changes))
-    storage.FilePlan(tensors, _metadata(base, loras, out)).write(out, report)
+    storage.FilePlan(tensors).write_new(out, _metadata(base, loras, out), report)
     return Merged(out, sum(len(changes) for changes in wanted.values()), sorted(set(left_out)))
 
 
@@ -133,7 +133,7 @@ def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, AdapterFac
         if not delta_shape(tuple(rows.shape), change):
             raise ConfigError(f"{key} has another size than the LoRA expects")
         rows += weight * change.reshape(rows.shape)
-    if not writing.is_finite(tensor):
+    if not storage.is_finite(tensor):
         raise ConfigError(
             f"{key} becomes NaN or infinite: the model or a LoRA is damaged, or a weight is far too large"
         )

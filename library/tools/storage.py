@@ -1,13 +1,14 @@
 """Files of the tools: read tensor by tensor, written tensor by tensor, never over something that is there."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from library.config.json_types import JsonObject
@@ -17,23 +18,12 @@ from library.files import need_space, write_atomic
 
 Report = Callable[[str, int, int], None]
 Metadata = dict[str, str]
+TypeChoice = Callable[[str, Tensor], torch.dtype]
 
 # What `dtype` may be, by the names of save_precision.
 DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-CODES = {
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "F32": torch.float32,
-    "I32": torch.int32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I16": torch.int16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+CODES = {code: getattr(torch, name) for code, name in weights.TYPES.items()}
+ORDER = {dtype: (place, code) for place, (code, dtype) in enumerate(CODES.items())}  # in a file, with the type's code
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -128,82 +118,97 @@ class Planned:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def planned(tensors: Mapping[str, Tensor]) -> dict[str, Planned]:
-    """A plan of tensors that are in memory."""
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers only, neither infinity nor NaN."""
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all())
 
-    def kept(tensor: Tensor) -> Planned:
-        return Planned(tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
-    return {name: kept(tensor) for name, tensor in tensors.items()}
+def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Whether numbers of a tensor stay numbers in a type; what is infinite or NaN already does not matter."""
+    if not dtype.is_floating_point or dtype == tensor.dtype or not tensor.numel():
+        return True
+    if tensor.is_floating_point() and torch.finfo(dtype).max >= torch.finfo(tensor.dtype).max:
+        return True
+    given = tensor.detach()
+    ends = torch.stack((given.float() if given.dtype.itemsize == 1 else given).aminmax()).cpu()
+    # float8_e4m3fn has no infinity: numbers that are too large become its largest one without a word.
+    cut = dtype == torch.float8_e4m3fn and float(ends.float().abs().max()) > torch.finfo(dtype).max
+    return (is_finite(ends.to(dtype)) and not cut) or not is_finite(ends)
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor in the type it is stored in. ConfigError when that type cannot hold its numbers."""
-    stored = tensor.detach().to("cpu", dtype).contiguous()
-    if dtype == tensor.dtype or not dtype.is_floating_point:
-        return stored
-    if tensor.is_floating_point() and torch.finfo(dtype).max >= torch.finfo(tensor.dtype).max or not tensor.numel():
-        return stored
-    # float8_e4m3fn has no infinity: numbers that are too large become its largest one without a word.
-    low, high = (float(end) for end in tensor.float().aminmax())
-    if torch.isfinite(torch.tensor([low, high])).all() and max(-low, high) > torch.finfo(dtype).max:
+    if not holds(dtype, tensor):
         raise ConfigError(f"{str(dtype).removeprefix('torch.')} cannot hold the numbers of {name}: use bf16 or float")
-    return stored
+    return tensor.detach().to("cpu", dtype).contiguous()
 
 
 class FilePlan:
-    """A file before a byte of it is written. Wide types come first, so that all are aligned."""
+    """A safetensors file before a byte of it is written.
 
-    def __init__(self, tensors: Mapping[str, Planned], metadata: Mapping[str, str]) -> None:
-        self.tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
-        self.metadata = dict(metadata)
+    The bytes are those of the safetensors package, but each tensor is cast and brought to the host only when its turn
+    comes, so that saving a model needs no second copy of it in memory.
+    """
+
+    def __init__(self, tensors: Mapping[str, Planned]) -> None:
+        self.tensors = dict(sorted(tensors.items(), key=lambda item: (ORDER[item[1].dtype], item[0])))
+
+    @classmethod
+    def kept(cls, tensors: Mapping[str, Tensor], dtype_of: TypeChoice | None = None) -> "FilePlan":
+        """A file of tensors that are in memory; `dtype_of(name, tensor)` says in which type each is stored."""
+
+        def planned(name: str, tensor: Tensor) -> Planned:
+            return Planned(dtype_of(name, tensor) if dtype_of else tensor.dtype, tuple(tensor.shape), lambda: tensor)
+
+        return cls({name: planned(name, tensor) for name, tensor in tensors.items()})
 
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
         return sum(about.size for about in self.tensors.values())
 
-    def header(self) -> bytes:
+    def header(self, metadata: Mapping[str, str]) -> bytes:
         """The file's beginning."""
-        codes = {dtype: code for code, dtype in CODES.items()}
         table, at = {}, 0
         for name, about in self.tensors.items():
             offsets = [at, at + about.size]
-            table[name] = {"dtype": codes[about.dtype], "shape": list(about.shape), "data_offsets": offsets}
+            table[name] = {"dtype": ORDER[about.dtype][1], "shape": list(about.shape), "data_offsets": offsets}
             at = offsets[1]
-        return header_bytes(table, self.metadata)
+        return header_bytes(table, metadata)
 
-    def data(self, report: Report = silent) -> Iterator[memoryview]:
-        """The tensors' bytes, each made when it is asked for."""
+    def data(self, report: Report = silent) -> Iterator[bytes | memoryview]:
+        """The tensors' bytes, each made when asked for. ConfigError where a type is too narrow for the numbers."""
         for i, (name, about) in enumerate(self.tensors.items()):
             report("writing", i, len(self.tensors))
             stored = cast(name, about.make(), about.dtype).reshape(about.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
         report("writing", len(self.tensors), len(self.tensors))
 
-    def hashes(self) -> Metadata:
-        """The keys by which other tools know a LoRA: SHA-256 of the data, and 2022's hash of 64 KiB at 1 MiB."""
+    def hashes(self, metadata: Mapping[str, str]) -> Metadata:
+        """The keys by which other tools know a LoRA: SHA-256 of the tensors' bytes; and, for tools of 2022, the first 8
+        digits of that of the bytes 0x100000 to 0x110000 of a file with this metadata.
+        """
         whole, legacy, at = hashlib.sha256(), hashlib.sha256(), 0
-        for i, chunk in enumerate(self._all()):
+        for i, chunk in enumerate(itertools.chain([self.header(metadata)], self.data())):
             whole.update(chunk if i else b"")
             legacy.update(chunk[max(0, 0x100000 - at) : max(0, 0x110000 - at)])
             at += len(chunk)
         return {"sshs_model_hash": whole.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
 
-    def _all(self) -> Iterator[bytes | memoryview]:
-        yield self.header()
-        yield from self.data()
+    def write(self, place: Path, metadata: Mapping[str, str], report: Report = silent) -> None:
+        """Write the file at `place` and read its header back. OSError when it is not what was meant to be written."""
+        with place.open("wb") as file:
+            for chunk in itertools.chain([self.header(metadata)], self.data(report)):
+                file.write(chunk)
+        try:
+            with safe_open(place, framework="pt") as written:
+                names = set(written.keys())
+        except SafetensorError as e:
+            raise OSError(f"the file that was just written cannot be read back: {e}") from e
+        if names != self.tensors.keys():
+            raise OSError(f"the file that was just written has {len(names)} tensors instead of {len(self.tensors)}")
 
-    def write(self, out: Path, report: Report = silent) -> Path:
-        """Write the file at `out`, which must be new, and check its header. Nothing is left when something fails."""
+    def write_new(self, out: Path, metadata: Mapping[str, str], report: Report = silent) -> Path:
+        """Write the file at `out`, which must be new; nothing is left there when something fails."""
         need_space(out, self.size)
-
-        def fill(place: Path) -> None:
-            with place.open("xb") as file:
-                file.write(self.header())
-                for chunk in self.data(report):
-                    file.write(chunk)
-            if weights.header(place).keys() != self.tensors.keys():
-                raise OSError(f"{place} was written, but cannot be read back")
-
-        return write_atomic(fresh(out), fill)
+        return write_atomic(fresh(out), lambda place: self.write(place, metadata, report))

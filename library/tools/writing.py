@@ -24,13 +24,12 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
     kind = storage.dtype_of(dtype)
     cast = Lora(lora.family, {m: a.to(kind) for m, a in lora.adapters.items()}, lora.metadata, lora.style)
     tensors, extra = adapters.tensors_of(cast, style or lora.style)
-    if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
+    if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
         raise ConfigError(f"{out} is not written: {broken[0]} holds NaN or infinity ({len(broken)} tensors do)")
     metadata = {key: value for key, value in lora.metadata.items() if not key.startswith("sshs_")} | extra
     metadata.setdefault("modelspec.title", Path(out).stem)
-    plan = storage.FilePlan(storage.planned(tensors), metadata)
-    plan.metadata |= plan.hashes()
-    return plan.write(Path(out), report)
+    plan = storage.FilePlan.kept(tensors)
+    return plan.write_new(Path(out), metadata | plan.hashes(metadata), report)
 
 
 def described(family: str, comment: str, sources: Sequence[Lora] = ()) -> Metadata:
@@ -65,8 +64,3 @@ def cut(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     q_down, r_down = torch.linalg.qr(down.T)
     u, s, v = torch.linalg.svd(r_up @ r_down.T, full_matrices=False)
     return q_up @ u, s, v @ q_down.T
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers only."""
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all())

@@ -18,8 +18,8 @@ from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
 from library.optim.names import spec_of
 from library.outputs.paths import names
-from library.outputs.writer import TensorLayout
 from library.tools.names import family_of
+from library.tools.storage import FilePlan
 from library.train import rng
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class State:
 
     def _fill(self, place: Path) -> None:
         for name, named in self.tensors.items():
-            TensorLayout(named, lambda _, tensor: tensor.dtype).write(place / name, {})
+            FilePlan.kept(named).write(place / name, {})
         for name, value in self.values.items():
             with open(place / name, "wb") as file:  # by itself, PyTorch would not say that the disk is full
                 torch.save(value, file)

@@ -12,7 +12,7 @@ from library.config import idle
 from library.config.schema import ConfigError
 from library.config.sections.run import IDLE_EVERYWHERE
 from library.families import RUNS, config_class
-from library.runs import known_errors
+from library.runs import explain
 from tests import source
 
 TABLES = {name: texts.table(name) for name in texts.LANGUAGES if name != "en"}
@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_training_is_in_every_table():
 
 
 def test_why_a_training_failed_is_in_every_table():
-    assert not absent(advice for _, advice in (*known_errors.KNOWN, *known_errors.ENDINGS)), "add these"
+    assert not absent(advice for _, advice in (*explain.KNOWN, *explain.ENDINGS)), "add these"
 
 
 # Callables that make a problem -> which argument is its template, and whether an option's name stands in front.

@@ -210,13 +210,13 @@ def test_ranks_of_convolutions_are_apart(lora_files, tmp_path):
 
 
 def test_hashes_are_those_of_the_trainer(lora_files, tmp_path):
-    from library.outputs.writer import TensorLayout
+    from library.tools.storage import FilePlan
 
     done = resize.resize(lora_files["sdxl"][0], tmp_path / "r.safetensors", choices=resize.ResizeOptions(rank=2))
     about = metadata(done.path)
     bare = {key: value for key, value in about.items() if not key.startswith("sshs_")}
-    layout = TensorLayout(load_file(done.path), lambda _, tensor: tensor.dtype)
-    assert about["sshs_model_hash"] == layout.hashes(bare)[0]
+    layout = FilePlan.kept(load_file(done.path))
+    assert about["sshs_model_hash"] == layout.hashes(bare)["sshs_model_hash"]
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(bases, lora_files, tmp_path):

@@ -12,7 +12,7 @@ from library.config.schema import ConfigError, build
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
 from library.outputs import paths
-from library.outputs.writer import TensorLayout
+from library.tools.storage import FilePlan
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text())["names"]
 
@@ -78,7 +78,7 @@ def test_bytes_are_those_of_the_safetensors_package():
     kinds = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int32, torch.float64]
     kinds += [torch.uint8, torch.int8, torch.bool, torch.int16]
     mixed = {f"t{i}": torch.ones(3, 1).to(kind) for i, kind in enumerate(kinds)} | tensors()
-    layout = TensorLayout(mixed, lambda _, t: t.dtype)
+    layout = FilePlan.kept(mixed)
     got = layout.header({"ss_x": "ü"}) + b"".join(layout.data())
     assert got == package_bytes(mixed, {"ss_x": "ü"})
 
@@ -101,9 +101,9 @@ def test_a_file_holds_what_was_given_with_its_hashes(tmp_path):
 
 def test_the_legacy_hash_is_of_the_second_mebibyte():
     big = {"w": torch.arange(400_000, dtype=torch.float32)}
-    layout = TensorLayout(big, lambda _, t: t.dtype)
+    layout = FilePlan.kept(big)
     expected = hashlib.sha256(package_bytes(big, {"ss_a": "1"})[0x100000:0x110000]).hexdigest()[:8]
-    assert layout.hashes({"ss_a": "1"})[1] == expected
+    assert layout.hashes({"ss_a": "1"})["sshs_legacy_hash"] == expected
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_nothing_broken_replaces_something_good(tmp_path, monkeypatch):
         paths.model(path, tensors(), config(tmp_path), {})
     monkeypatch.undo()
     with pytest.raises(OSError):
-        monkeypatch.setattr(TensorLayout, "data", lambda self: iter([memoryview(b"short")]))
+        monkeypatch.setattr(FilePlan, "data", lambda *_: iter([memoryview(b"short")]))
         paths.model(path, tensors(), config(tmp_path, save_model_as="safetensors"), {})
     assert path.read_bytes() == b"good" and [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from library.cli import train_script
 from library.config.schema import ConfigError, to_toml
 from library.families import config_class
-from library.outputs.writer import TensorLayout
 from library.runs import layout, reader
 from library.runs.record import Record
+from library.tools.storage import FilePlan
 from library.train import errors, resume_state
 from library.train.loss import LossFunction
 from tests.training import config_of, fresh, listing, runs_in, train
@@ -183,7 +183,7 @@ def full(*_, **__):
 
 def test_a_disk_that_fills_up_in_a_file_harms_nothing(run_shell, monkeypatch, tmp_path):
     """The fourth file breaks off after its header."""
-    write, count = TensorLayout.write, iter(range(1, 100))
+    write, count = FilePlan.write, iter(range(1, 100))
 
     def filling(self, path, metadata):
         if next(count) < 4:
@@ -192,7 +192,7 @@ def test_a_disk_that_fills_up_in_a_file_harms_nothing(run_shell, monkeypatch, tm
             path.write_bytes(self.header(metadata))
             full()
 
-    monkeypatch.setattr(TensorLayout, "write", filling)
+    monkeypatch.setattr(FilePlan, "write", filling)
     code, said = run_shell(max_train_steps=8)
     check_full(tmp_path / "out", code, said)
 

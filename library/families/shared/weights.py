@@ -21,8 +21,9 @@ PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
         "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}  # fmt: skip
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
-TYPES = {"F64": "float64", "I64": "int64", "F32": "float32", "I32": "int32", "F16": "float16", "BF16": "bfloat16",
-         "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I16": "int16", "I8": "int8", "U8": "uint8",
+# In the order in which the safetensors package lays them out.
+TYPES = {"I64": "int64", "F64": "float64", "F32": "float32", "I32": "int32", "BF16": "bfloat16", "F16": "float16",
+         "I16": "int16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I8": "int8", "U8": "uint8",
          "BOOL": "bool"}  # fmt: skip
 _shapes_only: ContextVar[bool] = ContextVar("_shapes_only", default=False)
 
