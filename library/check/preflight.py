@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,24 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
     silent = {problem.option for problem in missing}  # what is not given at all is said once
     found = [problem for problem in missing if problem.option not in spoken]
     failed: dict[str, bool] = {}
-    for stage, ask in _stages(config, images, failed).items():
+    for stage, ask in {
+        "model": lambda: families.family_for(config).problems(),
+        "images": lambda: images.problems,
+        "length": lambda: _length(config, images),
+        "network": lambda: methods.problems(config),
+        "optimizer": lambda: optimizers.problems(config),
+        "save": lambda: save.problems(config),
+        "space": lambda: _space(config),
+        "alone": lambda: _alone(config),
+        "samples": lambda: _samples(config),
+        "machine": lambda: _machine(config),
+        "hub": lambda: hub.problems(config),
+        "trackers": lambda: trackers.problems(config),
+        "resume": lambda: _resumed(config),
+        "other adapters": lambda: _other_adapters(config),
+        "rates": lambda: optimizers.still(config),
+        "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
+    }.items():
         said: list[Problem] = []
         with _tolerant(bool(told), said):
             said += problems_of(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
@@ -120,28 +137,6 @@ def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None)
         remarks += [] if failed["samples"] or not path else prompts.notes(path)
         remarks += idle.remarks(config, [*remarks, *schema.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
-
-
-def _stages(config: Any, images: Any, failed: Mapping[str, bool]) -> dict[str, Callable[[], Iterable[str]]]:
-    """Everything that is looked at, by name; `failed` says of the stages before whether they found something."""
-    return {
-        "model": lambda: families.family_for(config).problems(),
-        "images": lambda: images.problems,
-        "length": lambda: _length(config, images),
-        "network": lambda: methods.problems(config),
-        "optimizer": lambda: optimizers.problems(config),
-        "save": lambda: save.problems(config),
-        "space": lambda: _space(config),
-        "alone": lambda: _alone(config),
-        "samples": lambda: _samples(config),
-        "machine": lambda: _machine(config),
-        "hub": lambda: hub.problems(config),
-        "trackers": lambda: trackers.problems(config),
-        "resume": lambda: _resumed(config),
-        "other adapters": lambda: _other_adapters(config),
-        "rates": lambda: optimizers.still(config),
-        "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
-    }
 
 
 @contextlib.contextmanager

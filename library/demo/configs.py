@@ -38,28 +38,7 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path) ->
     """The TOML of one script."""
     config = families.config_class(script)
     family, is_lora = families.facts(config.family), config.adapters
-    tables = _shared(images, output, f"{family.name}-{'lora' if is_lora else 'full'}")
-    tables |= _lora(next(iter(family.adapter_modules))) if is_lora else _full()
-    own = importlib.import_module(family.demo).tables(models)
-    order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
-    tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
-    head = [
-        f"# {title(script)}, on the tiny model and the dozen images that the demo made.",
-        "# For a real training, change the paths and the values whose comment says so. Start it with:",
-        f"#   kohya train {script} --config_file {script}.toml",
-    ]
-    blocks = ["\n".join([f"[{table}]", *map(_line, lines)]) for table, lines in tables.items()]
-    return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
-
-
-def _line(line: Line) -> str:
-    name, value, remark = line
-    written = f"{name} = {toml_value(value)}"
-    return f"{written}  # {remark}" if remark else written
-
-
-def _shared(images: Path, output: Path, name: str) -> Tables:
-    return {
+    tables = {
         "data": [
             ("train_data_dir", str(images), "contains folders named <repeats>_<words>"),
             ("resolution", "192,192", 'real: "1024,1024"'),
@@ -79,25 +58,34 @@ def _shared(images: Path, output: Path, name: str) -> Tables:
         "compile": [("compile", True, "compiles the blocks of the denoiser before the first step")],
         "save": [
             ("output_dir", str(output), ""),
-            ("output_name", name, ""),
+            ("output_name", f"{family.name}-{'lora' if is_lora else 'full'}", ""),
             ("save_model_as", "safetensors", ""),
             ("save_precision", "fp16", ""),
         ],
         "log": [("logging_dir", str(output / "logs"), "for TensorBoard")],
     }
-
-
-def _lora(module: str) -> Tables:
-    return {
-        "network": [
-            ("network_module", module, ""),
+    if is_lora:
+        tables["network"] = [
+            ("network_module", next(iter(family.adapter_modules)), ""),
             ("network_dim", 8, "real: 16 or 32"),
             ("network_alpha", 8, ""),
             ("network_train_unet_only", True, "the text encoders are not trained"),
-        ],
-        "optim": [("optimizer_type", "AdamW", ""), ("learning_rate", 5e-3, "real: 1e-4")],
-    }
+        ]
+    rate = ("learning_rate", 5e-3, "real: 1e-4") if is_lora else ("learning_rate", 1e-3, "real: 1e-5")
+    tables["optim"] = [("optimizer_type", "AdamW", ""), rate]
+    own = importlib.import_module(family.demo).tables(models)
+    order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
+    tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
+    head = [
+        f"# {title(script)}, on the tiny model and the dozen images that the demo made.",
+        "# For a real training, change the paths and the values whose comment says so. Start it with:",
+        f"#   kohya train {script} --config_file {script}.toml",
+    ]
+    blocks = ["\n".join([f"[{table}]", *map(_line, lines)]) for table, lines in tables.items()]
+    return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 
 
-def _full() -> Tables:
-    return {"optim": [("optimizer_type", "AdamW", ""), ("learning_rate", 1e-3, "real: 1e-5")]}
+def _line(line: Line) -> str:
+    name, value, remark = line
+    written = f"{name} = {toml_value(value)}"
+    return f"{written}  # {remark}" if remark else written

@@ -1,8 +1,8 @@
 """ai-toolkit: YAML files of a training (job: extension), as far as their meaning carries over."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.ledger import KeyLedger, is_on
@@ -13,13 +13,13 @@ TABLES = load_tables("aitoolkit")
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
-def fits(found: Mapping[str, Any]) -> bool:
+def fits(found: JsonMapping) -> bool:
     """Whether this is a file of ai-toolkit."""
     inner = found.get("config")
     return isinstance(inner, Mapping) and isinstance(inner.get("process"), list)
 
 
-def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> KeyLedger:
     """Every key of the first process -> our values, and what became of it. Raises ConfigError for other models."""
     inner = found["config"]
     if not inner["process"] or not isinstance(inner["process"][0], Mapping):
@@ -44,7 +44,7 @@ def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     return ledger
 
 
-def _refuse(process: Mapping[str, Any], job: str) -> None:
+def _refuse(process: JsonMapping, job: str) -> None:
     """Other programs than that for LoRA and whole models are named."""
     kind = str(process.get("type") or "")
     adapter = process.get("adapter")
@@ -63,7 +63,7 @@ def _refuse(process: Mapping[str, Any], job: str) -> None:
         raise ConfigError(f"this file of {TRAINER} {verb} {what}, which is not done here: use {TRAINER} for it; {ONLY}")
 
 
-def _script(flat: Mapping[str, Any]) -> str:
+def _script(flat: JsonMapping) -> str:
     arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}

@@ -1,8 +1,6 @@
 """ai-toolkit: its data sets as a dataset file, and its prompts as a prompt file."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError
 from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, load_tables, tables
@@ -11,12 +9,12 @@ TABLES = load_tables("aitoolkit")["datasets"]
 DEFAULTS = {"width": 512, "height": 512, "seed": 0, "sample_steps": 20, "guidance_scale": 7}
 
 
-def is_dataset(found: Mapping[str, Any]) -> bool:
+def is_dataset(found: JsonMapping) -> bool:
     """Whether these are data sets of ai-toolkit without a training."""
     return "config" not in found and any("folder_path" in table for table in tables(found.get("datasets")))
 
 
-def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     """Data sets of ai-toolkit -> a dataset file of ours, and what was left out, a sentence each."""
     listed = [d for d in tables(found.get("datasets")) if not is_empty(d.get("folder_path") or d.get("dataset_path"))]
     if not listed:
@@ -24,11 +22,11 @@ def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
     return _written(listed, found.get("trigger_word"), 1)
 
 
-def _written(found: list[Mapping[str, Any]], word: Any, batch: int) -> tuple[str, list[str]]:
+def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str, list[str]]:
     sets, notes = [], []
     for table in found:
         sizes = table.get("resolution") or 512
-        own: dict[str, Any] = {}
+        own: JsonObject = {}
         for option, key in (("batch_size", "batch_size"), ("bucket_reso_steps", "bucket_tolerance")):
             if (count := to_number(table.get(key))) and count >= 1:
                 own[option] = int(count)
@@ -59,10 +57,10 @@ def _datasets(ledger: KeyLedger) -> None:
         ledger.change("trigger_word", said, {"metadata_trigger_phrase": word})
 
 
-def _settings(ledger: KeyLedger, found: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _settings(ledger: KeyLedger, found: list[JsonMapping]) -> JsonObject:
     """What the data sets say and is an option of the whole training here."""
     on_disk = any(is_on(d.get("cache_latents_to_disk")) for d in found)
-    values: dict[str, Any] = {
+    values: JsonObject = {
         "cache_latents": on_disk or any(is_on(d.get("cache_latents")) for d in found),
         "cache_latents_to_disk": on_disk,
         "enable_bucket": True,
@@ -80,12 +78,12 @@ def _settings(ledger: KeyLedger, found: list[Mapping[str, Any]]) -> dict[str, An
     return values | {"resolution": str(largest)}
 
 
-def _ending(table: Mapping[str, Any]) -> str:
+def _ending(table: JsonMapping) -> str:
     ending = str(table.get("caption_type") or table.get("caption_ext") or "txt")
     return ending if ending.startswith(".") else f".{ending}"
 
 
-def _subset(table: Mapping[str, Any], word: Any) -> dict[str, Any]:
+def _subset(table: JsonMapping, word: JsonValue) -> JsonObject:
     word = table.get("trigger_word") or word
     subset = {
         "image_dir": table.get("folder_path") or table.get("dataset_path"),

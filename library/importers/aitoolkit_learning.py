@@ -1,7 +1,6 @@
 """ai-toolkit: adapters, length, optimizer, schedule, number formats and noise."""
 
-from typing import Any
-
+from library.config.json_types import JsonObject
 from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
 from library.importers.shared import load_tables, optimizer, plain, precision
 
@@ -106,7 +105,7 @@ def _schedule(ledger: KeyLedger) -> None:
     name = str(ledger.get("train.lr_scheduler"))
     steps = ledger.number("train.steps") or 1000
     period = ledger.number("train.lr_scheduler_params.total_iters") or steps
-    values: dict[str, Any] = {"lr_scheduler": name}
+    values: JsonObject = {"lr_scheduler": name}
     said = f"lr_scheduler = {name}"
     if name == "constant_with_warmup":
         values["lr_warmup_steps"] = int(ledger.number("train.lr_scheduler_params.num_warmup_steps") or 1000)
@@ -187,7 +186,7 @@ def _noise(ledger: KeyLedger) -> None:
             ledger.empty(key)
         return
     kind = "linear" if is_on(ledger.get("train.linear_timesteps")) else str(ledger.get(key))
-    values: dict[str, Any] = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
+    values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
     near = "" if kind in ("sigmoid", "linear") else f"{kind} is not quite the same here; the nearest is "
     values |= {"model_prediction_type": "raw", "guidance_scale": 1.0}
     said = f"{near}timestep_sampling = {values['timestep_sampling']}, raw predictions, guidance_scale = 1"

@@ -2,12 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, load_json, load_toml, once, options, read_text, values
 from library.config.values import did_you_mean
 from library.importers import aitoolkit, aitoolkit_data, flat, kohya_ss, musubi, onetrainer
@@ -30,32 +31,29 @@ def load(path: str | Path, configs: Configs, script: str = "") -> Imported:
     return read(_with_data(found, path), configs, script or named(path, configs))
 
 
-def refuse_data(found: Mapping[str, Any], path: Path) -> None:
+def refuse_data(found: JsonMapping, path: Path) -> None:
     """Raise ConfigError for a file that describes images only: a data set is no training."""
     sets = tables(found.get("datasets"))
     if not sets or found.keys() - {"general", "datasets"}:
         return
     if musubi.is_dataset(found) or any("folder_path" in table for table in sets):
         told = f"kohya import {path.name} -o data.toml writes it as one of ours; name that in dataset_config"
-        raise ConfigError(f"{path} is a data set file of {_writer(found)}, not a training: {told}")
+        trainer = musubi.TRAINER if musubi.is_dataset(found) else aitoolkit.TRAINER
+        raise ConfigError(f"{path} is a data set file of {trainer}, not a training: {told}")
     raise ConfigError(f"{path} is a data set file, not a training: name it in dataset_config")
 
 
-def is_dataset(found: Mapping[str, Any]) -> bool:
+def is_dataset(found: JsonMapping) -> bool:
     """Whether these are the data sets of another trainer, which `dataset` writes as ours."""
     return musubi.is_dataset(found) or aitoolkit_data.is_dataset(found)
 
 
-def dataset(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     """Data sets of another trainer -> a dataset file of ours, and what was left out, a sentence each."""
     return musubi.dataset(found) if musubi.is_dataset(found) else aitoolkit_data.dataset(found)
 
 
-def _writer(found: Mapping[str, Any]) -> str:
-    return musubi.TRAINER if musubi.is_dataset(found) else aitoolkit.TRAINER
-
-
-def _with_data(found: dict[str, Any], path: Path) -> dict[str, Any]:
+def _with_data(found: JsonObject, path: Path) -> JsonObject:
     """The files about images and prompts that some trainers name are read along, where they are in their own words."""
     if onetrainer.fits(found):
         wanted = [("concept_file_name", "concepts"), ("sample_definition_file_name", "samples")]
@@ -67,7 +65,7 @@ def _with_data(found: dict[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
-def _beside(found: Mapping[str, Any], key: str, path: Path, suffix: str) -> Any:
+def _beside(found: JsonMapping, key: str, path: Path, suffix: str) -> Any:
     """What stands in the file that a key names, from here, its folder, or the one above; None: there is none."""
     name = str(found.get(key) or "")
     for place in (Path(name), path.parent / name, path.parent.parent / name) if name else ():
@@ -77,7 +75,7 @@ def _beside(found: Mapping[str, Any], key: str, path: Path, suffix: str) -> Any:
     return None
 
 
-def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> Imported:
+def read(found: JsonMapping, configs: Configs, script: str = "") -> Imported:
     """The same, from what stands in the file."""
     if script and script not in configs:
         raise ConfigError(
@@ -96,17 +94,17 @@ def named(path: Path, configs: Configs) -> str:
     return next((script for script in [*said, *in_name] if script in configs), "")
 
 
-def _ledger(found: Mapping[str, Any], configs: Configs, script: str) -> KeyLedger:
+def _ledger(found: JsonMapping, configs: Configs, script: str) -> KeyLedger:
     reader = next((reader for reader in READERS if reader.fits(found)), None)
     return reader.read(found, script) if reader else flat.read(found, configs, script)
 
 
-def of_others(found: Mapping[str, Any]) -> bool:
+def of_others(found: JsonMapping) -> bool:
     """Whether these are settings in the words of another trainer, and not a flat file as sd-scripts and we have it."""
     return any(reader.fits(found) for reader in READERS)
 
 
-def parse(path: Path) -> dict[str, Any]:
+def parse(path: Path) -> JsonObject:
     """The tables of a JSON, TOML or YAML file. Raises ConfigError when it is none."""
     suffix = path.suffix.lower()
     if suffix == ".toml":
@@ -159,7 +157,7 @@ def differences(first: Any, second: Any) -> list[tuple[str, str, str]]:
     return [(name, a, b) for name in {**one, **two} if (a := one.get(name, "-")) != (b := two.get(name, "-"))]
 
 
-def _texts(config: Any) -> dict[str, str]:
+def _texts(config: RunConfig) -> dict[str, str]:
     known = options(type(config))
     return {
         name: "(set)" if value and known[name].kind == "secret" else known[name].text(value) or "not set"

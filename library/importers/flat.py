@@ -1,10 +1,10 @@
 """TOML files of sd-scripts: our own option names, with old and foreign ones among them."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from library.config import schema
 from library.config.converted import OLD_BLOCKS, blocks
+from library.config.json_types import JsonMapping
 from library.config.names import ALIASES
 from library.config.problems import ConfigError, Problem
 from library.config.schema import options
@@ -15,7 +15,7 @@ from library.importers.shared import ONLY, load_tables
 TRAINER = "sd-scripts"
 
 
-def read(found: Mapping[str, Any], configs: Configs, script: str = "") -> KeyLedger:
+def read(found: JsonMapping, configs: Configs, script: str = "") -> KeyLedger:
     """Every key of a flat file -> our values, and what became of it."""
     found = schema.flat(found)
     _refuse(found)
@@ -49,14 +49,14 @@ def old_blocks(ledger: KeyLedger, keys: Iterable[str], given: bool) -> None:
             ledger.ignore(key, said if key in old else "; ".join(problems))
 
 
-def _refuse(found: Mapping[str, Any]) -> None:
+def _refuse(found: JsonMapping) -> None:
     tables = load_tables("sd_scripts")
     other = next((what for key, what in tables["other_keys"].items() if not is_empty(found.get(key))), "")
     if other := other or tables["other_modules"].get(str(found.get("network_module") or "")):
         raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
 
 
-def script_of(found: Mapping[str, Any], configs: Configs) -> str:
+def script_of(found: JsonMapping, configs: Configs) -> str:
     """The script whose options most of the names are. Raises ConfigError when that does not decide."""
     fit = {script: len(found.keys() & options(config).keys()) for script, config in configs.items()}
     best = max(fit.values(), default=0)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from library.config.converted import blocks
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.importers.ledger import Fate, KeyLedger, is_empty, to_number
 from library.importers.shared import load_tables
 
@@ -15,7 +16,7 @@ LORA_PLUS = ["loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encod
 ARGUMENTS: Mapping[str, str] = TABLES["arguments"]
 FIELDS = {argument: key for key, argument in ARGUMENTS.items()}
 # Values that say nothing, because they are what the adapter does anyway.
-SILENT: Mapping[str, Any] = {"preset": "full", "factor": -1} | dict.fromkeys(
+SILENT: JsonMapping = {"preset": "full", "factor": -1} | dict.fromkeys(
     ("train_double_block_indices", "train_single_block_indices"), "all"
 )
 
@@ -89,7 +90,7 @@ def _arguments(ledger: KeyLedger, adapter: AdapterType, kind: str) -> list[str]:
     return made
 
 
-def _is_silent(argument: str, value: Any) -> bool:
+def _is_silent(argument: str, value: JsonValue) -> bool:
     """Whether a value is what the adapter does anyway. Only iA3's switch is on when nothing is said."""
     if argument == "train_on_input":
         return False
@@ -118,14 +119,14 @@ def _flux_extras(ledger: KeyLedger, kind: str, arguments: list[str]) -> None:
         ledger.ignore("enable_all_linear", "LyCORIS always adapts all linear layers of its preset")
 
 
-def _text(value: Any) -> str:
+def _text(value: JsonValue) -> str:
     return str(value).replace(" ", "") if not is_empty(value) else ""
 
 
-def fields(module: str, arguments: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+def fields(module: str, arguments: Mapping[str, str]) -> tuple[JsonObject, list[str]]:
     """network_module and network_args -> LoRA_type and its fields, and the arguments that have none."""
     kind = _kind(module, arguments)
-    found: dict[str, Any] = {"LoRA_type": kind}
+    found: JsonObject = {"LoRA_type": kind}
     lost = []
     for argument, value in arguments.items():
         key = FIELDS.get(argument, argument)

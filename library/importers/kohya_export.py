@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError, changed, flat, options, values
 from library.config.values import join, to_float
 from library.importers import kohya_adapters, kohya_ss
 from library.importers.ledger import Configs, Imported, settle
 from library.importers.shared import load_tables
 
-Fields = dict[str, Any]
+Fields = JsonObject
 
 TABLES = load_tables("kohya_ss")
 PLAIN = frozenset(TABLES["fields"])  # options that are fields of the page under the same name

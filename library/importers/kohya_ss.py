@@ -1,8 +1,8 @@
 """The JSON files of kohya_ss's page: LoRA, DreamBooth and Finetune, of its main line and of forks with compile keys."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.config.values import split
 from library.importers import flat, kohya_adapters
@@ -18,12 +18,12 @@ SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
 TELLING = {*SWITCHES, "LoRA_type", "max_resolution", "save_as_bool", "model_list", "optimizer"}
 
 
-def fits(found: Mapping[str, Any]) -> bool:
+def fits(found: JsonMapping) -> bool:
     """Whether this is a file of kohya_ss."""
     return len(TELLING & found.keys()) >= 2 or bool({"LoRA_type", *SWITCHES} & found.keys())
 
 
-def tab_of(found: Mapping[str, Any]) -> str:
+def tab_of(found: JsonMapping) -> str:
     """The tab that wrote a file, which it does not say itself: "lora", "dreambooth" or "finetune".
 
     Raises ConfigError for the files of tabs for something else.
@@ -40,12 +40,12 @@ def tab_of(found: Mapping[str, Any]) -> str:
     return "finetune" if finetune > dreambooth else "dreambooth"
 
 
-def tab_title(found: Mapping[str, Any]) -> str:
+def tab_title(found: JsonMapping) -> str:
     """What the page calls that tab."""
     return TITLES[tab_of(found)]
 
 
-def script_of(found: Mapping[str, Any]) -> str:
+def script_of(found: JsonMapping) -> str:
     """The script that a file is for. Raises ConfigError for models that are not trained here."""
     lora = tab_of(found) == "lora"
     order = ["sdxl", "flux", "SD3"] if lora else ["sdxl", "SD3", "flux"]
@@ -64,7 +64,7 @@ def script_of(found: Mapping[str, Any]) -> str:
     return f"{family}_train_network" if lora else f"{family}_train"
 
 
-def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
+def read(found: JsonMapping, script: str = "") -> KeyLedger:
     """Every key of a file -> our values, and what became of it. `script` wins over what the file says.
 
     What is missing has the value that the page of kohya_ss starts with, as it has when the page loads the file.
@@ -85,7 +85,7 @@ def read(found: Mapping[str, Any], script: str = "") -> KeyLedger:
     return ledger
 
 
-def page_defaults(tab: str, family: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def page_defaults(tab: str, family: str, found: JsonMapping) -> JsonObject:
     """What the page of kohya_ss starts with in a tab, where a file says nothing about it."""
     values = TABLES["starts"]["any"] | TABLES["starts"][tab]
     if family == "flux":

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from library.config.json_types import JsonMapping, JsonObject
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Problem
 from library.config.schema import Option, build, changed, draft, flat, options
 from library.config.sections.run import IDLE_EVERYWHERE
@@ -255,7 +255,7 @@ def is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip()) or value in ([], {}, ())
 
 
-def is_on(value: Any) -> bool:
+def is_on(value: JsonValue) -> bool:
     """A switch, also written as a word."""
     return str(value).strip().casefold() in ("true", "1", "yes", "on")
 

@@ -1,6 +1,6 @@
 """OneTrainer: JSON files of its presets and configs, as far as their meaning carries over."""
 
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.ledger import KeyLedger, to_number
@@ -65,9 +65,9 @@ def _output(ledger: KeyLedger) -> None:
         ledger.change("output_model_format", f"{kind}: saved as a .safetensors file with sd-scripts' names")
 
 
-def today(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def today(flat: JsonMapping) -> tuple[JsonObject, dict[str, str]]:
     """A file's keys, with dots, in the names of today, and what the file calls those that had another one."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     names: dict[str, str] = {}
     for key, value in flat.items():
         new = OLD.get(key, key)
@@ -84,7 +84,7 @@ def today(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return found, names
 
 
-def completed(found: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str], list[str]]:
+def completed(found: JsonMapping) -> tuple[JsonObject, frozenset[str], list[str]]:
     """The settings with OneTrainer's defaults where they are missing or no such value; the keys of those that are
     missing; and a sentence for each that is no such value."""
     filled, notes = dict(found), []

@@ -1,9 +1,8 @@
 """OneTrainer: concepts as a dataset file, samples as a prompt file, and how noise is drawn for FLUX.1."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
 from library.importers.shared import PREPARED, dataset_toml, tables
 
@@ -35,9 +34,9 @@ def _timesteps(ledger: KeyLedger) -> None:
     ledger.explain("is part of how timesteps are drawn", *keys[1:], "transformer.guidance_scale")
 
 
-def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[dict[str, Any], str]:
+def _sampling(kind: str, weight: float, bias: float, shift: float, dynamic: bool) -> tuple[JsonObject, str]:
     """The options of a distribution, and how a sentence about it begins where it is only near."""
-    values: dict[str, Any] = {"model_prediction_type": "raw", "weighting_scheme": "none"}
+    values: JsonObject = {"model_prediction_type": "raw", "weighting_scheme": "none"}
     if kind == "LOGIT_NORMAL" and not bias:
         sampling = "flux_shift" if dynamic else "sigmoid" if shift == 1 else "shift"
         return values | {"timestep_sampling": sampling, "sigmoid_scale": 1 + weight}, ""
@@ -92,12 +91,12 @@ def _images(ledger: KeyLedger) -> None:
     _caching(ledger, concepts)
 
 
-def _dataset(ledger: KeyLedger, concepts: list[Mapping[str, Any]], sizes: list[tuple[int, int]], buckets: bool) -> None:
-    general: dict[str, Any] = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
+def _dataset(ledger: KeyLedger, concepts: list[JsonMapping], sizes: list[tuple[int, int]], buckets: bool) -> None:
+    general: JsonObject = {"enable_bucket": buckets, "max_bucket_reso": 2048, "caption_extension": ".txt"}
     general["batch_size"] = int(ledger.number("batch_size") or 1)
     if rate := ledger.values.get("caption_dropout_rate"):
         general["caption_dropout_rate"] = rate
-    sets: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    sets: list[tuple[JsonObject, list[JsonObject]]] = []
     used = []
     for concept in concepts:
         if concept.get("validation_concept") or str(concept.get("type")) == "VALIDATION":
@@ -113,14 +112,14 @@ def _dataset(ledger: KeyLedger, concepts: list[Mapping[str, Any]], sizes: list[t
     ledger.change("concepts", f"{len(used)} folders: {PREPARED}")
 
 
-def _override(concept: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _override(concept: JsonMapping) -> list[tuple[int, int]]:
     image = dict(*tables([concept.get("image")]))
     if not is_on(image.get("enable_resolution_override")):
         return []
     return _sizes(KeyLedger({"resolution": image.get("resolution_override")}, "", ""))
 
 
-def _subset(ledger: KeyLedger, concept: Mapping[str, Any]) -> dict[str, Any]:
+def _subset(ledger: KeyLedger, concept: JsonMapping) -> JsonObject:
     text, image = (dict(*tables([concept.get(part)])) for part in ("text", "image"))
     path, shuffles = concept["path"], is_on(text.get("enable_tag_shuffling"))
     subset = {
@@ -146,10 +145,10 @@ def _subset(ledger: KeyLedger, concept: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
-def _caching(ledger: KeyLedger, concepts: list[Mapping[str, Any]]) -> None:
+def _caching(ledger: KeyLedger, concepts: list[JsonMapping]) -> None:
     """OneTrainer's cache holds the outputs of frozen text encoders, too, on disk."""
     on = is_on(ledger.get("latent_caching"))
-    values: dict[str, Any] = {"cache_latents": on, "cache_latents_to_disk": on}
+    values: JsonObject = {"cache_latents": on, "cache_latents_to_disk": on}
     learns = ledger.values.get("train_text_encoder") or (
         ledger.adapters and not ledger.values.get("network_train_unet_only")
     )
@@ -194,7 +193,7 @@ def _sample_interval(ledger: KeyLedger) -> None:
     ledger.empty("sample_after")
 
 
-def _line(ledger: KeyLedger, sample: Mapping[str, Any]) -> str:
+def _line(ledger: KeyLedger, sample: JsonMapping) -> str:
     flags = {"width": "--w", "height": "--h", "diffusion_steps": "--s", "negative_prompt": "--n"}
     flags["cfg_scale"] = "--g" if ledger.family == "flux" else "--l"
     if not is_on(sample.get("random_seed")):

@@ -1,8 +1,8 @@
 """OneTrainer: optimizer, learning rates, schedule, loss, noise, and how often is saved."""
 
 import math
-from typing import Any
 
+from library.config.json_types import JsonObject
 from library.importers.ledger import KeyLedger, is_on
 from library.importers.onetrainer_model import ENCODERS, image_part
 from library.importers.shared import load_tables, optimizer, plain
@@ -94,7 +94,7 @@ def _schedule(ledger: KeyLedger) -> None:
     warmup = ledger.number("learning_rate_warmup_steps") or 0.0
     chosen, said = TABLES["schedules"].get(name), ""
     free = plain(ledger.get("optimizer.optimizer")).find("schedulefree") >= 0
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     if free:
         chosen, warmup, said = "constant", 0.0, ": the optimizer needs no schedule"
     elif name == "CUSTOM" and ledger.get("custom_learning_rate_scheduler"):
@@ -182,7 +182,7 @@ def _encoders(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None
         if any(learns):
             ledger.notes.append("text encoders: OneTrainer trains them, too; a FLUX.1 fine-tune here trains none")
         return
-    values: dict[str, Any] = {"train_text_encoder": any(learns)}
+    values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
         values |= {"learning_rate_te1": rates[0], "learning_rate_te2": rates[1]}
     ledger.change("text_encoder.train", f"train_text_encoder is {'on' if any(learns) else 'off'}", values)
@@ -243,7 +243,7 @@ def _loss(ledger: KeyLedger) -> None:
     ledger.empty("loss_weight_fn", "loss_weight_strength", "min_snr_gamma")
     strengths = {key: ledger.number(f"{key}_strength") or 0.0 for key in ("mse", "mae", "log_cosh", "huber")}
     used = max(strengths, key=lambda key: strengths[key]) if any(strengths.values()) else "mse"
-    values: dict[str, Any] = {"mse": {}, "mae": {"loss_type": "l1"}, "log_cosh": {"loss_type": "smooth_l1"},
+    values: JsonObject = {"mse": {}, "mae": {"loss_type": "l1"}, "log_cosh": {"loss_type": "smooth_l1"},
                               "huber": {"loss_type": "huber"}}[used]  # fmt: skip
     if used in ("huber", "log_cosh"):
         values |= {"huber_schedule": "constant", "huber_c": ledger.number("huber_delta") if used == "huber" else 1.0}

@@ -1,7 +1,6 @@
 """OneTrainer: which parts learn, in which number format they are kept, and the adapters."""
 
-from typing import Any
-
+from library.config.json_types import JsonObject
 from library.importers.ledger import KeyLedger, is_on
 from library.importers.shared import load_tables, precision
 
@@ -29,7 +28,7 @@ def _formats(ledger: KeyLedger) -> None:
     part = image_part(ledger)
     kept, used = dtype(ledger, part), str(ledger.get("train_dtype")).upper()
     mixed, half = precision(used), precision(kept)
-    values: dict[str, Any] = {"mixed_precision": mixed}
+    values: JsonObject = {"mixed_precision": mixed}
     said = f"mixed_precision = {mixed}"
     if used == "TFLOAT_32":
         values, said = {"mixed_precision": "no", "cuda_allow_tf32": True}, "mixed_precision = no with cuda_allow_tf32"
@@ -174,7 +173,7 @@ def _checkpointing(ledger: KeyLedger) -> None:
     share = share or ledger.number(f"{part}.offload_fraction") or 0.0
     offloaded = word == "CPU_OFFLOADED" or is_on(ledger.get(f"{part}.activation_offloading"))
     offloaded = offloaded and ledger.source.get("enable_activation_offloading", True) is not False
-    values: dict[str, Any] = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
+    values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
     said = f"gradient_checkpointing is {'on' if values['gradient_checkpointing'] else 'off'}"
     if share and ledger.family == "flux":
         values["blocks_to_swap"] = min(35, max(1, round(share * SWAPPED)))

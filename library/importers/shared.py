@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.schema import toml_value
 from library.config.sections.learning import OptimizerName
 from library.importers.ledger import Fate, KeyLedger, is_empty
@@ -17,16 +18,16 @@ PREPARED = "it is said in the dataset file that is written beside the config"
 
 
 @cache
-def load_tables(program: str) -> dict[str, Any]:
+def load_tables(program: str) -> JsonObject:
     """The tables of a program's keys, tables/PROGRAM.toml. `ignored` is key -> the reason why it means nothing here."""
     found = tomllib.loads((Path(__file__).parent / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
     reasons = {key: group["reason"] for group in found.get("ignored", ()) for key in group["keys"]}
     return {**found, "ignored": reasons}
 
 
-def dotted(found: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def dotted(found: JsonMapping, before: str = "") -> JsonObject:
     """Tables in tables -> keys with dots. Lists stay as they are."""
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for key, value in found.items():
         if isinstance(value, Mapping) and value:
             flat |= dotted(value, f"{before}{key}.")
@@ -35,7 +36,7 @@ def dotted(found: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def tables(value: Any) -> list[Mapping[str, Any]]:
+def tables(value: JsonValue) -> list[JsonMapping]:
     """The tables of a list; none where it is no list of tables."""
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []
 
@@ -57,7 +58,7 @@ def rest(ledger: KeyLedger, reasons: Mapping[str, str], otherwise: str = NOT_HER
         ledger.ignore(key, reasons.get(key) or next(starts, otherwise))
 
 
-def set_by(ledger: KeyLedger, key: str, text: str, values: Mapping[str, Any]) -> None:
+def set_by(ledger: KeyLedger, key: str, text: str, values: JsonMapping) -> None:
     """Values that follow from the trainer itself, or from a key that is not in the file."""
     if key in ledger.source:
         ledger.change(key, text, values)
@@ -67,7 +68,7 @@ def set_by(ledger: KeyLedger, key: str, text: str, values: Mapping[str, Any]) ->
         ledger.fates.setdefault(key, Fate(key, "changed", text))
 
 
-def precision(value: Any, full: str = "no") -> str:
+def precision(value: JsonValue, full: str = "no") -> str:
     """A name of a number format -> ours; what is no 16-bit format is `full`."""
     word = str(value).casefold()
     half = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}.get(word.replace("_", ""))
@@ -96,7 +97,7 @@ def split_path(path: str) -> tuple[str, str]:
     return path[: max(at, 0)] or ".", name.rpartition(".")[0] or name
 
 
-def dataset_toml(general: Mapping[str, Any], sets: Iterable[tuple[Mapping[str, Any], list[dict[str, Any]]]]) -> str:
+def dataset_toml(general: JsonMapping, sets: Iterable[tuple[JsonMapping, list[JsonObject]]]) -> str:
     """A dataset file: what all share, and each dataset with its subsets."""
     blocks = [_table("[general]", general)] if general else []
     for own, subsets in sets:
@@ -105,5 +106,5 @@ def dataset_toml(general: Mapping[str, Any], sets: Iterable[tuple[Mapping[str, A
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(head: str, members: Mapping[str, Any]) -> str:
+def _table(head: str, members: JsonMapping) -> str:
     return "\n".join([head, *(f"{key} = {toml_value(value)}" for key, value in members.items() if not is_empty(value))])

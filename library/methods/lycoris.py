@@ -202,7 +202,8 @@ def attach(parts: ModelComponents, family: Family, config: Any) -> LycorisAdapte
         )
     places = _name(network, {**encoders, "denoiser": parts.denoiser}, family)
     device = next(parts.denoiser.parameters()).device
-    network.apply_to(list(encoders.values()), parts.denoiser, bool(encoders), _learns_denoiser(config))
+    learns_denoiser = not config.network.network_train_text_encoder_only
+    network.apply_to(list(encoders.values()), parts.denoiser, bool(encoders), learns_denoiser)
     for adapter in network.loras:  # into its layer, so that it moves with it from now on
         layer = adapter.org_module[0]
         layer.add_module("adapter", _moved(adapter, device, dtype_of(config)))
@@ -286,10 +287,6 @@ def _encoders(parts: Any, config: Any, settings: Mapping[str, str]) -> dict[str,
         return {}
     t5 = str(settings.get("train_t5xxl", "")).lower() in ("true", "1")
     return {n: e for n, e in parts.encoders.items() if e is not None and (n != "t5xxl" or t5)}
-
-
-def _learns_denoiser(config: Any) -> bool:
-    return not config.network.network_train_text_encoder_only
 
 
 def _name(network: Any, roots: Mapping[str, nn.Module], family: Any) -> dict[str, str]:

@@ -45,7 +45,7 @@ def bundle(run: reader.RecordedRun, doctor: str = "") -> bytes:
     clean = redaction.redactor_for(run)
     parts = {
         "README.txt": README,
-        "run.json": _pretty(_facts(run, clean)),
+        "run.json": layout.dump(_facts(run, clean), indent=1) + "\n",
         "progress.jsonl": "".join(f"{json.dumps(event)}\n" for event in _events(run, clean)),
         "log.txt": clean.text(reader.tail(run.folder, LINES, BYTES)),
         "doctor.json": clean.text(doctor),
@@ -69,7 +69,3 @@ def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[Js
         kind = event.get("kind")
         if kept := EVENTS.get(str(kind)):
             yield {"t": event.get("t"), "kind": kind, **{n: clean.inside(event[n]) for n in kept if n in event}}
-
-
-def _pretty(values: JsonObject) -> str:
-    return layout.dump(values, indent=1) + "\n"

@@ -131,7 +131,8 @@ def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
             raise ConfigError(f"output_name {entry.name} waits in the queue for the same folder: choose another name.")
         halted = queue.halted
         write_atomic(_toml(entry), job.toml)
-        queue.entries.insert(_front(queue) if first else len(queue.entries), entry)
+        waiting = queue.waiting
+        queue.entries.insert(queue.entries.index(waiting[0]) if first and waiting else len(queue.entries), entry)
         _forget_old(queue)
     if not halted:
         work()
@@ -233,10 +234,6 @@ def work() -> None:
 def forget(entry: QueueEntry) -> None:
     """Remove an entry's config."""
     _toml(entry).unlink(missing_ok=True)
-
-
-def _front(queue: Queue) -> int:
-    return next((i for i, entry in enumerate(queue.entries) if entry.waits), len(queue.entries))
 
 
 def _forget_old(queue: Queue) -> None:

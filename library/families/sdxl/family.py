@@ -313,7 +313,9 @@ def _problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
                 yield Problem("vae", place="--",
                     template=": {path} is {found}, not a VAE: give an SDXL VAE, or leave it out",
                     path=path, found=recognition.describe(shapes))  # fmt: skip
-            elif (channels := _channels(shapes)) != CHANNELS:
+                return
+            inputs = (shape for name, shape in shapes.items() if name.endswith("decoder.conv_in.weight"))
+            if (channels := next(inputs, (0, CHANNELS))[1]) != CHANNELS:
                 yield Problem("vae", place="--",
                     template=": {path} is the VAE of another model: its latents have {channels} channels, "
                     "and SDXL's have {ours}; give an SDXL VAE, or leave it out", path=path,
@@ -322,8 +324,3 @@ def _problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
             weights.files(path / "vae" if (path / "vae").is_dir() else path)
     except ConfigError as e:
         yield Problem("vae", place="--", template=": {why}", why=e.problems[0])
-
-
-def _channels(shapes: dict[str, tuple[int, ...]]) -> int:
-    """How many channels the latents of a VAE have."""
-    return next((shape[1] for name, shape in shapes.items() if name.endswith("decoder.conv_in.weight")), CHANNELS)
