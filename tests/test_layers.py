@@ -108,7 +108,7 @@ def forbidden(module: str, imported: str) -> str | None:
         return f"{module} is shared by families and may not know one of them ({imported})"
     if within(imported, part):
         return None
-    if imported == REGISTRY and set(PROTOCOL) & set(MAY_IMPORT[part]):
+    if imported == REGISTRY and (set(PROTOCOL) & set(MAY_IMPORT[part]) or is_options(module)):
         return None
     if not any(within(imported, allowed) for allowed in MAY_IMPORT[part]):
         return f"{module} may not import {imported}"

@@ -50,7 +50,7 @@ PLAIN = {"dataset_config": None, "in_json": None, "reg_data_dir": None, "enable_
 
 def sentence_of(found: Measured) -> str:
     """A measurement in words."""
-    what = ", ".join(f"{name} = {value}" for name, value in found.changes.items()) or "as it is"
+    what = candidates.shown(found.changes) or "as it is"
     if found.why:
         return f"{what}: {found.why}"
     compiled = f", {found.graphs} graphs in {found.compiling:.0f} s" if found.graphs else ""
@@ -74,7 +74,10 @@ class Probe:
         """Make it fit first, then make it fast; at most `TRIES` tries."""
         changes: Overrides = {}
         while (found := self._try(changes)).why and self._is_memory(found) and len(self.tries) < TRIES:
-            changes = {**changes, **next(candidates.saving_memory(self._changed(changes)))}
+            smaller = next(candidates.saving_memory(self._changed(changes)), None)
+            if smaller is None:
+                break
+            changes = {**changes, **smaller}
         for more in self._faster() if not found.why else ():
             if len(self.tries) < TRIES:
                 self._try(more)
@@ -95,8 +98,7 @@ class Probe:
         return replace(self.config, **changes)
 
     def _try(self, changes: Overrides) -> Measured:
-        what = ", ".join(f"{name} = {value}" for name, value in changes.items())
-        self.doing = f"Try {len(self.tries) + 1}: {what or 'the settings as they are'}"
+        self.doing = f"Try {len(self.tries) + 1}: {candidates.shown(changes) or 'the settings as they are'}"
         self._told(self)
         self.tries.append(dataclasses.replace(self._attempt(self._changed(changes)), changes=changes))
         return self.tries[-1]
@@ -153,8 +155,7 @@ class Probe:
             return f"It did not work, for another reason than memory: {self.tries[-1].why}"
         if best is None:
             return "Nothing that was tried fits: lower the resolution, or train on a larger GPU." if self.tries else ""
-        fast = "The settings fit as they are" if not best.changes else "Proposed: " + ", ".join(
-            f"{name} = {value}" for name, value in best.changes.items())  # fmt: skip
+        fast = f"Proposed: {candidates.shown(best.changes)}" if best.changes else "The settings fit as they are"
         room = (
             f" A batch of {more} should fit, too." if (more := self.largest_batch()) > self._batch(best.changes) else ""
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from library.bench import report
 from library.config.schema import values
+from library.measuring.candidates import shown
 
 SHOWN = 25  # operations in the result
 # Kinds of operations by name, of the host's (aten::) and of the device's kernels; the first that fits counts.
@@ -338,9 +339,7 @@ def text(facts: Mapping[str, Any]) -> str:
 
 def change(options: Mapping[str, Any]) -> str:
     """Options to set, as flags read."""
-    if not options:
-        return ""
-    return " (" + ", ".join(f"{name} = {str(value).lower()}" for name, value in options.items()) + ")"
+    return f" ({shown(options)})" if options else ""
 
 
 def _count(rows: Iterable[ProfileRow], pattern: str) -> int:

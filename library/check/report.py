@@ -245,9 +245,9 @@ def _about_the_fit(needs: fitting.MemoryEstimate, config: Any) -> Iterator[Findi
     most = needs.memory or psutil.virtual_memory().total / GIB
     if needs.peak > ABSURD * most:
         yield Finding("GPU", "bad", f"{needs.sentence()}: that is far more than this machine has, and will not fit; "
-                      "lower resolution, train_batch_size or network_dim", next(saving_memory(config)))  # fmt: skip
+                      "lower resolution, train_batch_size or network_dim", next(saving_memory(config), {}))  # fmt: skip
     elif needs.fits is False:
-        yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", next(saving_memory(config)))
+        yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", next(saving_memory(config), {}))
     else:
         yield Finding("GPU", "ok", needs.sentence())
 

@@ -165,7 +165,7 @@ def read_flags(config: type, argv: list[str]) -> tuple[JsonObject, list[Problem]
         elif name not in known:
             # It may still be an old name with a better answer than "no such option", which the config knows.
             is_old = any(name in getattr(config, table, {}) for table in ("aliases", "retired", "foreign", "old"))
-            if is_old or getattr(config, "elsewhere", lambda _: "")(name):
+            if is_old or getattr(config, "script_with", lambda _: "")(name):
                 found[name] = given[0] if given else True
             else:
                 problems.append(_flag(name, "is not an option{hint}", hint=did_you_mean(name, [*known, *OWN])))

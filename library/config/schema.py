@@ -277,7 +277,7 @@ def _resolve(config: Any, layer: Layer, name: str, value: Any, problems: list[Pr
             problems.append(Problem(name, "is gone: {advice}", place=place, advice=Text(advice)))
     elif reason := getattr(config, "foreign", {}).get(name):
         told.append(Problem(name, "is ignored: {reason}", place=place, reason=Text(reason)))
-    elif script := getattr(config, "elsewhere", lambda _: "")(name):
+    elif script := getattr(config, "script_with", lambda _: "")(name):
         here = config.script
         problems.append(
             Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=here)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from library import families
+from library.measuring.candidates import shown
 from library.runs import machine
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
@@ -51,10 +52,9 @@ def sentence(found: MachineFacts) -> str:
     if not found.memory_gb:
         how = "with compile" if found.compiles else "without compile"
         return f"without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
-    set_to = ", ".join(f"{name} = {str(value).lower()}" for name, value in options(found).items())
     ready = [f"{families.facts(family).title} LoRA: preset {name}" for family, name in presets(found).items()]
     if not presets(found):
         ready.append("no preset fits into so little memory; 8 GB are the least")
     if found.fp8:
         ready.append("fp8 works, which speeds up a frozen base")
-    return f"{set_to}; {'; '.join(ready)}"
+    return f"{shown(options(found))}; {'; '.join(ready)}"

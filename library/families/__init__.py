@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from library.config.schema import ConfigError, options
-from library.config.sections import Run
 from library.config.values import did_you_mean
 from library.families.facts import FamilyFacts
 
@@ -52,7 +51,7 @@ def lora_script(family: str) -> str:
     return next(script for script in facts(family).scripts if config_class(script).adapters)
 
 
-def _script_with(option: str) -> str:
+def script_with(option: str) -> str:
     """The first script that has an option, or ""."""
     return next((script for script, where in RUNS.items() if option in options(load(where))), "")
 
@@ -60,9 +59,6 @@ def _script_with(option: str) -> str:
 def family_for(config: Any) -> "Family":
     """The family of a run's config, holding that config. Loads torch."""
     return load(facts(config.family).family)(config)
-
-
-Run.elsewhere = staticmethod(_script_with)  # a config knows of no other
 
 
 def load(where: str) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from library import families
+from library.config import schema
 from library.config.schema import ConfigError
 from library.config.values import did_you_mean
 
@@ -97,7 +98,7 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
 
 
 def saving_memory(config: Any) -> Iterator[Overrides]:
-    """What can be done against too little memory, the cheapest first."""
+    """What can be done against too little memory, the cheapest first; last what rounds more, or steps otherwise."""
     if not config.memory.checkpointing:
         yield dict(CKPT)
     if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
@@ -105,7 +106,31 @@ def saving_memory(config: Any) -> Iterator[Overrides]:
     if config.data.train_batch_size > 1:
         yield {"train_batch_size": max(1, config.data.train_batch_size // 2)}
     most = families.facts(config.family).most_blocks_swapped
-    yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, most)}
+    if (config.memory.blocks_to_swap or 0) < most:
+        yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, most)}
+    if not config.cache.text:
+        yield {"cache_text_encoder_outputs": True}
+    if not config.adapters:
+        lighter = {"optimizer_type": "Adafactor", "fused_backward_pass": True}
+        yield lighter if config.precision.full_bf16 else {"full_bf16": True}
+
+
+def advised(changes: Overrides, config: Any) -> str:
+    """What to do to a config, in words: "use fp8_base", "lower train_batch_size"."""
+
+    def one(name: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return f"use {name}"
+        now = schema.values(config).get(name)
+        verb = "use" if isinstance(value, str) else "set" if not now else "lower" if value < now else "raise"
+        return f"{verb} {name} {value}" if isinstance(value, str) else f"{verb} {name}"
+
+    return " and ".join(one(name, value) for name, value in changes.items())
+
+
+def shown(changes: Mapping[str, Any]) -> str:
+    """Options and their values, as a config file has them."""
+    return ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
 
 
 def swapping_less(config: Any) -> list[Overrides]:

@@ -20,7 +20,7 @@ from library.compiler.log import CompileLog
 from library.config import schema
 from library.config.schema import ConfigError
 from library.data.loading import Batches
-from library.measuring.candidates import NAMED, Overrides, checkpointing_less, swapping_less
+from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.measuring.timing import GIB, measure_passes
 from library.memory import attention
@@ -250,21 +250,21 @@ def fastest(results: list[Measured], passes: int) -> Measured:
 def summary(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
     """The choice, and why it was made."""
     tried = f"compile_autotune: {len(results)} ways {'remembered' if known else 'tried'}"
-    shown = ", ".join(f"{name} = {str(value).lower()}" for name, value in chosen.changes.items())
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (
             f"compile_autotune: eager steps take {chosen.seconds:.3g} s, so the whole training takes "
             f"{duration(chosen.total(passes))}: compiling would take longer than it saves"
         )
     if not chosen.seconds:
-        return f"{tried}, none of which could be used; continuing {shown or 'as it was asked for'}"
+        return f"{tried}, none of which could be used; continuing {shown(chosen.changes) or 'as it was asked for'}"
     eager = next((r for r in results if r.changes.get("compile") is False and not r.why), None)
     against = f" instead of {eager.seconds:.3g} s eagerly" if eager and eager is not chosen else ""
     why = f"With it the whole training takes {duration(chosen.total(passes))}"
     if others := [result for result in results if not result.why and result is not chosen]:
         second = min(others, key=lambda result: result.total(passes))
         why += f", and {duration(second.total(passes))} with the next best, {short(second.changes)}"
-    return f"{tried}; the fastest is {shown}: {chosen.seconds:.3g} s a batch{against}. {why}, compiling included."
+    fast = f"{shown(chosen.changes)}: {chosen.seconds:.3g} s a batch{against}"
+    return f"{tried}; the fastest is {fast}. {why}, compiling included."
 
 
 def short(changes: Overrides) -> str:

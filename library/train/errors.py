@@ -9,6 +9,7 @@ import torch
 
 from library.config.schema import ConfigError
 from library.data.folders import some
+from library.measuring.candidates import advised, saving_memory
 
 MOST_SKIPPED = 100  # steps that a gradient scaler may leave out in a row; it halves the scale each time
 Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
@@ -78,7 +79,7 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
 
 
 def _smaller(config: Any, doing: str) -> Iterator[str]:
-    """The options that would need less, those first that cost least."""
+    """What would need less while this is done, in words."""
     if doing.startswith("caching latents"):
         yield from ["lower vae_batch_size"] * (config.cache.vae_batch_size > 1)
         return
@@ -87,19 +88,7 @@ def _smaller(config: Any, doing: str) -> Iterator[str]:
         return
     if doing.startswith("drawing"):
         yield "ask for smaller sample images (--w and --h in the prompt file)"
-    if not config.memory.checkpointing:
-        yield "switch gradient_checkpointing on"
-    if not config.cache.text:
-        yield "cache_text_encoder_outputs"
-    if config.data.train_batch_size > 1:
-        yield "lower train_batch_size"
-    if config.adapters:
-        yield from ["use fp8_base"] * (not config.precision.fp8_base)
-        yield f"{'raise' if config.memory.blocks_to_swap else 'set'} blocks_to_swap"
-    elif not config.precision.full_bf16:
-        yield "use full_bf16"
-    else:
-        yield "use optimizer_type Adafactor with fused_backward_pass"
+    yield from (advised(changes, config) for changes in saving_memory(config))
 
 
 def _go_on(newest: Newest) -> str:

@@ -30,7 +30,8 @@ class Run:
     # accepted and ignored.
     pending: ClassVar[Mapping[str, str]] = {}
 
-    elsewhere: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")  # option -> a script that has it, or ""
+    # An option -> a script that has it, or "": this room knows of no scripts, those who make one of it do.
+    script_with: ClassVar[Callable[[str], str]] = staticmethod(lambda option: "")
 
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     retired: ClassVar[Mapping[str, str]] = RETIRED

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from library import families
 from library.config import sections
 from library.config.converted import OLD_BLOCKS
 from library.config.names import FOREIGN
@@ -216,6 +217,7 @@ class FluxLora(sections.AdapterRun):
     family: ClassVar[str] = "flux"
     script: ClassVar[str] = "flux_train_network"
     title: ClassVar[str] = "FLUX.1 LoRA"
+    script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 64
     idle: ClassVar[Mapping[str, str]] = IDLE
     pending: ClassVar[Mapping[str, str]] = PENDING
@@ -239,6 +241,7 @@ class FluxTrain(sections.FullRun):
     family: ClassVar[str] = "flux"
     script: ClassVar[str] = "flux_train"
     title: ClassVar[str] = "FLUX.1 fine-tune"
+    script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
     pending: ClassVar[Mapping[str, str]] = PENDING

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from library import families
 from library.config import sections
 from library.config.names import FOREIGN
 from library.config.problems import Problem
@@ -140,6 +141,7 @@ class SdxlLora(sections.AdapterRun):
     family: ClassVar[str] = "sdxl"
     script: ClassVar[str] = "sdxl_train_network"
     title: ClassVar[str] = "SDXL LoRA"
+    script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 32
     idle: ClassVar[Mapping[str, str]] = IDLE
 
@@ -157,6 +159,7 @@ class SdxlTrain(sections.FullRun):
     family: ClassVar[str] = "sdxl"
     script: ClassVar[str] = "sdxl_train"
     title: ClassVar[str] = "SDXL fine-tune"
+    script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 32
     idle: ClassVar[Mapping[str, str]] = IDLE
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
