@@ -11,7 +11,6 @@ from library.bench import machine, report, stage
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.shapes import flops
 from library.bench.subjects import Subject
-from library.compiler import blocks
 from library.config.schema import ConfigError
 from library.measuring import timing
 from library.measuring.candidates import Candidate
@@ -92,7 +91,7 @@ class BenchRun:
             yield from act()
         except Exception as error:
             status = "skipped" if isinstance(error, ConfigError) else "failed"
-            yield {**row, "status": status, "why": reason(error)}
+            yield {**row, "status": status, "why": timing.failure(error)}
         finally:
             timing.clean(self.device)
 
@@ -149,8 +148,8 @@ class BenchRun:
         before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
         try:
             found = timing.measure(call, self.device, self.plan)
-        except torch.OutOfMemoryError:
-            return {**row, "status": "failed", "why": "out of memory"}
+        except torch.OutOfMemoryError as error:
+            return {**row, "status": "failed", "why": timing.failure(error)}
         work = work or (None if ready else flops(call))
         row = {**row, "status": "ok", **found.facts(), **report.rates(work, found.p50, self.rate)}
         if ready:
@@ -164,16 +163,6 @@ def titled(row: Mapping[str, Any]) -> str:
     """What is measured, for who waits."""
     what = row["candidate"] if row["part"] == STEP else row["part"]
     return f"{what} at {row['resolution']}" if "resolution" in row else str(what)
-
-
-def reason(error: Exception) -> str:
-    """Why something could not be measured, in one line."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
-    if isinstance(error, ConfigError):
-        return " ".join(str(error).splitlines())
-    kind = "" if blocks.is_compile_error(error) else f"{type(error).__name__}: "
-    return f"{kind}{blocks.why(error)}"
 
 
 def _no_grad(call: Callable[[], Any]) -> Callable[[], Any]:

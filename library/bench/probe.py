@@ -35,7 +35,6 @@ from library.runs.job_work import JobRecord, joined
 WARM, TIMED = 3, 2  # steps: the first ones load kernels and compile, and the speed leaves them out
 TRIES = 6
 CAPTION = "a picture of one colour, and as many words about it as fit into a long caption, " * 8
-OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "ALLOC_FAILED", "ran out of memory")
 
 # What a try does without, as it is not about memory or speed.
 PLAIN = {"dataset_config": None, "in_json": None, "reg_data_dir": None, "enable_bucket": False, "resume": None,
@@ -46,16 +45,6 @@ PLAIN = {"dataset_config": None, "in_json": None, "reg_data_dir": None, "enable_
          "lr_warmup_steps": 0, "lr_decay_steps": 0,
          "compile_compare_steps": 0, "compile_autotune": False, "face_crop_aug_range": None, "sample_at_first": False,
          "sample_every_n_epochs": None, "console_log_file": None, "caption_extension": ".txt"}  # fmt: skip
-
-
-def sentence_of(found: Measured) -> str:
-    """A measurement in words."""
-    what = candidates.shown(found.changes) or "as it is"
-    if found.why:
-        return f"{what}: {found.why}"
-    compiled = f", {found.graphs} graphs in {found.compiling:.0f} s" if found.graphs else ""
-    pace = f", {found.seconds:.3g} s a step" if found.seconds else ""
-    return f"{what}: {found.peak:.1f} GB at its peak{pace}{compiled}"
 
 
 Attempt = Callable[[Any], Measured]
@@ -73,7 +62,7 @@ class Probe:
     def run(self) -> "Probe":
         """Make it fit first, then make it fast; at most `TRIES` tries."""
         changes: Overrides = {}
-        while (found := self._try(changes)).why and self._is_memory(found) and len(self.tries) < TRIES:
+        while (found := self._try(changes)).lacks_memory and len(self.tries) < TRIES:
             smaller = next(candidates.saving_memory(self._changed(changes)), None)
             if smaller is None:
                 break
@@ -102,10 +91,6 @@ class Probe:
         self._told(self)
         self.tries.append(dataclasses.replace(self._attempt(self._changed(changes)), changes=changes))
         return self.tries[-1]
-
-    @staticmethod
-    def _is_memory(found: Measured) -> bool:
-        return any(word in found.why for word in OUT_OF_MEMORY)
 
     def _faster(self) -> Iterator[Overrides]:
         """Changes that should save time and, by what was measured, still fit; each on top of the best until now."""
@@ -143,7 +128,7 @@ class Probe:
         return {
             "state": self.state,
             "doing": self.doing,
-            "tries": [{**dataclasses.asdict(one), "text": sentence_of(one)} for one in self.tries],
+            "tries": [{**dataclasses.asdict(one), "text": one.sentence("step")} for one in self.tries],
             "best": best.changes if best else None,
             "text": self.sentence(),
         }
@@ -151,7 +136,7 @@ class Probe:
     def sentence(self) -> str:
         """What is proposed."""
         best = self.best
-        if best is None and self.tries and not self._is_memory(self.tries[-1]):
+        if best is None and self.tries and not self.tries[-1].lacks_memory:
             return f"It did not work, for another reason than memory: {self.tries[-1].why}"
         if best is None:
             return "Nothing that was tried fits: lower the resolution, or train on a larger GPU." if self.tries else ""
@@ -258,7 +243,7 @@ def probe(config: Any, how: Mapping[str, Any], work: JobRecord) -> Probe:
     def told(now: Probe) -> None:
         work.store(now.as_json())
         if now.tries and now.doing and not work.folder:
-            print(sentence_of(now.tries[-1]), flush=True)
+            print(now.tries[-1].sentence("step"), flush=True)
 
     try:
         return Probe(config, size, memory, lambda made: measure_in_own_process(made, size, place, how), told).run()

@@ -16,10 +16,13 @@ from library.bench import shapes
 from library.bench.subjects import FACTOR, FamilySubject, Subject, TrainableModel
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
+from library.data.loading import Batch
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.optim import optimizers
+from library.train.loss import LossFunction
+from library.train.rng import StepGenerators
 
 Size = int | tuple[tuple[int, int], ...]  # the side of square images in pixels, or several (width, height)
 
@@ -117,10 +120,6 @@ class Stage:
 
     def _own_loss(self, subject: FamilySubject, width: int, height: int) -> Callable[[], Tensor]:
         """The trainer's own loss: noise, target, conditions, prediction, weighting."""
-        from library.data.loading import Batch
-        from library.train.loss import LossFunction
-        from library.train.rng import StepGenerators
-
         number = subject.batch
         batch = Batch(
             captions=[""] * number,

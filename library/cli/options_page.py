@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from library.config.schema import Option, options
+from library.families import RUNS, config_class
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 INTRO = """# Options
@@ -55,12 +56,8 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Write the page."""
-    import importlib
-
-    # Named and not imported: config is below families, and only this command needs them.
-    families = importlib.import_module("library.families")
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(map(families.config_class, families.RUNS)), encoding="utf-8", newline="\n")
+    PAGE.write_text(page(map(config_class, RUNS)), encoding="utf-8", newline="\n")
     print(f"wrote {PAGE}")
 
 

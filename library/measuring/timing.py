@@ -11,7 +11,9 @@ from typing import Any
 import psutil
 import torch
 
-from library.compiler import cudagraph
+from library.compiler import blocks, cudagraph
+from library.config.schema import ConfigError
+from library.measuring.result import OUT_OF_MEMORY
 
 GIB = 2**30
 FEWEST = 3  # measured repetitions, however long each takes
@@ -79,6 +81,16 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
     call()
     wait(device)
     return time.perf_counter() - began
+
+
+def failure(error: Exception) -> str:
+    """Why something could not be measured, in one line."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return OUT_OF_MEMORY[0]
+    if isinstance(error, ConfigError):
+        return " ".join(str(error).splitlines())
+    kind = "" if blocks.is_compile_error(error) else f"{type(error).__name__}: "
+    return f"{kind}{blocks.why(error)}"
 
 
 def wait(device: torch.device) -> None:

@@ -22,7 +22,7 @@ from library.config.schema import ConfigError
 from library.data.loading import Batches
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
-from library.measuring.timing import GIB, measure_passes
+from library.measuring.timing import GIB, failure, measure_passes
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.train import autotune_cache, rng
@@ -91,8 +91,7 @@ class Tuner:
         rows = [asdict(result) for result in self.results]
         self.journal.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(known), text=text)
         for r in self.results:
-            cost = f"{r.seconds:.3g} s a batch, {r.compiling:.1f} s to compile, {r.peak:.1f} GiB"
-            text += f"\n  {short(r.changes)}: {r.why or cost}"
+            text += f"\n  {r.sentence('batch')}"
         self.journal.say(text)
         return chosen.changes
 
@@ -169,14 +168,13 @@ class Tuner:
         with CompileLog(self.journal.on_graph) as log, undone:
             try:
                 self.rehearse(replace(asked, config=config, compile_log=log), result)
-            except (torch.OutOfMemoryError, MemoryError):
-                result.why = "not enough memory"
             except Exception as error:
                 # A kernel of attention may have promised too much.
                 kernel = "attention_kernel" in changes and isinstance(error, RuntimeError)
-                if not kernel and not isinstance(error, ConfigError) and not blocks.is_compile_error(error):
+                usual = isinstance(error, torch.OutOfMemoryError | MemoryError | ConfigError)
+                if not kernel and not usual and not blocks.is_compile_error(error):
                     raise
-                result.why = blocks.why(error)
+                result.why = failure(error)
         gc.collect()
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()

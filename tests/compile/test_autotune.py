@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from library.config.schema import ConfigError, replace
+from library.measuring.candidates import shown
 from library.measuring.result import Measured
 from library.train import autotune, autotune_cache
 from library.train.autotune import Tuner, fastest
@@ -65,7 +66,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert {event["step"] for event in found.events("compile")} == {0}
     log = (found.folder / "log.txt").read_text(encoding="utf-8")
     assert "the fastest is compile = true, attention_kernel = math" in log and "with the next best, compiled" in log
-    assert all(f"  {autotune.short(way)}: " in log for way in seen)
+    assert all(f"  {shown(way)}: " in log for way in seen)
     assert found.facts["compile"]["attention"] == "MATH"
 
     number = len(seen)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
+from library import families
 from library.config import sections
 from library.config.schema import section
 
@@ -23,6 +24,7 @@ class ToyLora(sections.AdapterRun):
     family: ClassVar[str] = "toy"
     script: ClassVar[str] = "toy_train_network"
     title: ClassVar[str] = "Toy LoRA"
+    script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
 
     compile: ToyCompile = section(ToyCompile)
@@ -35,6 +37,7 @@ class ToyTrain(sections.FullRun):
     family: ClassVar[str] = "toy"
     script: ClassVar[str] = "toy_train"
     title: ClassVar[str] = "Toy fine-tune"
+    script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
 
     compile: ToyCompile = section(ToyCompile)
