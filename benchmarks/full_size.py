@@ -103,13 +103,13 @@ def child(*given, cache=""):
 
 def told(given):
     """What a child prints: its result, or why there is none."""
-    from library.bench import measure
+    from library.measuring import timing
 
     try:
         return machine() if given == ["machine"] else case(*given)
     except Exception as error:
         traceback.print_exc()
-        return {"failed": measure.reason(error)}
+        return {"failed": timing.failure(error)}
 
 
 def table(family, number, asked, found):
