@@ -134,7 +134,8 @@ def need_space(path: str | Path, size: int) -> None:
     """Raise ConfigError unless `size` bytes (and a little) fit where `path` will be."""
     free = free_space(path)
     if free < size + 2**20:
-        raise ConfigError(f"not enough disk space for {path}: {_bytes(size)} needed, {_bytes(free)} free")
+        raise ConfigError("not enough disk space for {path}: {bytes} needed, {free} free", path=path,
+            bytes=_bytes(size), free=_bytes(free))  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -144,13 +145,17 @@ def clear_errors(path: str | Path) -> Iterator[None]:
         yield
     except OSError as e:
         if e.errno in FULL or getattr(e, "winerror", None) in FULL_ON_WINDOWS:
-            raise ConfigError(f"the disk is full: cannot write {path} ({_bytes(free_space(path))} free)") from e
+            raise ConfigError(
+                "the disk is full: cannot write {path} ({free} free)", path=path, free=_bytes(free_space(path))
+            ) from e
         if isinstance(e, PermissionError) or e.errno == errno.EROFS:
-            raise ConfigError(f"cannot write {path}: no permission; choose another folder or change its rights") from e
+            raise ConfigError(
+                "cannot write {path}: no permission; choose another folder or change its rights", path=path
+            ) from e
         if isinstance(e, FileExistsError | NotADirectoryError):
-            raise ConfigError(f"cannot write {path}: a file has the name of its folder") from e
+            raise ConfigError("cannot write {path}: a file has the name of its folder", path=path) from e
         if isinstance(e, FileNotFoundError):  # a drive that is gone, or a place where there are no folders
-            raise ConfigError(f"cannot write {path}: its folder cannot be made") from e
+            raise ConfigError("cannot write {path}: its folder cannot be made", path=path) from e
         raise
 
 

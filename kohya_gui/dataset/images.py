@@ -151,7 +151,7 @@ class DatasetTab:
         if how == "bring":
             source = paths.folder(sent.text("source"), self.roots, "source")
             return self._change(album, sent, lambda r: {"made": changes.bring(album, source, repeats, words, r)})
-        raise ConfigError(f"how is {how!r}: use rename, gather or bring")
+        raise ConfigError("how is {how}: use rename, gather or bring", how=repr(how))
 
     def undo(self, sent: ApiRequest) -> JsonObject:
         """Take back the last change."""

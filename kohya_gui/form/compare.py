@@ -38,7 +38,7 @@ def config_of(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple
     if kind == "preset":
         found = next((p for tab in (True, False) for p in presets.presets(tab) if p.id == name), None)
         if found is None:
-            raise ConfigError(f"there is no preset called {name}")
+            raise ConfigError("there is no preset called {name}", name=name)
         script = next(s for s in facts(found.family).scripts if config_class(s).adapters == found.adapters)
         return found.title, build(config_class(script), read_toml(found.path), notes=[])
     path = paths.readable(key, roots, importers.SUFFIXES)
@@ -52,7 +52,7 @@ def _of_run(run_id: str) -> Any:
         # A run of a shell has no file of its own, but its record has what differs from the defaults.
         values = read_toml(path) if path.is_file() else flat(run.facts.get("config") or {})
     except KeyError as error:
-        raise ConfigError(f"there is no run called {run_id}") from error
+        raise ConfigError("there is no run called {run_id}", run_id=run_id) from error
     known, read = options(config), {}
     for name, value in values.items():  # an older version may have had other options
         if name in known:

@@ -89,7 +89,9 @@ class SettingsForm:
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
         if given.family not in self.configs:
-            raise ConfigError(f"{given.family!r} is no family: choose {' or '.join(self.configs)}")
+            raise ConfigError(
+                "{family} is no family: choose {configs}", family=repr(given.family), configs=" or ".join(self.configs)
+            )
         return given
 
     def collect(self, given: Submission) -> tuple[Any, list[str]]:

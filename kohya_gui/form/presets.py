@@ -173,7 +173,7 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
     if script:
         configs = {name: config for name, config in configs.items() if config.script == script}
         if not configs:
-            raise ConfigError(f"config file: {path.name} is for {config_class(script).title}")
+            raise ConfigError("config file: {name} is for {title}", name=path.name, title=config_class(script).title)
     problems: dict[str, ConfigError] = {}
     for candidate in sorted(configs, key=lambda f: f != family):
         told: list[str] = []
@@ -190,7 +190,8 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
 def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
     made = importers.load(path, {script: config_class(script) for script in RUNS})
     if type(made.config) not in configs.values():
-        raise ConfigError(f"config file: {path.name} is for {made.config.title} ({made.trainer})")
+        raise ConfigError("config file: {name} is for {title} ({trainer})", name=path.name, title=made.config.title,
+            trainer=made.trainer)  # fmt: skip
     notes.append(f"Imported from {made.trainer}: {len(made.of('kept'))} keys are kept as they are.")
     notes.extend(made.lines())
     if made.texts:
@@ -217,9 +218,13 @@ def save(path: Path, config: Any, known: str) -> int:
     """Write a config; the number of options in it. Only the file that was opened here before is written over, and only
     as long as it is what was `seen` then."""
     if path.exists() and known.partition("\n")[0] != str(path):
-        raise ConfigError(f"config file: {path} exists already; load it first to write over it, or choose another name")
+        raise ConfigError(
+            "config file: {path} exists already; load it first to write over it, or choose another name", path=path
+        )
     if path.exists() and known != seen(path):
-        raise ConfigError(f"config file: {path} was changed elsewhere meanwhile; load it again, or choose another name")
+        raise ConfigError(
+            "config file: {path} was changed elsewhere meanwhile; load it again, or choose another name", path=path
+        )
     with clear_errors(path):
         write_atomic(path, to_toml(config, comment(config)))
     return len(flat(changed(config)))

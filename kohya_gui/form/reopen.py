@@ -22,7 +22,7 @@ def config_from(script: str, toml: str) -> Any:
     try:
         return _config(script, flat(tomllib.loads(toml)))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"These settings cannot be read: {error}.") from None
+        raise ConfigError("These settings cannot be read: {error}.", error=error) from None
 
 
 def _config(script: str, given: Mapping[str, Any]) -> Any:
@@ -30,7 +30,7 @@ def _config(script: str, given: Mapping[str, Any]) -> Any:
         made = config_class(script)
     except (KeyError, ConfigError):
         raise ConfigError(
-            f"This run was made by {script or 'an unknown script'}, which this version does not have."
+            "This run was made by {script}, which this version does not have.", script=script or "an unknown script"
         ) from None
     known = options(made)  # an older version may have had others
     return draft(made, {name: known[name].read(value) for name, value in given.items() if name in known})

@@ -54,7 +54,7 @@ LEAD = r"(?:((?:in [^:]+: )?(?:--)?[a-z]\w*(?=:? )|[^:\n]{0,60}(?=: )):? )?"
 def table(language: str) -> Mapping[str, str]:
     """The table of a language. Raises ConfigError for one that there is none for."""
     if language not in LANGUAGES or language == "en":
-        raise ConfigError(f"there are no words for {language}")
+        raise ConfigError("there are no words for {language}", language=language)
     return json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))
 
 

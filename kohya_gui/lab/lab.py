@@ -109,7 +109,7 @@ class LabTab:
         """A form as a TOML for the command; its model has to be there, its images need not."""
         config, _ = self.forms[tab].collect(self.forms[tab].parse_submission(sent.text("form")))
         if not config.model.pretrained_model_name_or_path:
-            raise ConfigError(f"The form of {self.titles[tab]} names no base model: fill that in first.")
+            raise ConfigError("The form of {titles} names no base model: fill that in first.", titles=self.titles[tab])
         paths.allow(config, self.roots)
         path = jobs.root() / "form.toml"
         write_atomic(path, to_toml(config))
@@ -132,9 +132,11 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
     Raises ConfigError while another measurement or a training is at work, for both would be slower than they are.
     """
     if busy := next((job for job in jobs.every(*KINDS) if job.active), None):
-        raise ConfigError(f"{busy.kind} is still running: stop it, or wait until it has ended")
+        raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.kind)
     if kind != "doctor" and (training := reader.active()):
-        raise ConfigError(f"{training.id} is training, and both would slow each other down: wait until it has ended")
+        raise ConfigError(
+            "{run} is training, and both would slow each other down: wait until it has ended", run=training.id
+        )
     return jobs.start(kind, arguments).id
 
 

@@ -117,7 +117,7 @@ class RunActions:
     def resumed(self, run: reader.RecordedRun) -> str:
         """Go on with a run now, or as soon as there is room; what was done, in a sentence."""
         if not run.active and not _is_wanted(run, reader.runs()):  # another browser was first, or there is nothing left
-            raise ConfigError(f"{run.id} has finished, or was resumed already.")
+            raise ConfigError("{run} has finished, or was resumed already.", run=run.id)
         job, state = reopen.continuation(run), resume.newest_state(run)
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
         if gpu_slots.choose(job.how, gpu_slots.free(active)):

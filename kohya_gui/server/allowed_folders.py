@@ -71,11 +71,13 @@ class AllowedFolders:
         if not text.isprintable() or not folder.is_absolute() or _resolved(folder) != folder:
             raise ConfigError("This is not a folder on this computer.")
         if why := refusal(folder):
-            raise ConfigError(f"{folder} cannot be allowed: {why}.")
+            raise ConfigError("{folder} cannot be allowed: {why}.", folder=folder, why=why)
         kept = list(remembered())
         if folder not in kept:
             if len(kept) >= MOST:
-                raise ConfigError(f"{place()} holds {MOST} folders: take out those that are not used.")
+                raise ConfigError(
+                    "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MOST
+                )
             keys.store_privately(place(), {"folders": [str(one) for one in (*kept, folder)]})
         return {"said": f"Allowed: {folder}"}
 

@@ -62,7 +62,7 @@ class ApiRequest:
         return found if good else self._wrong(name, "names with values")
 
     def _wrong(self, name: str, wanted: str) -> Any:
-        raise ConfigError(f"{name}: this must be {wanted}; load the page again")
+        raise ConfigError("{name}: this must be {wanted}; load the page again", name=name, wanted=wanted)
 
 
 Handler = Callable[[ApiRequest], dict[str, Any]]

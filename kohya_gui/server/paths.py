@@ -112,7 +112,7 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
     config_file(text, allowed, endings)
     path = present(text, allowed, endings, "config file")
     if path.stat().st_size > LARGEST:
-        raise ConfigError(f"config file: {path} is far too large to be a config")
+        raise ConfigError("config file: {path} is far too large to be a config", path=path)
     return path
 
 

@@ -62,7 +62,7 @@ class Picker:
         try:
             found = sorted(self._entries(where, endings, sent.text("kind") == "folder"), key=_order)
         except OSError as error:
-            raise ConfigError(f"{where} cannot be listed: {error.strerror or error}") from None
+            raise ConfigError("{where} cannot be listed: {why}", where=where, why=error.strerror or error) from None
         found = [entry for entry in found if part in entry["name"].lower()]
         up = next((str(where.parent) for root in self.roots if where != root and where.is_relative_to(root)), "")
         return {
@@ -77,7 +77,7 @@ class Picker:
         path = paths.inside(text, self.roots, "folder")
         while not path.is_dir():
             if path in self.roots or path == path.parent:
-                raise ConfigError(f"folder: {path} does not exist")
+                raise ConfigError("folder: {path} does not exist", path=path)
             path = path.parent
         return path
 

@@ -87,7 +87,7 @@ def door_of(given: argparse.Namespace) -> JsonObject:
     elif not door["token"] and not is_loopback(given.host):
         door["token"] = new_token()
     if door["token"] and len(door["token"]) < SHORTEST:
-        raise ConfigError(f"the token must have {SHORTEST} characters or more")
+        raise ConfigError("the token must have {count} characters or more", count=SHORTEST)
     if door["token"] or given.user:
         door["ticket"] = new_token()
     return door
@@ -107,7 +107,7 @@ def token_in(path: Path) -> str:
                 file.write(f"{new_token()}\n")
         return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--token-file: {path} cannot be used ({error})") from None
+        raise ConfigError("--token-file: {path} cannot be used ({error})", path=path, error=error) from None
 
 
 def password() -> str:
@@ -116,7 +116,7 @@ def password() -> str:
     if not given and sys.stdin is not None and sys.stdin.isatty():
         given = getpass.getpass("Password for the page: ")
     if len(given) < SHORTEST:
-        raise ConfigError(f"--user needs a password of {SHORTEST} characters or more, in KOHYA_PASSWORD")
+        raise ConfigError("--user needs a password of {count} characters or more, in KOHYA_PASSWORD", count=SHORTEST)
     return given
 
 

@@ -38,7 +38,7 @@ class ToolCommands:
         words = forms.words(name, sent.values("values"), self.guard)
         working = [job.id for job in jobs.every(forms.command) if job.active]
         if len(working) >= AT_ONCE[forms.command]:
-            raise ConfigError(f"{working[0]} is still running: stop it, or wait until it has ended")
+            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
         return job_status(jobs.start(forms.command, words))
 
     def read(self, sent: ApiRequest) -> JsonObject:
@@ -60,11 +60,13 @@ class ToolCommands:
         if kind == "new":
             path = paths.file(text, self.roots, (ENDING,), label)
             if path.exists():
-                raise ConfigError(f"{label}: {path} exists already and is not overwritten; choose another name")
+                raise ConfigError(
+                    "{label}: {path} exists already and is not overwritten; choose another name", label=label, path=path
+                )
             return path
         path = paths.inside(text, self.roots, label)
         if not path.exists():
-            raise ConfigError(f"{label}: {path} does not exist")
+            raise ConfigError("{label}: {path} does not exist", label=label, path=path)
         return path
 
 
@@ -84,7 +86,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
 def _forms(sent: ApiRequest) -> Forms:
     name = sent.text("command")
     if name not in COMMANDS:
-        raise ConfigError(f"command is {name!r}: use {' or '.join(COMMANDS)}")
+        raise ConfigError("command is {name}: use {commands}", name=repr(name), commands=" or ".join(COMMANDS))
     return COMMANDS[name]
 
 

@@ -25,9 +25,11 @@ def device(asked: str) -> torch.device:
             torch.cuda.set_device(torch.cuda.current_device() if made.index is None else made.index)
             return torch.device("cuda", torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {asked} cannot be used here ({_first(error)}); use auto or cpu") from error
+        raise ConfigError(
+            "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first(error)
+        ) from error
     if made.type not in SIZES:
-        raise ConfigError(f"--device {asked}: only cuda and cpu can be measured")
+        raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=asked)
     return made
 
 

@@ -233,7 +233,8 @@ def probe(config: Any, how: Mapping[str, Any], work: JobRecord) -> Probe:
     if problems := preflight.judged(config, images)[0]:
         raise ConfigError(*problems)
     if busy := reader.active():
-        raise ConfigError(f"{busy.id} is still {busy.state}: what is free now is not what there will be; wait for it")
+        raise ConfigError("{run} is still {state}: what is free now is not what there will be; wait for it",
+            run=busy.id, state=busy.state)  # fmt: skip
     size = largest(images.images, config)
     memory = None if how.get("cpu") else graphics()[1]
     parent = Path(config.save.output_dir)

@@ -37,7 +37,9 @@ def run(
             found.export_chrome_trace(str(work.folder / TRACE))
             compiled = ready.compiling()
     except torch.OutOfMemoryError as error:
-        raise ConfigError(f"out of memory at {resolution}: choose a smaller --resolution or --batch") from error
+        raise ConfigError(
+            "out of memory at {resolution}: choose a smaller --resolution or --batch", resolution=resolution
+        ) from error
     on = machine.facts(device)
     facts = verdict.summary(rows(found), steps, plain.p50, device.type)
     facts |= {"way": {"name": way.name, "options": way.chosen()}, "resolution": resolution, **compiled}

@@ -172,7 +172,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     config = diffusers_model.read_config(asked.config)
     name = asked.diffusers or config.get("_class_name")
     if not name:
-        raise ConfigError(f"{asked.config} does not name its class: give it with --diffusers CLASS")
+        raise ConfigError("{config} does not name its class: give it with --diffusers CLASS", config=asked.config)
     return diffusers_model.DiffusersSubject(str(name), config, given, shapes)
 
 
@@ -234,7 +234,7 @@ def _shapes(given: Sequence[str]) -> dict[str, Any]:
         number = name in ("frames", "text_length")
         if not re.fullmatch("[1-9][0-9]*" if number else "[1-9][0-9]*(,[1-9][0-9]*)*", sizes):
             wanted = f"a whole number from 1 on: {name}=5" if number else f"sizes with commas between: {name}=1,16,64"
-            raise ConfigError(f"--input {text} must be {wanted}")
+            raise ConfigError("--input {text} must be {wanted}", text=text, wanted=wanted)
         found[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
     return found
 

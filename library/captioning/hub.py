@@ -68,11 +68,15 @@ def _check(folder: Path) -> None:
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise ConfigError(f"{folder} has no readable config.json: choose the folder of a Hugging Face model") from None
+        raise ConfigError(
+            "{folder} has no readable config.json: choose the folder of a Hugging Face model", folder=folder
+        ) from None
     if not isinstance(about, dict) or not about.get("model_type"):
-        raise ConfigError(f"{folder / 'config.json'} does not say what model it is (model_type)")
+        raise ConfigError("{path} does not say what model it is (model_type)", path=folder / "config.json")
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"{folder} has no .safetensors weights; other files may hold code and are not opened")
+        raise ConfigError(
+            "{folder} has no .safetensors weights; other files may hold code and are not opened", folder=folder
+        )
 
 
 def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
@@ -92,7 +96,7 @@ def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
         tokenizer = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(place, **here)
     except Exception as error:  # whatever is wrong with a stranger's folder
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{folder} cannot be used as a captioner: {first}") from error
+        raise ConfigError("{folder} cannot be used as a captioner: {first}", folder=folder, first=first) from error
     if getattr(tokenizer, "pad_token", None) is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"  # so that answers of a batch begin at the same place

@@ -77,7 +77,7 @@ def _common(one: argparse.ArgumentParser, model: str, batch: int) -> None:
 
 def _captioner(asked: argparse.Namespace) -> "Captioner":
     if asked.batch_size < 1:
-        raise ConfigError(f"batch_size is {asked.batch_size}: it must be at least 1")
+        raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=asked.batch_size)
     if asked.way == "wd14":
         from library.captioning.wd14 import Limits, Tagger
 
@@ -85,7 +85,7 @@ def _captioner(asked: argparse.Namespace) -> "Captioner":
         return Tagger(asked.model, limits, asked.batch_size, asked.device)
     for name in ("max_tokens", "beams"):
         if getattr(asked, name) < 1:
-            raise ConfigError(f"{name} is {getattr(asked, name)}: it must be at least 1")
+            raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=getattr(asked, name))
     from library.captioning.hub import Describer
 
     return Describer(asked.model, asked.prompt, asked.max_tokens, asked.beams, asked.batch_size, asked.device)

@@ -30,7 +30,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("general", "character"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name):g}: it is a probability, from 0 to 1")
+                raise ConfigError(
+                    "{name} is {value}: it is a probability, from 0 to 1", name=name, value=f"{getattr(self, name):g}"
+                )
 
 
 class Tagger:
@@ -43,7 +45,9 @@ class Tagger:
         self.session = _session(folder / MODEL, device)
         shape = self.session.get_inputs()[0].shape
         if len(shape) != 4 or 3 not in (shape[1], shape[3]):
-            raise ConfigError(f"{folder / MODEL} takes {shape}, not pictures: it is no WD14 tagger")
+            raise ConfigError(
+                "{path} takes {shape}, not pictures: it is no WD14 tagger", path=folder / MODEL, shape=shape
+            )
         self.channels_first = shape[1] == 3
         side = shape[2]
         self.side = side if isinstance(side, int) else 448
@@ -61,7 +65,8 @@ class Tagger:
         given = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)) if self.channels_first else stacked
         answer = self.session.run(None, {self.session.get_inputs()[0].name: given})[0]
         if answer.shape[1:] != (len(self.tags),):
-            raise ConfigError(f"the model answers with {answer.shape[-1]} tags, and {TAGS} has {len(self.tags)}")
+            raise ConfigError("the model answers with {count} tags, and {tags} has {known}", count=answer.shape[-1],
+                tags=TAGS, known=len(self.tags))  # fmt: skip
         return [", ".join(self._chosen(row)) for row in np.asarray(answer, np.float32)[: len(pictures)]]
 
     def _chosen(self, row: np.ndarray) -> Iterator[str]:
@@ -86,11 +91,15 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
         with path.open(newline="", encoding="utf-8") as file:
             found = [(row["name"], row["category"]) for row in csv.DictReader(file)]
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing: it belongs to the tagger, beside {MODEL}") from None
+        raise ConfigError(
+            "{path} is missing: it belongs to the tagger, beside {model}", path=path, model=MODEL
+        ) from None
     except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise ConfigError(f"{path} is no list of tags (columns name and category): {error}") from None
+        raise ConfigError(
+            "{path} is no list of tags (columns name and category): {error}", path=path, error=error
+        ) from None
     if not found:
-        raise ConfigError(f"{path} holds no tags")
+        raise ConfigError("{path} holds no tags", path=path)
     return found
 
 
@@ -106,7 +115,8 @@ def prepared(picture: Image.Image, side: int) -> np.ndarray:
 
 def _session(path: Path, device: str) -> Any:
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: choose the folder of a WD14 tagger, with {MODEL} and {TAGS}")
+        raise ConfigError("{path} is missing: choose the folder of a WD14 tagger, with {model} and {tags}", path=path,
+            model=MODEL, tags=TAGS)  # fmt: skip
     try:
         import onnxruntime
     except ImportError:
@@ -121,4 +131,4 @@ def _session(path: Path, device: str) -> Any:
             str(path), providers=[p for p in [*wanted, "CPUExecutionProvider"] if p in there]
         )
     except Exception as error:  # its errors have no common kind
-        raise ConfigError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from None
+        raise ConfigError("{path} cannot be loaded: {error}", path=path, error=str(error).splitlines()[0]) from None

@@ -40,9 +40,13 @@ class CaptioningOptions:
 
     def __post_init__(self) -> None:
         if not self.extension.startswith(".") or not self.extension[1:].isalnum():
-            raise ConfigError(f"extension is {self.extension!r}: it begins with a dot, such as .txt")
+            raise ConfigError(
+                "extension is {extension}: it begins with a dot, such as .txt", extension=repr(self.extension)
+            )
         if self.existing not in EXISTING:
-            raise ConfigError(f"existing is {self.existing!r}: use {', '.join(EXISTING)}")
+            raise ConfigError(
+                "existing is {existing}: use {known}", existing=repr(self.existing), known=", ".join(EXISTING)
+            )
 
     def words(self, made: str, old: str) -> str:
         """What a caption file holds in the end."""
@@ -68,7 +72,7 @@ def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Pa
     Raises ConfigError when there are no images.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder")
+        raise ConfigError("{folder} is no folder", folder=folder)
     here = folders.listing(folder)
     inner = [name for name in here.folders if not os.path.islink(folder / name)]  # they are captioned where they are
     found = [
@@ -77,7 +81,7 @@ def to_do(folder: Path, choices: CaptioningOptions) -> tuple[list[tuple[Path, Pa
         for name in listing.images
     ]
     if not found:
-        raise ConfigError(f"there are no images in {folder}, nor in the folders inside it")
+        raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=folder)
     wanted = found if choices.existing != SKIP else [(image, file) for image, file in found if not _read(file)]
     return wanted, len(found) - len(wanted)
 

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     asked = parser.parse_args(argv)
     if asked.limit is not None and not 0 <= asked.limit < math.inf:
-        raise ConfigError(f"--limit must be at least 0, got {asked.limit:g}")
+        raise ConfigError("--limit must be at least 0, got {limit}", limit=f"{asked.limit:g}")
     with joined("cache") as work:
         changes = asked.clean or asked.limit is not None
         found = _less(asked.clean, asked.limit) if changes else show()
@@ -50,7 +50,9 @@ def _less(clean: bool, limit: float | None) -> dict[str, Any]:
     from library.compiler import cache
 
     if training := reader.active():
-        raise ConfigError(f"{training.id} is training and may be compiling: stop it, or wait until it has ended")
+        raise ConfigError(
+            "{run} is training and may be compiling: stop it, or wait until it has ended", run=training.id
+        )
     before = sum(folder["bytes"] for folder in show()["kept"])
     if limit is not None:
         cache.limit(int(limit * GB))

@@ -134,7 +134,7 @@ def _dataset(found: JsonObject, path: Path | None) -> int:
 
 def _write_new(path: Path, text: str) -> None:
     if path.exists():
-        raise ConfigError(f"{path} exists already; choose another name")
+        raise ConfigError("{path} exists already; choose another name", path=path)
     with clear_errors(path):
         write_atomic(path, text)
 
@@ -163,11 +163,11 @@ def _export(made: importers.Imported, base: Path | None, path: Path | None) -> i
 def _write(made: importers.Imported, path: Path, source: Path) -> importers.Imported:
     """Write the config, and the files that it names; none when one of them exists."""
     if path.suffix.lower() != ".toml":
-        raise ConfigError(f"{path} must end in .toml")
+        raise ConfigError("{path} must end in .toml", path=path)
     beside = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in made.texts}
     for each in (path, *beside.values()):
         if each.exists():
-            raise ConfigError(f"{each} exists already; choose another name")
+            raise ConfigError("{each} exists already; choose another name", each=each)
     made = made.with_files({name: str(file) for name, file in beside.items()})
     with clear_errors(path):
         for name, file in beside.items():

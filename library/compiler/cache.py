@@ -42,7 +42,9 @@ def use(given: str | None, device: torch.device) -> Path:
     if why := _cannot_be_used(folder, device):
         if wish or given:
             what = INDUCTOR if wish else "compile_cache_dir"
-            raise ConfigError(f"{what}: {folder} cannot be used ({why}); choose another")
+            raise ConfigError(
+                "{what}: {folder} cannot be used ({why}); choose another", what=what, folder=folder, why=why
+            )
         return Path(default)
     for name, inner in ((INDUCTOR, folder), ("TRITON_CACHE_DIR", folder / "triton")):
         if os.environ.get(name) in (None, default, _told.get(name)):
@@ -125,7 +127,8 @@ def clean(root: Path | None = None, name: str | None = None) -> int:
     root = root or default_root()
     known = folders(root)
     if name is not None and name not in known:
-        raise ConfigError(f"there is no compiled code called {name!r}; there is {', '.join(known) or 'none'}")
+        raise ConfigError("there is no compiled code called {name}; there is {known}", name=repr(name),
+            known=', '.join(known) or 'none')  # fmt: skip
     chosen = known if name is None else {name: known[name]}
     for folder in chosen:
         shutil.rmtree(root / folder, ignore_errors=True)  # on Windows a file in use stays

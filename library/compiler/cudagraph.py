@@ -26,6 +26,7 @@ from library.compiler import torch_private
 from library.compiler.log import CompileLog
 from library.compiler.subclass import keep_class_name
 from library.compiler.torch_private import pytree
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,8 @@ class GraphedModel:
         except RuntimeError as error:
             lines = str(error).splitlines()  # where a block could not be compiled, the first one only says so
             why = next((line for line in lines if "Error:" in line), lines[0])
-            raise ConfigError(f"compile_mode: a CUDA graph could not be recorded ({why}); use default") from error
+            raise ConfigError(Problem("compile_mode",  ": a CUDA graph could not be recorded ({why}); use default",
+                why=why)) from error  # fmt: skip
         if recording is None:
             self.most = len(self.made) // 2
             self.made.clear()

@@ -127,7 +127,7 @@ class Album:
         try:
             return self.known[name]
         except KeyError:
-            raise ConfigError(f"{name} is not in {self.root}: open the folder again") from None
+            raise ConfigError("{name} is not in {root}: open the folder again", name=name, root=self.root) from None
 
     def hold(self, pictures: list[Picture]) -> None:
         """Have these pictures from now on."""
@@ -137,7 +137,7 @@ class Album:
         """What a training would make of it: images, repeats, buckets, steps. The trainer's own count."""
         images = self._images()
         if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
-            raise ConfigError(f"an epoch would have {seen:,} pictures: lower the repeats")
+            raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
         told = summary(images, self.world)
         long = length(self.config.steps, told["batches_per_epoch"])
         sizes = sorted({dataset.batch_size for dataset in images.datasets})
@@ -185,7 +185,7 @@ def opened(root: Path, config: RunConfig, report: Report | None = None, may: May
     try:
         _find(album)
     except OSError as error:
-        raise ConfigError(f"{root} cannot be listed: {error.strerror or error}") from None
+        raise ConfigError("{root} cannot be listed: {why}", root=root, why=error.strerror or error) from None
     album.notes += sharing(album)
     examine(album, album.pictures, report)
     rules = album.rules
@@ -356,7 +356,7 @@ KINDS: dict[str, tuple[str, Test]] = {
 def choose(album: Album, kind: str, words: str = "", folder: str | None = None, trigger: str = "") -> list[Picture]:
     """The pictures of a kind, of a folder, whose name or caption has these words; `trigger`: those without it."""
     if kind not in KINDS and kind != "trigger":
-        raise ConfigError(f"show is {kind!r}: use one of {', '.join(KINDS)}")
+        raise ConfigError("show is {kind}: use one of {kinds}", kind=repr(kind), kinds=", ".join(KINDS))
     has = tags.trigger(trigger) if trigger.strip() else None
     test: Test = (
         KINDS[kind][1] if kind in KINDS else lambda a, p: has is not None and p.role != "reg" and not has(p.words)

@@ -30,7 +30,9 @@ def caption(album: Album, name: str, text: str, expected: str | None) -> Picture
     with trash.lock(album.root.resolve()):
         reread(album, picture)
         if picture.caption != expected:
-            raise ConfigError(f"{name}: its caption was changed elsewhere meanwhile; it is shown as it is now")
+            raise ConfigError(
+                "{name}: its caption was changed elsewhere meanwhile; it is shown as it is now", name=name
+            )
         if not (text == "" and picture.caption is None):
             with trash.Change(album.root, f"Caption of {name}") as change:
                 change.write({Path(picture.caption_file): text})
@@ -129,7 +131,7 @@ def folder_name(repeats: int, words: str) -> str:
     """The name of a folder of images: <repeats>_<words>. Raises ConfigError for what cannot be one."""
     words = words.strip()
     if not 1 <= repeats <= MOST_REPEATS:
-        raise ConfigError(f"repeats is {repeats}: use 1 to {MOST_REPEATS}")
+        raise ConfigError("repeats is {repeats}: use 1 to {most}", repeats=repeats, most=MOST_REPEATS)
     if not words or UNFIT.search(words) or words.endswith((".", " ")) or not words.isprintable() or len(words) > 120:
         raise ConfigError("words: write what the folder shows, such as 'zorb cat'; not / \\ : * ? \" < > |")
     return f"{repeats}_{words}"
@@ -139,7 +141,7 @@ def rename(album: Album, folder: str, repeats: int, words: str) -> str:
     """Give a folder of the album other repeats and words; its new name."""
     changeable(album)
     if folder not in {place.folder for place in album.places if not place.fixed} or not folder:
-        raise ConfigError(f"{folder or 'the opened folder'} is no folder inside {album.root}")
+        raise ConfigError("{folder} is no folder inside {root}", folder=folder or "the opened folder", root=album.root)
     name = folder_name(repeats, words)
     if name == folder:
         return name
@@ -155,7 +157,7 @@ def gather(album: Album, repeats: int, words: str) -> str:
     here = folders.listing(album.root)
     images = [album.root / image for image in here.images]
     if not images:
-        raise ConfigError(f"no images lie directly in {album.root}: there is nothing to move")
+        raise ConfigError("no images lie directly in {root}: there is nothing to move", root=album.root)
     names = sorted(os.listdir(album.root))
     files = dict.fromkeys([*images, *(f for image in images for f in companions(image, names))])
     moved = number(len(images), "image")
@@ -173,10 +175,10 @@ def bring(album: Album, source: Path, repeats: int, words: str, report: Report |
     name = folder_name(repeats, words)
     target = album.root / name
     if source.resolve() == target.resolve():
-        raise ConfigError(f"{source} is that folder already")
+        raise ConfigError("{source} is that folder already", source=source)
     images = [source / image for image in folders.listing(source).images]
     if not images:
-        raise ConfigError(f"no images lie directly in {source}: there is nothing to copy")
+        raise ConfigError("no images lie directly in {source}: there is nothing to copy", source=source)
     names = sorted(os.listdir(source))
     files = dict.fromkeys([*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTIONS)])
     copied = number(len(images), "image")

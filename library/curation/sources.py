@@ -77,7 +77,9 @@ def _guard(config: RunConfig, may: May) -> None:
 
 def _allow(named: dict[str, None], may: May) -> None:
     if outside := [path for path in named if not may(path)]:
-        raise ConfigError(f"{some(outside)}: outside of the folders of this page; start it with --root FOLDER")
+        raise ConfigError(
+            "{some}: outside of the folders of this page; start it with --root FOLDER", some=some(outside)
+        )
 
 
 # ---- pictures from the trainer's images

@@ -23,11 +23,15 @@ class Edit:
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise ConfigError(f"action is {self.action!r}: use one of {', '.join(ACTIONS)}")
+            raise ConfigError(
+                "action is {action}: use one of {actions}", action=repr(self.action), actions=", ".join(ACTIONS)
+            )
         if self.action == "add" and not split(self.put, self.separator):
             raise ConfigError("tags to add: write at least one")
         if self.action != "add" and not self.find.strip(" " if self.action == "replace_text" else None):
-            raise ConfigError(f"{'text' if self.action == 'replace_text' else 'tags'} to find: write something")
+            raise ConfigError(
+                "{what} to find: write something", what="text" if self.action == "replace_text" else "tags"
+            )
 
     def apply(self, caption: str) -> str:
         """A caption after the change, line by line; a line in which nothing is to do stays to the letter."""

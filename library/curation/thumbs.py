@@ -37,11 +37,11 @@ def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:
     Raises ConfigError when there is no such image, when it cannot be decoded, or when it has too many pixels.
     """
     if side not in SIDES:
-        raise ConfigError(f"side is {side}: use one of {', '.join(map(str, SIDES))}")
+        raise ConfigError("side is {side}: use one of {sides}", side=side, sides=", ".join(map(str, SIDES)))
     try:
         about = os.stat(path)
     except OSError:
-        raise ConfigError(f"{path} is not there") from None
+        raise ConfigError("{path} is not there", path=path) from None
     known = f"{os.path.abspath(path)}|{about.st_mtime_ns}|{about.st_size}|{side}".encode("utf-8", "surrogateescape")
     name = hashlib.blake2b(known, digest_size=16).hexdigest()
     kept = root() / name[:2] / f"{name}.webp"
@@ -64,10 +64,11 @@ def opened(path: str | Path) -> Image.Image:
     try:
         with_limit = Image.open(path)
     except Exception as error:  # what decoders raise for damaged files has no common kind
-        raise ConfigError(f"{path} cannot be read as an image: {type(error).__name__}") from error
+        raise ConfigError("{path} cannot be read as an image: {kind}", path=path, kind=type(error).__name__) from error
     if with_limit.width * with_limit.height > PIXELS:
         with_limit.close()
-        raise ConfigError(f"{path} has {with_limit.width} x {with_limit.height} pixels, too many to be shown")
+        raise ConfigError("{path} has {width} x {height} pixels, too many to be shown", path=path,
+            width=with_limit.width, height=with_limit.height)  # fmt: skip
     return with_limit
 
 
@@ -96,7 +97,7 @@ def _made(path: str | Path, side: int) -> bytes:
             small = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
             small.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         except Exception as error:
-            raise ConfigError(f"{path} cannot be decoded: {type(error).__name__}") from error
+            raise ConfigError("{path} cannot be decoded: {kind}", path=path, kind=type(error).__name__) from error
     out = io.BytesIO()
     small.save(out, "WEBP", quality=82, method=2)
     return out.getvalue()

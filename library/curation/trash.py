@@ -91,9 +91,9 @@ class Change:
         pairs = [(_inside(self.root, old), _inside(self.root, new)) for old, new in moves]
         for old, new in pairs:
             if os.path.lexists(new):
-                raise ConfigError(f"{new} is there already: nothing was moved")
+                raise ConfigError("{new} is there already: nothing was moved", new=new)
             if not os.path.lexists(old):
-                raise ConfigError(f"{old} is gone: open the folder again")
+                raise ConfigError("{old} is gone: open the folder again", old=old)
         if len({new for _, new in pairs}) < len(pairs):
             raise ConfigError("two files would get the same name: nothing was moved")
         self._journal({"move": self._name(old), "to": self._name(new)} for old, new in pairs)
@@ -120,7 +120,7 @@ class Change:
         pairs = [(source, _inside(self.root, target)) for source, target in pairs]
         for _, target in pairs:
             if os.path.lexists(target):
-                raise ConfigError(f"{target} is there already: nothing was copied")
+                raise ConfigError("{target} is there already: nothing was copied", target=target)
         need_space(self.root, sum(source.stat().st_size for source, _ in pairs))
         self._journal({"copy": self._name(target)} for _, target in pairs)
         spread(lambda pair: write_atomic(pair[1], partial(shutil.copyfile, pair[0])), pairs, report, "copying")
@@ -156,7 +156,7 @@ def undo(root: str | Path, report: Report | None = None) -> Undone:
             raise ConfigError("there is nothing to take back")
         about = _about(last.folder)
         if last.state == OPEN and process.alive(about):
-            raise ConfigError(f"{last.title!r} is still running: stop it, or wait until it has ended")
+            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=repr(last.title))
         count, left = _take_back(root, last.folder, report)
         write_atomic(last.folder / ABOUT, json.dumps({**about, "state": UNDONE}, indent=1))
         return Undone(last.title, count, tuple(left))
@@ -173,7 +173,7 @@ def lock(root: Path) -> threading.Lock:
 def _trash(root: Path) -> Path:
     trash = root / FOLDER
     if trash.is_symlink():
-        raise ConfigError(f"{trash} is a link: remove it, so that changes can be kept in this folder")
+        raise ConfigError("{trash} is a link: remove it, so that changes can be kept in this folder", trash=trash)
     return trash
 
 
@@ -305,7 +305,7 @@ def _named(root: Path, name: Any) -> Path:
     pure = PurePosixPath(name) if isinstance(name, str) else PurePosixPath("/")
     foreign = os.name == "nt" and any(sign in str(name) for sign in "\\:")
     if pure.is_absolute() or ".." in pure.parts or foreign or not pure.parts:
-        raise ConfigError(f"{name} is no path inside of {root}")
+        raise ConfigError("{name} is no path inside of {root}", name=name, root=root)
     return root / pure
 
 
@@ -314,7 +314,7 @@ def _inside(root: Path, path: Path, own: Path | None = None) -> Path:
     parent = path.parent.resolve()
     hidden = FOLDER in path.parts[len(root.parts) :]
     if not parent.is_relative_to(root) or (hidden and not (own and path.is_relative_to(own))):
-        raise ConfigError(f"{path} is not inside of {root}: nothing was changed")
+        raise ConfigError("{path} is not inside of {root}: nothing was changed", path=path, root=root)
     return parent / path.name
 
 

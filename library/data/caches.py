@@ -273,4 +273,6 @@ def _still_same_image(npz: Any, wanted: Wanted, tail: str) -> bool:
 
 def unreadable(file: str | Path, error: Exception) -> ConfigError:
     """The sentence for a cache that cannot be read when it is needed."""
-    return ConfigError(f"{file} cannot be read ({error}): delete it and start again, it will be made again")
+    return ConfigError(
+        "{file} cannot be read ({error}): delete it and start again, it will be made again", file=file, error=error
+    )

@@ -165,7 +165,9 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
         return
     vae = work.parts.vae
     if vae is None:
-        raise ConfigError(f"{len(todo)} images are not cached yet, and there is no VAE to encode them: name one")
+        raise ConfigError(
+            "{count} images are not cached yet, and there is no VAE to encode them: name one", count=len(todo)
+        )
     vae.to(work.world.device)
     batches = _by_size(todo, work.config.cache.vae_batch_size)
 
@@ -226,7 +228,7 @@ def _encoded(
         latents = made.float().cpu()
         bad = [w.image for w, one in zip(batch, latents, strict=True) if not bool(torch.isfinite(one).all())]
         if bad:
-            raise ConfigError(f"encoding {some(bad)} gave NaN: {_nan_advice(work.parts.vae)}")
+            raise ConfigError("encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.parts.vae))
         for arrays, one in zip(found, latents.numpy(), strict=True):
             arrays[name] = one
     for arrays, mask in zip(found, masks, strict=False):
@@ -291,9 +293,8 @@ def _images_by_file(every: Iterable["Image"], suffix: str) -> dict[str, "Image"]
     for image in every:
         known = found.setdefault(caches.text_file(image.path, suffix), image)
         if known.caption != image.caption:
-            raise ConfigError(
-                f"{image.path} is used with two captions, but there is one cache file for it: "
-                "use cache_text_encoder_outputs without _to_disk")  # fmt: skip
+            raise ConfigError("{path} is used with two captions, but there is one cache file for it: "
+                "use cache_text_encoder_outputs without _to_disk", path=image.path)  # fmt: skip
     return found
 
 
@@ -303,7 +304,9 @@ def _encode_captions(todo: list[tuple[str, list[str]]], work: EncodingJob, keep:
         return
     encoders = work.parts.encoders.values()
     if not encoders:
-        raise ConfigError(f"{len(todo)} captions are not cached yet, and there is no text encoder: name its file")
+        raise ConfigError(
+            "{count} captions are not cached yet, and there is no text encoder: name its file", count=len(todo)
+        )
     for encoder in encoders:
         encoder.to(work.world.device)
     size = getattr(work.config.cache, "text_encoder_batch_size", None) or work.config.data.train_batch_size
@@ -330,7 +333,8 @@ def _encoded_captions(batch: list[tuple[str, list[str]]], work: EncodingJob) -> 
     arrays = {k: (v.float() if v.dtype == torch.bfloat16 else v).cpu().numpy() for k, v in found.items()}
     for i, (caption, names) in enumerate(batch):
         if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
-            raise ConfigError(f"encoding the caption {caption!r} of {some(names)} gave NaN: use bf16 or fp32")
+            raise ConfigError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
+                caption=repr(caption), some=some(names))  # fmt: skip
     return [(names, {key: value[i] for key, value in arrays.items()}) for i, (_, names) in enumerate(batch)]
 
 

@@ -10,6 +10,7 @@ import imagesize
 import numpy as np
 from PIL import Image, features
 
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.data.augment import View
 
@@ -78,9 +79,11 @@ def read(path: str | Path, alpha: bool = False) -> np.ndarray:
         with Image.open(path) as image:
             return np.asarray(_eight_bit(image).convert("RGBA" if alpha else "RGB"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing: it was there when the training started") from None
+        raise ConfigError("{path} is missing: it was there when the training started", path=path) from None
     except Exception as e:
-        raise ConfigError(f"{path} cannot be read as an image ({_reason(e)}): replace or remove it") from e
+        raise ConfigError(
+            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_reason(e)
+        ) from e
 
 
 def read_mask(path: str | Path) -> np.ndarray:
@@ -92,10 +95,9 @@ def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
     """Raise ConfigError when a picture is not of the size that a metadata file or the name of a cache told."""
     height, width = picture.shape[:2]
     if (width, height) != size:
-        raise ConfigError(
-            f"{path} is {width}x{height}, but was said to be {size[0]}x{size[1]}: correct its metadata, "
-            "or delete its .npz file if the image was exchanged"
-        )
+        raise ConfigError("{path} is {width}x{height}, but was said to be {wide}x{high}: correct its metadata, "
+            "or delete its .npz file if the image was exchanged", path=path, width=width, height=height, wide=size[0],
+            high=size[1])  # fmt: skip
 
 
 def look(picture: np.ndarray, view: View, interpolation: str | None = None) -> np.ndarray:
@@ -118,7 +120,8 @@ def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None
         how = Image.Resampling.LANCZOS if method == "lanczos" else Image.Resampling.BOX
         return np.asarray(Image.fromarray(picture).resize(size, how))
     if method not in RESIZE:
-        raise ConfigError(f"resize_interpolation: {interpolation!r} is not one of lanczos, box, {', '.join(RESIZE)}")
+        raise ConfigError(Problem("resize_interpolation",  ": {interpolation} is not one of lanczos, box, {resize}",
+            interpolation=repr(interpolation), resize=', '.join(RESIZE)))  # fmt: skip
     import cv2
 
     return cv2.resize(picture, size, interpolation=RESIZE[method])

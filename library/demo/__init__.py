@@ -71,9 +71,11 @@ def train(demo: Demo, script: str, config: Any, name: str, flags: list[str], ste
     found = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:
         log = f"; its log: {found[-1] / 'log.txt'}" if found else ""
-        raise ConfigError(f"the demo's training ended with an error (exit code {code}){log}")
+        raise ConfigError(
+            "the demo's training ended with an error (exit code {exit_code}){log}", exit_code=code, log=log
+        )
     if not found:
-        raise ConfigError(f"the demo's training left no record in {output / 'runs'}")
+        raise ConfigError("the demo's training left no record in {folder}", folder=output / "runs")
     if reader.at(found[-1]).state == "stopped":
         raise KeyboardInterrupt
     return found[-1]

@@ -57,7 +57,7 @@ def wrong(path: str | Path, wanted: str) -> ConfigError:
         found = describe(weights.header(path) if Path(path).suffix.lower() == ".safetensors" else {})
     except ConfigError as e:
         return e
-    return ConfigError(f"{path} is {found}, not {wanted}")
+    return ConfigError("{path} is {found}, not {wanted}", path=path, found=found, wanted=wanted)
 
 
 def recognised(path: Path) -> tuple[str, str]:
@@ -67,7 +67,7 @@ def recognised(path: Path) -> tuple[str, str]:
         try:
             pipeline = json.loads((path / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path} is not a diffusers model") from None
+            raise ConfigError("{path} is not a diffusers model", path=path) from None
         family = next((facts.name for facts in families.every() if pipeline in facts.pipelines), "")
         return family, f"a diffusers model ({pipeline})"
     facts, words = described(weights.header(path))

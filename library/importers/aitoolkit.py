@@ -73,7 +73,8 @@ def _script(flat: JsonMapping) -> str:
     other = next((model for word, model in TABLES["other_models"].items() if word in name.casefold()), "")
     if not family or (other and family == "flux"):
         model = other or arch or name or "Stable Diffusion 1.5"
-        raise ConfigError(f"this file of {TRAINER} is for {model}, which is not trained here: use {TRAINER}; {ONLY}")
+        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
     return f"{family}_train_network" if any(key.startswith("network.") for key in flat) else f"{family}_train"
 
 

@@ -78,9 +78,8 @@ def _beside(found: JsonMapping, key: str, path: Path, suffix: str) -> Any:
 def read(found: JsonMapping, configs: Configs, script: str = "") -> Imported:
     """The same, from what stands in the file."""
     if script and script not in configs:
-        raise ConfigError(
-            f"{script} is not a kind of training{did_you_mean(script, configs)}; there are {', '.join(configs)}"
-        )
+        raise ConfigError("{script} is not a kind of training{hint}; there are {configs}", script=script,
+            hint=did_you_mean(script, configs), configs=', '.join(configs))  # fmt: skip
     return settle(_ledger(found, configs, script), configs)
 
 
@@ -110,14 +109,14 @@ def parse(path: Path) -> JsonObject:
     if suffix == ".toml":
         return load_toml(path)
     if suffix not in SUFFIXES:
-        raise ConfigError(f"{path} must end in one of {', '.join(SUFFIXES)}")
+        raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
     if not (text := read_text(path)).strip():
-        raise ConfigError(f"{path} is empty")
+        raise ConfigError("{path} is empty", path=path)
     found = load_json(path) if suffix == ".json" else _yaml(text, path)
     if isinstance(found, list):
         _refuse_list(found, path)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise ConfigError(f"{path} holds no settings: it must be one table of names and values")
+        raise ConfigError("{path} holds no settings: it must be one table of names and values", path=path)
     return found
 
 
@@ -125,13 +124,17 @@ def _refuse_list(found: list[Any], path: Path) -> None:
     """Lists that belong to a config of OneTrainer or ai-toolkit, and are none."""
     first = next(iter(tables(found)), {})
     if "folder_path" in first:
-        raise ConfigError(f"{path} is a data set file of ai-toolkit, not a training: put it under a key datasets")
+        raise ConfigError(
+            "{path} is a data set file of ai-toolkit, not a training: put it under a key datasets", path=path
+        )
     if "path" in first and {"image", "text"} & first.keys():
         told = "import the config that names it as concept_file_name, which writes it as a dataset_config"
-        raise ConfigError(f"{path} is a data set file of OneTrainer (concepts), not a training: {told}")
+        raise ConfigError(
+            "{path} is a data set file of OneTrainer (concepts), not a training: {told}", path=path, told=told
+        )
     if "prompt" in first:
         told = "import the config that names it as sample_definition_file_name"
-        raise ConfigError(f"{path} is a file of sample prompts, not a training: {told}")
+        raise ConfigError("{path} is a file of sample prompts, not a training: {told}", path=path, told=told)
 
 
 def _yaml(text: str, path: Path) -> Any:

@@ -72,5 +72,7 @@ def script_of(found: JsonMapping, configs: Configs) -> str:
         lora = any(name.startswith("network_") for name in found)
         fitting = [script for script in fitting if script.endswith("_network") == lora] or fitting
     if len(fitting) > 1:
-        raise ConfigError(f"this file names no training script; choose it with --script: {', '.join(fitting)}")
+        raise ConfigError(
+            "this file names no training script; choose it with --script: {fitting}", fitting=", ".join(fitting)
+        )
     return fitting[0]

@@ -65,7 +65,8 @@ def _tab(config: Any, base: JsonMapping | None) -> str:
     if base is not None:
         tab = kohya_ss.tab_of(base)
         if (tab == "lora") != config.adapters:
-            raise ConfigError(f"the base is a file of the tab {kohya_ss.TITLES[tab]}, which is not for {config.title}")
+            raise ConfigError("the base is a file of the tab {titles}, which is not for {title}",
+                titles=kohya_ss.TITLES[tab], title=config.title)  # fmt: skip
         return tab
     return "lora" if config.adapters else "finetune" if config.data.in_json else "dreambooth"
 

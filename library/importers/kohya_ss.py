@@ -59,8 +59,9 @@ def script_of(found: JsonMapping) -> str:
         title = family or ("Stable Diffusion 2" if is_on(found.get("v2")) else "Stable Diffusion 1.5")
         none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
         raise ConfigError(
-            f"this file of {TRAINER} is for {title}{none}, which is not trained here: use {TRAINER}, or import it with "
-            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1")  # fmt: skip
+            "this file of {trainer} is for {title}{none}, which is not trained here: use {trainer}, or import it with "
+            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1", trainer=TRAINER,
+            title=title, none=none)  # fmt: skip
     return f"{family}_train_network" if lora else f"{family}_train"
 
 

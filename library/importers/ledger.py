@@ -186,7 +186,7 @@ def settle(ledger: KeyLedger, configs: Configs) -> Imported:
             read[name] = _accepted(config, name, value, configs)
             if why := "" if ledger.keeps_idle else _idle(config, name, read[name]):
                 read.pop(name)
-                raise ConfigError(f"without effect: {why}")
+                raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:
             told = name == key or any(problem.option == name for problem in reason.problems)
             text = str(reason) if told else f"{name}: {reason}"
@@ -227,7 +227,9 @@ def _accepted(config: Any, name: str, value: Any, configs: Configs) -> Any:
     try:
         result = option.read(value)
     except ConfigError as error:
-        raise ConfigError(f"{error}; the default is used ({option.text(option.default) or 'not set'})") from None
+        raise ConfigError(
+            "{error}; the default is used ({default})", error=error, default=option.text(option.default) or "not set"
+        ) from None
     if result != option.default and (why := config.refusal(name, result)):
         raise ConfigError(why)
     return result

@@ -28,7 +28,8 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     known = module in ("", "networks.lora_flux") or module.startswith("lycoris")
     other = "" if script else other or TABLES["modules"].get(module) or ("" if known else module)
     if other:
-        raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
+        raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
     lora = bool(module or found.get("network_dim"))
     ledger = KeyLedger(found, script or ("flux_train_network" if lora else "flux_train"), TRAINER)
     take(ledger, TABLES["renamed"])

@@ -88,9 +88,8 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
     for name in asked:
         if name not in possible:
             why = " needs a GPU" if name in NAMED and NAMED[name].needs not in ("", device) else " is no candidate"
-            raise ConfigError(
-                f"--candidate {name}{why}{did_you_mean(name, possible)}; choose from {', '.join(possible)}, all"
-            )
+            raise ConfigError("--candidate {name}{why}{hint}; choose from {possible}, all", name=name, why=why,
+                hint=did_you_mean(name, possible), possible=', '.join(possible))  # fmt: skip
     return [possible[name] for name in dict.fromkeys(asked)]
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from library.compiler import torch_private
 from library.compiler.subclass import wanted_type
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 
 KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
@@ -40,7 +41,8 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     """
     if kernel != "auto" and kernel not in offered(device):
         known = ", ".join(["auto", *offered(device)])
-        raise ConfigError(f"attention_kernel: there is no {kernel} on this machine; choose one of {known}")
+        raise ConfigError(Problem("attention_kernel",  ": there is no {kernel} on this machine; choose one of {known}",
+            kernel=kernel, known=known))  # fmt: skip
     _chosen.close()
     _replace_flash(kernel)
     if device.type != "cuda":
@@ -102,7 +104,8 @@ def _replace_flash(kernel: str) -> None:
         else:
             torch.nn.attention.restore_flash_attention_impl()
     except Exception as error:  # what a package raises that was made for another GPU or PyTorch is its own affair
-        raise ConfigError(f"attention_kernel: {kernel} cannot be used here ({error}); use auto") from error
+        raise ConfigError(Problem("attention_kernel",  ": {kernel} cannot be used here ({error}); use auto",
+            kernel=kernel, error=error)) from error  # fmt: skip
 
 
 class Watch(TorchFunctionMode):

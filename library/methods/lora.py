@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.families.base import Family, ModelComponents
 from library.families.shared.network_args import patterns
@@ -113,7 +114,9 @@ class LoraAdapters:
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             advice = "set network_dim to the file's rank, or use dim_from_weights"
-            raise ConfigError(f"network_weights: the LoRA file does not fit this network: {min(wrong)}{more}; {advice}")
+            raise ConfigError(Problem("network_weights",
+                ": the LoRA file does not fit this network: {module}{more}; {advice}", module=min(wrong), more=more,
+                advice=advice))  # fmt: skip
         return Unmatched([n for n in self.adapters if n not in found], [n for n in found if n not in self.adapters])
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -193,7 +196,8 @@ def tell(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> Non
     """Warn about what a file of adapters and this model do not have in common. ConfigError when that is everything."""
     if len(unmatched.unexpected) >= num_adapters:
         names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
-        raise ConfigError(f"{option}: nothing in {path} fits this model{names}; choose a file made for it")
+        raise ConfigError("{name}: nothing in {path} fits this model{names}; choose a file made for it", name=option,
+            path=path, names=names)  # fmt: skip
     if unmatched:
         log.warning("%s %s: %s", option, path, unmatched)
 
@@ -244,7 +248,7 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
+        raise ConfigError("{path} does not exist", path=path)
     try:
         if path.suffix == ".safetensors":
             return _renamed(path, load_file(path))
@@ -255,7 +259,7 @@ def file_of(path: str | Path) -> dict[str, Tensor]:
     except Exception as e:  # every reader has its own exceptions for "this is something else"
         # What PyTorch says of a file that is more than tensors is a page, which ends with the advice to trust it.
         why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
-        raise ConfigError(f"{path} is not a LoRA file: {why}") from e
+        raise ConfigError("{path} is not a LoRA file: {why}", path=path, why=why) from e
 
 
 def _renamed(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.objectives.base import NoisedBatch
 
@@ -76,9 +77,9 @@ def sampled(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor:
         return shifted(bell, noise.discrete_flow_shift)
     if noise.timestep_sampling == "flux_shift":
         return shifted(bell, math.exp(shift_of_size(latents.shape[-2], latents.shape[-1])))
-    raise ConfigError(
-        f"timestep_sampling: {noise.timestep_sampling!r} is not known; use sigma, uniform, sigmoid, shift or flux_shift"
-    )
+    raise ConfigError(Problem("timestep_sampling",
+        ": {timestep_sampling} is not known; use sigma, uniform, sigmoid, shift or flux_shift",
+        timestep_sampling=repr(noise.timestep_sampling)))  # fmt: skip
 
 
 def density(noise: Any, uniform: Callable[[], Tensor], normal: Callable[[], Tensor]) -> Tensor:

@@ -138,9 +138,8 @@ def new(kind: str) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written ({error.strerror or error}): set KOHYA_HOME to a folder of yours"
-        ) from error
+        raise ConfigError("{folder} cannot be written ({why}): set KOHYA_HOME to a folder of yours", folder=folder,
+            why=error.strerror or error) from error  # fmt: skip
     return folder
 
 
@@ -156,7 +155,7 @@ def start(
         child = launching.detached(command(arguments), folder / layout.LOG, given, str(ROOT))
     except OSError as error:
         layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
-        raise ConfigError(f"{kind} could not be started: {error.strerror or error}") from error
+        raise ConfigError("{kind} could not be started: {why}", kind=kind, why=error.strerror or error) from error
     with contextlib.suppress(psutil.Error):  # it has ended already, and has written down how
         layout.store(folder / layout.LAUNCHER, process.identity(child.pid))
     return at(folder)

@@ -72,10 +72,10 @@ class Forms:
         """
         forms = self.all()
         if name not in forms:
-            raise ConfigError(f"{name!r} is not there: choose {', '.join(forms)}")
+            raise ConfigError("{name} is not there: choose {forms}", name=repr(name), forms=", ".join(forms))
         fields = forms[name].fields
         if unknown := sorted(values.keys() - {field.name for field in fields}):
-            raise ConfigError(f"{', '.join(unknown)}: {name} has no such field")
+            raise ConfigError("{unknown}: {name} has no such field", unknown=", ".join(unknown), name=name)
         words = [self.command, name, *_filled(fields, values, guard)]
         self.parser(_Telling).parse_args(words[1:])
         return words
@@ -128,7 +128,7 @@ def _words(field: CommandField, given: Any, guard: Guard) -> Iterator[str]:
         return
     lines = [line.strip() for line in str(given if given is not None else "").splitlines() if line.strip()]
     if len(lines) > 1 and field.kind not in ("files", "lines"):
-        raise ConfigError(f"{field.label}: this is one line")
+        raise ConfigError("{label}: this is one line", label=field.label)
     for line in lines:
         if field.kind == "files":
             yield _weighted(line, field, guard)
@@ -147,7 +147,8 @@ def _weighted(line: str, field: CommandField, guard: Guard) -> str:
     try:
         number = float(weight)
     except ValueError:
-        raise ConfigError(f"{field.label}: the weight of {path} is {weight!r}, which is no number") from None
+        raise ConfigError("{label}: the weight of {path} is {weight}, which is no number", label=field.label, path=path,
+            weight=repr(weight)) from None  # fmt: skip
     if not math.isfinite(number):
-        raise ConfigError(f"{field.label}: the weight of {path} must be a finite number")
+        raise ConfigError("{label}: the weight of {path} must be a finite number", label=field.label, path=path)
     return f"{guard(path, 'file', field.label)}={number:g}"

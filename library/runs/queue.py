@@ -126,9 +126,11 @@ def add(job: start.TrainingJob, first: bool = False) -> QueueEntry:
     )  # fmt: skip
     with changing() as queue:
         if len(queue.waiting) >= MOST:
-            raise ConfigError(f"{MOST} trainings wait already: let some of them run first.")
+            raise ConfigError("{most} trainings wait already: let some of them run first.", most=MOST)
         if any((e.output, e.name) == (entry.output, entry.name) for e in queue.waiting):
-            raise ConfigError(f"output_name {entry.name} waits in the queue for the same folder: choose another name.")
+            raise ConfigError(
+                "output_name {name} waits in the queue for the same folder: choose another name.", name=entry.name
+            )
         halted = queue.halted
         write_atomic(_toml(entry), job.toml)
         waiting = queue.waiting
@@ -144,7 +146,9 @@ def job_of(entry: QueueEntry) -> start.TrainingJob:
     try:
         toml = _toml(entry).read_text(encoding="utf-8")
     except OSError:
-        raise ConfigError(f"The config of {entry.name} is gone from {place()}: add it again.") from None
+        raise ConfigError(
+            "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=place()
+        ) from None
     return start.TrainingJob(
         entry.script, entry.title, entry.name, entry.output, toml, entry.how, {}, entry.folder, entry.resumes, entry.id
     )  # fmt: skip
@@ -163,7 +167,7 @@ def move(entry_id: str, by: int) -> None:
     with changing() as queue:
         entry, waiting = queue.find(entry_id), queue.waiting
         if entry not in waiting:
-            raise ConfigError(f"{entry.name} does not wait any more, so it cannot be moved.")
+            raise ConfigError("{name} does not wait any more, so it cannot be moved.", name=entry.name)
         to = waiting.index(entry) + by
         if 0 <= to < len(waiting):
             other = queue.entries.index(waiting[to])

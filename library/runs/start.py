@@ -12,6 +12,7 @@ from typing import Any
 
 from library.config.command import command, launch_options
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
@@ -61,9 +62,13 @@ def begin(asked: TrainingJob) -> str:
         if not own:
             names = " and ".join(run.id for run in active)
             doing = f"{names} is still {active[0].state}" if len(active) == 1 else f"{names} are still running"
-            raise ConfigError(f"{doing}: stop it, or wait until it has ended, or add this one to the queue.")
+            raise ConfigError(
+                "{doing}: stop it, or wait until it has ended, or add this one to the queue.", doing=doing
+            )
         if twin := next((run for run in active if writes_into(run.facts) == (asked.output, asked.name)), None):
-            raise ConfigError(f"output_name: {twin.id} is writing {asked.name} into this folder; choose another name.")
+            raise ConfigError(Problem("output_name",
+                ": {run} is writing {name} into this folder; choose another name.", run=twin.id,
+                name=asked.name))  # fmt: skip
         folder = _prepare(asked, own)
     arguments = command(folder / layout.TOML, asked.script, **gpu_slots.launch_options(asked.how, own))
     given = {
@@ -77,7 +82,7 @@ def begin(asked: TrainingJob) -> str:
         started = detached(arguments, folder / layout.LOG, given, asked.folder)
     except OSError as error:
         _failed(folder, f"The training could not be started: {error}.")
-        raise ConfigError(f"The training could not be started: {error}.") from error
+        raise ConfigError("The training could not be started: {error}.", error=error) from error
     own_process = process.identity(started.pid)
     layout.store(folder / layout.LAUNCHER, {**own_process, "command": arguments})
     registry.add(folder, layout.load(folder / layout.RUN) | own_process)
@@ -106,7 +111,8 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
         layout.store(folder / layout.RUN, facts)
         registry.add(folder)
     except OSError as error:
-        raise ConfigError(f"output_dir: {asked.output} cannot be written ({error.strerror or error}).") from error
+        raise ConfigError(Problem("output_dir",  ": {output} cannot be written ({why}).", output=asked.output,
+            why=error.strerror or error)) from error  # fmt: skip
     return folder
 
 

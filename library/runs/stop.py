@@ -27,7 +27,7 @@ def request(run_id: str, how: str) -> None:
     if not found.active:
         return
     if how == "kill" and not found.is_here:
-        raise ConfigError(f"{run_id} works on another computer: end its processes there.")
+        raise ConfigError("{run_id} works on another computer: end its processes there.", run_id=run_id)
     if layout.STOPS.index(how) > layout.STOPS.index(layout.stop_asked(found.folder)):
         write_atomic(found.folder / layout.STOP, how)
     if how == "kill":

@@ -102,12 +102,14 @@ def read(path: str | Path, family: str | None = None) -> Lora:
             add_alphas(found, metadata)
         adapters = assembled(found, family)
     except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from e
+        raise ConfigError("{path}: {error}", path=path, error=e) from e
     try:
         if recorded := json.loads(metadata.pop(FOLDED, "{}")):
             adapters = {module: _unfolded(module, adapter, recorded) for module, adapter in adapters.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise ConfigError(f"{path}: its metadata {FOLDED} was changed and cannot be used: remove that key") from e
+        raise ConfigError(
+            "{path}: its metadata {folded} was changed and cannot be used: remove that key", path=path, folded=FOLDED
+        ) from e
     return Lora(family, adapters, metadata, style)
 
 
@@ -118,14 +120,18 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         parts = names.split(key)
         if parts is None:
             kind = next((kind for mark, kind in OTHER_KINDS.items() if mark in key), "no LoRA")
-            raise ConfigError(f"{key} belongs to {kind}, not to a plain LoRA, and only those are handled")
+            raise ConfigError(
+                "{key} belongs to {kind}, not to a plain LoRA, and only those are handled", key=key, kind=kind
+            )
         found.setdefault(parts[0], {})[parts[1]] = tensors[key]
     for name, parts in found.items():
         if missing := {DOWN, UP} - parts.keys():
-            raise ConfigError(f"{name} lacks its {min(missing)} matrix: the file is damaged or was edited")
+            raise ConfigError(
+                "{name} lacks its {matrix} matrix: the file is damaged or was edited", name=name, matrix=min(missing)
+            )
         if parts[DOWN].ndim < 2 or parts[UP].ndim < 2 or parts[DOWN].shape[0] != parts[UP].shape[1]:
             shapes = f"{list(parts[UP].shape)} and {list(parts[DOWN].shape)}"
-            raise ConfigError(f"{name} has matrices {shapes}, which do not fit together")
+            raise ConfigError("{name} has matrices {shapes}, which do not fit together", name=name, shapes=shapes)
     if not found:
         raise ConfigError("there is no LoRA in this file")
     return found
@@ -197,7 +203,8 @@ def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | No
     width = adapter.down.shape[1]
     sizes = [width, width, width, adapter.up.shape[0] - 3 * width][:count]
     if sum(sizes) != adapter.up.shape[0] or min(sizes) <= 0:
-        raise ConfigError(f"a fused layer of {adapter.up.shape[0]} rows and {width} columns is none that is known")
+        raise ConfigError("a fused layer of {rows} rows and {width} columns is none that is known",
+            rows=adapter.up.shape[0], width=width)  # fmt: skip
     blocks = adapter.up.split(sizes)
     ranks = _ranks([block.ne(0).any(0) for block in blocks])
     if ranks is None:

@@ -24,7 +24,7 @@ def convert(
     rank is their sum.
     """
     if to not in FORMATS:
-        raise ConfigError(f"to is {to!r}: use one of {', '.join(FORMATS)}")
+        raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
     out = storage.fresh(out, lora)
     report("reading", 0, 1)
     found = adapters.read(lora)

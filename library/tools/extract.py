@@ -30,13 +30,13 @@ class ExtractOptions:
     def __post_init__(self) -> None:
         for name in ("rank", "conv_rank"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{name} is {value}: it must be at least 1")
+                raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=value)
         if not 0.5 < self.clamp <= 1:
-            raise ConfigError(f"clamp is {self.clamp:g}: it is a quantile, above 0.5 and at most 1")
+            raise ConfigError("clamp is {clamp}: it is a quantile, above 0.5 and at most 1", clamp=f"{self.clamp:g}")
         if self.min_diff < 0 or self.iterations < 0:
             raise ConfigError("min_diff and iterations cannot be negative")
         if not self.device.startswith(("cpu", "cuda")):
-            raise ConfigError(f"device is {self.device!r}: use cpu or cuda")
+            raise ConfigError("device is {device}: use cpu or cuda", device=repr(self.device))
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ConfigError("device is cuda, but PyTorch finds no NVIDIA GPU here: use cpu")
 
@@ -68,7 +68,7 @@ def extract(
     choices, out = choices or ExtractOptions(), storage.fresh(out, tuned, base)
     new, old, kind = ModelFile(tuned), ModelFile(base), storage.dtype_of(dtype)
     if new.family != old.family:
-        raise ConfigError(f"{tuned} and {base} are models of different families")
+        raise ConfigError("{tuned} and {base} are models of different families", tuned=tuned, base=base)
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
     left_out = tuple(sorted(_alike(new, old, modules, choices.min_diff, report)))
     modules = [module for module in modules if module.part not in left_out]
@@ -81,7 +81,9 @@ def extract(
             continue
         made[module] = nearest(change, choices).to(kind)
     if not made:
-        raise ConfigError(f"{tuned} and {base} do not differ in any layer that a LoRA can change")
+        raise ConfigError(
+            "{tuned} and {base} do not differ in any layer that a LoRA can change", tuned=tuned, base=base
+        )
     metadata = writing.described(new.family, f"extracted from {Path(tuned).name} minus {Path(base).name}")
     writing.save(writing.sized(Lora(new.family, made, metadata)), out, report=report)
     return Extracted(out, len(made), same, left_out)
@@ -93,7 +95,8 @@ def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
     for model in (new, old):
         place = model.place(module)
         if place is None or model.size(module) != new.size(module):
-            raise ConfigError(f"{module.kohya} has another size in {old.path} than in {new.path}: are they one family?")
+            raise ConfigError("{module} has another size in {second} than in {first}: are they one family?",
+                module=module.kohya, second=old.path, first=new.path)  # fmt: skip
         sides.append(place.of(model.tensor(place.key)).float())
     change = sides[0] - sides[1]
     if not storage.is_finite(change):

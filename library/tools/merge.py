@@ -44,7 +44,8 @@ def merge(
     left_out: list[str] = []
     for (path, _), (lora, weight) in zip(loras, given, strict=True):
         if lora.family != model.family:
-            raise ConfigError(f"{path} is a LoRA of {_name(lora)}, and {base} is of another family")
+            raise ConfigError("{path} is a LoRA of {family}, and {base} is of another family", path=path,
+                family=_name(lora), base=base)  # fmt: skip
         for module, adapter in lora.adapters.items():
             place = _fitting(model, module, adapter, path)
             if place is None:
@@ -52,7 +53,9 @@ def merge(
             else:
                 wanted.setdefault(place.key, []).append((place, adapter, weight))
     if not wanted:
-        raise ConfigError(f"no module of the LoRA is in {base}, which holds no text encoders: nothing to merge")
+        raise ConfigError(
+            "no module of the LoRA is in {base}, which holds no text encoders: nothing to merge", base=base
+        )
     tensors = {key: model.planned(key, kind) for key in model.shapes}
     for key, changes in wanted.items():
         about = tensors[key]
@@ -79,12 +82,13 @@ def join(
     out = storage.fresh(out, *(path for path, _ in loras))
     for name, value in (("rank", rank), ("conv_rank", conv_rank)):
         if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}: it must be at least 1")
+            raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=value)
     given = _read(loras, report)
     family = given[0][0].family
     for (path, _), (lora, _) in zip(loras, given, strict=True):
         if lora.family != family:
-            raise ConfigError(f"{path} is a LoRA of {_name(lora)}, and {loras[0][0]} is of another family")
+            raise ConfigError("{path} is a LoRA of {family}, and {other} is of another family", path=path,
+                family=_name(lora), other=loras[0][0])  # fmt: skip
     modules = sorted({module for lora, _ in given for module in lora.adapters})
     kind = max((lora.dtype for lora, _ in given), key=lambda kind: (kind.itemsize, str(kind)))
     made: dict[Module, AdapterFactors] = {}
@@ -117,11 +121,12 @@ def _fitting(model: ModelFile, module: Module, adapter: AdapterFactors, path: st
     if shape is None:
         if module.part != "denoiser" and not any(model.size(m) for m in model.modules(False) if m.part == module.part):
             return None
-        raise ConfigError(f"{path} has the module {module.kohya}, which {model.path} has not: is it for another model?")
+        raise ConfigError("{path} has the module {module}, which {model} has not: is it for another model?", path=path,
+            module=module.kohya, model=model.path)  # fmt: skip
     if (rows, columns) != (shape[0], torch.Size(shape[1:]).numel()):
-        raise ConfigError(
-            f"{path}: {module.kohya} is for a layer of {rows} x {columns}, and that of {model.path} is {list(shape)}"
-        )
+        raise ConfigError("{path}: {module} is for a layer of {rows} x {columns}, and that of {model} is {shape}",
+            path=path, module=module.kohya, rows=rows, columns=columns, model=model.path,
+            shape=list(shape))  # fmt: skip
     return model.place(module)
 
 
@@ -131,11 +136,11 @@ def _sum(model: ModelFile, key: str, changes: list[tuple[WeightSlice, AdapterFac
         rows = place.of(tensor)  # a view
         change = adapter.product()
         if not delta_shape(tuple(rows.shape), change):
-            raise ConfigError(f"{key} has another size than the LoRA expects")
+            raise ConfigError("{key} has another size than the LoRA expects", key=key)
         rows += weight * change.reshape(rows.shape)
     if not storage.is_finite(tensor):
         raise ConfigError(
-            f"{key} becomes NaN or infinite: the model or a LoRA is damaged, or a weight is far too large"
+            "{key} becomes NaN or infinite: the model or a LoRA is damaged, or a weight is far too large", key=key
         )
     return tensor
 
@@ -144,7 +149,9 @@ def _joined(module: Module, parts: list[tuple[AdapterFactors, float]], rank: int
     first = parts[0][0]
     sizes = {(a.up.shape[0], *a.down.shape[1:]) for a, _ in parts}
     if len(sizes) > 1:
-        raise ConfigError(f"the LoRAs have {module.kohya} in different sizes: they are for different models")
+        raise ConfigError(
+            "the LoRAs have {module} in different sizes: they are for different models", module=module.kohya
+        )
     up = torch.cat([a.factors()[0] * weight for a, weight in parts], dim=1)
     down = torch.cat([a.factors()[1] for a, _ in parts])
     if rank is None:

@@ -40,11 +40,12 @@ def edit(
     for key in remove:
         gone = [name for name in changed if name == key or (key.endswith("*") and name.startswith(key[:-1]))]
         if not gone:
-            raise ConfigError(f"{path} has no metadata {key}: nothing to remove")
+            raise ConfigError("{path} has no metadata {key}: nothing to remove", path=path, key=key)
         changed = {name: value for name, value in changed.items() if name not in gone}
     for key, value in (values or {}).items():
         if not key.startswith(PREFIXES) or key in PREFIXES:
-            raise ConfigError(f"{key} is not a key of metadata here: those begin with {', '.join(PREFIXES)}")
+            raise ConfigError("{key} is not a key of metadata here: those begin with {prefixes}", key=key,
+                prefixes=', '.join(PREFIXES))  # fmt: skip
         changed[key] = str(value)
     table = {name: about for name, about in storage.raw_header(path).items() if name != "__metadata__"}
     need_space(target, path.stat().st_size)

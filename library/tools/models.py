@@ -42,7 +42,7 @@ class ModelFile:
         if facts and found in names_of(facts.name).mergeable:
             return facts.name
         wanted = ", or ".join(known.base_model for known in families.every())
-        raise ConfigError(f"{self.path} is {found}: give {wanted}")
+        raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=found, wanted=wanted)
 
     @functools.cached_property
     def _file(self) -> weights.Weights:
@@ -57,7 +57,9 @@ class ModelFile:
         """The type a tensor is stored in. ConfigError for one that is not known."""
         code = self.codes[self.made_of[key][0]]
         if code not in storage.CODES:
-            raise ConfigError(f"{self.path} holds numbers of the type {code}, which is not handled")
+            raise ConfigError(
+                "{path} holds numbers of the type {dtype}, which is not handled", path=self.path, dtype=code
+            )
         return storage.CODES[code]
 
     def planned(self, key: str, dtype: torch.dtype | None) -> Planned:

@@ -100,7 +100,9 @@ def family_of(names: Iterable[str], metadata: Mapping[str, str]) -> str:
     for family, own in known.items():
         if own.version_word in base or any(name.startswith(own.encoder_names) for name in names if own.encoder_names):
             return family
-    raise ConfigError(f"the LoRA has no module that tells its model: only those of {families.titles()} are known")
+    raise ConfigError(
+        "the LoRA has no module that tells its model: only those of {titles} are known", titles=families.titles()
+    )
 
 
 class Parsed(NamedTuple):
@@ -119,7 +121,9 @@ def parsed(name: str, family: str) -> Parsed:
     prefix = max((prefix for prefix in known if name.startswith(prefix)), key=len, default="")
     part, written = known.get(prefix, "denoiser"), dotted(name.removeprefix(prefix))
     if not prefix and not written.startswith(tuple(tree for other in every() for tree in other.trees)):
-        raise ConfigError(f"{name} is no module of {families.facts(family).title} in any known naming")
+        raise ConfigError(
+            "{name} is no module of {title} in any known naming", name=name, title=families.facts(family).title
+        )
     path, piece, pieces = own.canonical(written) if part == "denoiser" else (written, 0, 1)
     swapped = part == "denoiser" and path != written and own.has_swapped_halves(path)
     return Parsed(Module(part, path), piece, pieces, swapped)
@@ -133,5 +137,5 @@ def spelled(module: Module, family: str, style: str) -> tuple[str, ...]:
         return (prefix + module.path.replace(".", "_"),)
     paths = own.pieces(module.path) if style == "diffusers" and module.part == "denoiser" else (module.path,)
     if not paths:
-        raise ConfigError(f"{module.kohya} has no name in diffusers: leave it out, or use another format")
+        raise ConfigError("{module} has no name in diffusers: leave it out, or use another format", module=module.kohya)
     return tuple(prefix + path for path in paths)

@@ -48,20 +48,23 @@ class ResizeOptions:
     def __post_init__(self) -> None:
         method, parameter = self.method, self.parameter
         if method not in METHODS:
-            raise ConfigError(f"method is {method!r}: use one of {', '.join(METHODS)}")
+            raise ConfigError(
+                "method is {method}: use one of {methods}", method=repr(method), methods=", ".join(METHODS)
+            )
         for name, value in (("rank", self.rank), ("conv_rank", self.conv_rank)):
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}: it must be at least 1")
+                raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=value)
         if method == "fixed":
             return
         if parameter is None:
-            raise ConfigError(f"{method} needs its parameter: {'10' if method == 'sv_ratio' else '0.9'}, for example")
+            raise ConfigError("{method} needs its parameter: {example}, for example", method=method,
+                example='10' if method == 'sv_ratio' else '0.9')  # fmt: skip
         if method == "sv_ratio" and not parameter > 1:
-            raise ConfigError(
-                f"parameter is {parameter:g}: sv_ratio keeps what is up to so many times smaller, above 1"
-            )
+            raise ConfigError("parameter is {parameter}: sv_ratio keeps what is up to so many times smaller, above 1",
+                parameter=f"{parameter:g}")  # fmt: skip
         if method != "sv_ratio" and not 0 < parameter <= 1:
-            raise ConfigError(f"parameter is {parameter:g}: {method} takes the share to keep, above 0 and at most 1")
+            raise ConfigError("parameter is {parameter}: {method} takes the share to keep, above 0 and at most 1",
+                parameter=f"{parameter:g}", method=method)  # fmt: skip
 
     def limit(self, adapter: AdapterFactors) -> int:
         """The rank that a module may have."""

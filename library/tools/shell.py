@@ -141,7 +141,7 @@ def metadata(asked: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1, ensure_ascii=False) if asked.json else _listed(found))
         return DONE
     if asked.in_place and not asked.yes:
-        raise ConfigError(f"this would change {asked.file} itself: add --yes if that is meant, or give --out")
+        raise ConfigError("this would change {file} itself: add --yes if that is meant, or give --out", file=asked.file)
     written = tool.edit(
         asked.file, asked.out, values=values, remove=asked.remove, in_place=asked.in_place, report=asked.report
     )
@@ -242,7 +242,7 @@ def _weighted(text: str) -> tuple[str, float]:
 def _pair(text: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not found:
-        raise ConfigError(f"--set takes KEY=VALUE, got {text}")
+        raise ConfigError("--set takes KEY=VALUE, got {text}", text=text)
     return key, value
 
 

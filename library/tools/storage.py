@@ -34,16 +34,17 @@ def dtype_of(name: str | None) -> torch.dtype | None:
     """A precision's name -> its type; None stays None, which means: as stored. ConfigError for others."""
     if name is None or name in DTYPES:
         return DTYPES[name] if name else None
-    raise ConfigError(f"dtype is {name!r}: use one of {', '.join(DTYPES)}, or leave it out to keep what is stored")
+    raise ConfigError("dtype is {name}: use one of {dtypes}, or leave it out to keep what is stored", name=repr(name),
+        dtypes=', '.join(DTYPES))  # fmt: skip
 
 
 def checked(path: str | Path) -> Path:
     """The path of a file that may be read. Raises ConfigError for what is absent, or may hold code."""
     path = Path(path)
     if path.suffix.lower() in weights.PICKLED:
-        raise ConfigError(f"{path} may hold code and is not opened: convert it to .safetensors first")
+        raise ConfigError("{path} may hold code and is not opened: convert it to .safetensors first", path=path)
     if not path.exists():
-        raise ConfigError(f"{path}: no such file")
+        raise ConfigError("{path}: no such file", path=path)
     return path
 
 
@@ -53,7 +54,7 @@ def opened(path: str | Path) -> weights.Weights:
     try:
         return weights.read(path)
     except SafetensorError as e:
-        raise ConfigError(f"{path} is a damaged safetensors file: {e}") from e
+        raise ConfigError("{path} is a damaged safetensors file: {error}", path=path, error=e) from e
 
 
 def entries(path: str | Path) -> dict[str, JsonObject]:
@@ -64,7 +65,7 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
             found = weights.entries(checked(file))
             out |= {name: {"dtype": about["dtype"], "shape": list(about["shape"])} for name, about in found.items()}
         except (AttributeError, IndexError, KeyError, TypeError) as e:  # a header of JSON that is something else
-            raise ConfigError(f"{file} is a damaged safetensors file: get it again") from e
+            raise ConfigError("{file} is a damaged safetensors file: get it again", file=file) from e
     return out
 
 
@@ -96,11 +97,11 @@ def fresh(out: str | Path, *sources: str | Path) -> Path:
     """The path of a file that may be written: .safetensors, and nothing is there yet. ConfigError otherwise."""
     out = Path(out)
     if out.suffix.lower() != ".safetensors":
-        raise ConfigError(f"{out}: the result is a .safetensors file; give it a name that ends so")
+        raise ConfigError("{out}: the result is a .safetensors file; give it a name that ends so", out=out)
     if any(Path(source).exists() and out.exists() and out.samefile(source) for source in sources):
-        raise ConfigError(f"{out} is one of the files to read: choose another name for the result")
+        raise ConfigError("{out} is one of the files to read: choose another name for the result", out=out)
     if out.exists():
-        raise ConfigError(f"{out} exists already and is not overwritten: choose another name")
+        raise ConfigError("{out} exists already and is not overwritten: choose another name", out=out)
     return out
 
 

@@ -24,10 +24,14 @@ def explain_error(error: BaseException, config: Any, doing: str, newest: Newest)
     """
     if isinstance(error, torch.OutOfMemoryError):
         ways = _listed([*_smaller(config, doing), "lower resolution"])
-        return ConfigError(f"the GPU ran out of memory ({doing}): {ways}{_go_on(newest)}")
+        return ConfigError(
+            "the GPU ran out of memory ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
+        )
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_ROOM):
         ways = "use fewer data loader workers, cache to disk instead of in memory, or close other programs"
-        return ConfigError(f"the computer ran out of memory, RAM ({doing}): {ways}{_go_on(newest)}")
+        return ConfigError(
+            "the computer ran out of memory, RAM ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
+        )
     return error
 
 

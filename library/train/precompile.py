@@ -9,6 +9,7 @@ import torch
 
 from library.compiler import blocks
 from library.compiler.log import CompileLog
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.data.loading import Batches
 from library.memory.prepare import compiles_size_by_size
@@ -129,7 +130,8 @@ class Precompiler:
         if missing := log.unproven():
             names = ", ".join(missing)
             if not self._options.compile_fallback:
-                raise ConfigError(f"compile: no graph was made for {names}, though it ran; switch compile off")
+                raise ConfigError(Problem("compile",
+                    ": no graph was made for {names}, though it ran; switch compile off", names=names))  # fmt: skip
             log.fallback = f"no graph was made for {names}"
             self._journal.warn(f"compile: {log.fallback}; these blocks run without it.")
             return
@@ -145,10 +147,9 @@ class Precompiler:
         """From now on without compiling, or, where that is not wanted, a ConfigError that says what is wrong."""
         reason = blocks.why(error)
         if not self._options.compile_fallback:
-            raise ConfigError(
-                f"compile: PyTorch could not compile a block ({reason}); "
-                "add --compile_fallback to go on without, or switch compile off"
-            ) from error
+            raise ConfigError(Problem("compile",  ": PyTorch could not compile a block ({reason}); "
+                "add --compile_fallback to go on without, or switch compile off",
+                reason=reason)) from error  # fmt: skip
         self.log.fallback = reason
         torch.compiler.set_stance("force_eager")
         self._journal.warn(f"Compiling failed ({reason}); the run goes on without it.")

@@ -161,7 +161,8 @@ class DiffusersInputs:
         self.text = int(self.given.pop("text_length", 128))
         self.layout = ""
         if unknown := sorted(set(self.given) - set(self.parameters)):
-            raise ConfigError(f"--input {unknown[0]}: {cls.__name__} is called with {', '.join(self.parameters)}")
+            raise ConfigError("--input {name}: {network} is called with {parameters}", name=unknown[0],
+                network=cls.__name__, parameters=', '.join(self.parameters))  # fmt: skip
 
     def settle(self, model: nn.Module) -> None:
         """Find out in which order of dimensions the model reads images. Raises ConfigError where it reads none."""
@@ -175,9 +176,9 @@ class DiffusersInputs:
             wrong.append(error)
         why = f"{type(wrong[0]).__name__}: {str(wrong[0]).partition(chr(10))[0][:160]}"
         raise ConfigError(
-            f"{self.cls.__name__} cannot be called with what its parameters' names suggest ({why}): check its config, "
-            f"or give shapes with --input NAME=1,16,64 for {', '.join(self.parameters)}"
-        )
+            "{network} cannot be called with what its parameters' names suggest ({why}): check its config, "
+            "or give shapes with --input NAME=1,16,64 for {parameters}", network=self.cls.__name__, why=why,
+            parameters=', '.join(self.parameters))  # fmt: skip
 
     def of(self, model: nn.Module, resolution: int, device: torch.device) -> dict[str, Any]:
         """The arguments of a call. Raises ConfigError for one whose shape is not known."""
@@ -197,10 +198,9 @@ class DiffusersInputs:
             elif usual and (value := usual(at)) is not None:
                 yield name, value
             elif needed:
-                raise ConfigError(
-                    f"{self.cls.__name__} is called with {name}, whose shape is not known here: "
-                    f"give it with --input {name}=1,16,64 (its sizes)"
-                )
+                raise ConfigError("{network} is called with {name}, whose shape is not known here: "
+                    "give it with --input {name}=1,16,64 (its sizes)", network=self.cls.__name__,
+                    name=name)  # fmt: skip
 
     def _layouts(self, model: nn.Module) -> list[str]:
         """The likely ones first."""

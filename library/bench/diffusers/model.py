@@ -143,7 +143,8 @@ def class_of(name: str) -> type[Any]:
     found = getattr(diffusers, name, None) if name.isidentifier() else None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         known = [known for known in dir(diffusers) if "Transformer" in known]
-        raise ConfigError(f"diffusers {diffusers.__version__} has no network called {name}{did_you_mean(name, known)}")
+        raise ConfigError("diffusers {version} has no network called {name}{hint}", version=diffusers.__version__,
+            name=name, hint=did_you_mean(name, known))  # fmt: skip
     return found
 
 
@@ -156,7 +157,9 @@ def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
         named = [name for name in every if re.search("block|layer", name, re.I)] or every
     there = {type(m).__name__ for m in model.modules() if any(type(layer) is nn.Linear for layer in m.modules())}
     if not (found := tuple(name for name in dict.fromkeys(named) if name in there)):
-        raise ConfigError(f"{cls.__name__} has no repeated blocks with Linear layers, which LoRA could train")
+        raise ConfigError(
+            "{network} has no repeated blocks with Linear layers, which LoRA could train", network=cls.__name__
+        )
     return found
 
 
@@ -165,7 +168,9 @@ def arguments(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     known = inspect.signature(class_of(name).__init__).parameters
     own = {key: value for key, value in given.items() if not key.startswith("_")}
     if unknown := sorted(set(own) - set(known)):
-        raise ConfigError(f"{name} takes no {', '.join(unknown)}: is this config that of another class?")
+        raise ConfigError(
+            "{name} takes no {unknown}: is this config that of another class?", name=name, unknown=", ".join(unknown)
+        )
     return {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
 
 
@@ -174,9 +179,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--config {path} cannot be read as JSON: {error}") from error
+        raise ConfigError("--config {path} cannot be read as JSON: {error}", path=path, error=error) from error
     if not isinstance(found, dict):
-        raise ConfigError(f"--config {path} must hold a JSON object: the config.json of a diffusers model")
+        raise ConfigError("--config {path} must hold a JSON object: the config.json of a diffusers model", path=path)
     return found
 
 

@@ -51,7 +51,7 @@ class FluxLoraNames(LoraNames):
         for bfl, made_of in table.items():
             if inner in made_of:
                 return f"{blocks}.{number}.{bfl}", made_of.index(inner), len(made_of)
-        raise ConfigError(f"{path} is no layer of FLUX.1 that can carry a LoRA")
+        raise ConfigError("{path} is no layer of FLUX.1 that can carry a LoRA", path=path)
 
     def pieces(self, path: str) -> tuple[str, ...]:
         """A BFL path -> the diffusers modules that it is made of, in the order of its rows."""
@@ -75,7 +75,9 @@ class FluxLoraNames(LoraNames):
         try:
             return keys.sources(shapes)
         except KeyError as e:
-            raise ConfigError(f"{path} is not a complete FLUX.1 transformer, {e.args[0]} is missing") from e
+            raise ConfigError(
+                "{path} is not a complete FLUX.1 transformer, {missing} is missing", path=path, missing=e.args[0]
+            ) from e
 
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
         """The diffusers tensors of one BFL name -> its tensor."""

@@ -8,6 +8,7 @@ import torch
 from numpy.polynomial import Polynomial
 from torch import Tensor
 
+from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.families.base import SampleRequest
 from library.families.sdxl import conditions
@@ -36,7 +37,8 @@ SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a",
 def scheduler(name: str | None, v_prediction: bool) -> Any:
     """A diffusers scheduler on the schedule of the training. Latents are not clipped to [-1, 1]: they exceed it."""
     if (name or "ddim") not in SAMPLERS:
-        raise ConfigError(f"sample_sampler: {name!r} is not one of {', '.join(SAMPLERS)}")
+        raise ConfigError(Problem("sample_sampler",  ": {name} is not one of {samplers}", name=repr(name),
+            samplers=', '.join(SAMPLERS)))  # fmt: skip
     kind, changes = SAMPLERS[name or "ddim"]
     cls = _lms() if kind == "LMSDiscreteScheduler" else getattr(diffusers, kind)
     options = {

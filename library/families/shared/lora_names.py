@@ -68,7 +68,9 @@ class LoraNames:
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
         """The tensors that one of the single file's is made of -> it."""
         if len(rows) != 1:
-            raise ConfigError(f"{name} is made of {len(rows)} tensors, and this model has no such layers")
+            raise ConfigError(
+                "{name} is made of {count} tensors, and this model has no such layers", name=name, count=len(rows)
+            )
         return rows[0]
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
