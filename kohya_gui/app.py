@@ -15,6 +15,7 @@ from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
 from kohya_gui.form.tab import FAMILIES, TABS, TrainingTab
 from kohya_gui.i18n import texts
+from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab
 from kohya_gui.panel.actions import RunActions
 from kohya_gui.panel.monitor import RunPanel
@@ -34,7 +35,7 @@ from kohya_gui.tools.commands import ToolCommands
 from kohya_gui.tools.tools import ToolsTab
 from library import families
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 
 TITLE = "Kohya Trainer"
 
@@ -50,8 +51,9 @@ class Page(gr.Blocks):
 def build(roots: Sequence[Path] = ()) -> Page:
     """The page. `roots` are the folders below which files may be listed, read and written."""
     with Page(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 3600)) as page:
+        about = Text("LoRA and fine-tuning for {families}", families=families.titles())
         gr.HTML(
-            f"<header><h1>{TITLE}</h1><p>LoRA and fine-tuning for {families.titles()}</p>"
+            f"<header><h1>{TITLE}</h1><p{data(about)}>{about}</p>"
             '<a href="tensorboard/" target="_blank" rel="noopener">TensorBoard</a></header>',
             elem_id="top",
             apply_default_css=False,

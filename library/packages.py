@@ -21,6 +21,7 @@ from pathlib import Path
 
 import platformdirs
 
+from library.config.problems import Text
 from library.config.schema import ConfigError, load_json
 from library.files import write_atomic
 
@@ -71,12 +72,13 @@ def installed(module: str) -> bool:
 
 def absent(module: str) -> str:
     """The sentence's end about a package that is not there."""
-    return f"needs a package that is not installed: {command(module)}"
+    return Text("needs a package that is not installed: {command}", command=command(module))
 
 
 def broken(module: str, error: str) -> str:
     """The sentence's end about a package that is there and of no use."""
-    return f"needs {title(module)}, which does not load here ({error}): {command(module, again=True)}"
+    told = "needs {package}, which does not load here ({error}): {command}"
+    return Text(told, package=title(module), error=error, command=command(module, again=True))
 
 
 def failure(module: str) -> str:

@@ -1,13 +1,13 @@
 """Page, shell and documents use the field's usual terms: what stopped readers before may not come back."""
 
 import ast
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kohya_gui.i18n.texts import table
 from tests import source
 
 # What is not to be written, as an expression, and what is written instead. A blank stands for any white space.
@@ -100,9 +100,9 @@ def texts() -> Iterator[tuple[str, str]]:
             if path.suffix == ".js":  # what is said stands in quotes; the rest is code and remarks
                 text = "\n".join(found[1] for found in re.findall(r"([\"'`])((?:(?!\1)[^\\\n]|\\.)* .*?)\1", text))
             yield path.relative_to(source.ROOT).as_posix(), text
-    for path in sorted((source.ROOT / "kohya_gui" / "i18n" / "words").glob("*.json")):
+    for path in sorted((source.ROOT / "kohya_gui" / "i18n" / "words").glob("*.po")):
         name = path.relative_to(source.ROOT).as_posix()
-        yield from ((name, english) for english in json.loads(path.read_text(encoding="utf-8")))
+        yield from ((name, english) for english in table(path.stem))
 
 
 def found(text: str) -> list[str]:
@@ -142,7 +142,7 @@ def test_texts_of_every_place_are_looked_at():
         "README.md",
         "setup.sh",
         "docs/tools.md",
-        "kohya_gui/i18n/words/zh.json",
+        "kohya_gui/i18n/words/zh.po",
         "kohya_gui/panel/queue.js",
     } <= places
     every = [text for _, text in texts()]

@@ -1,5 +1,6 @@
 // The data set tab: a folder's images in pages, their captions, and changes that can be taken back.
-import { all, count, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
+import { count, say } from "../i18n/sentences.js";
+import { all, hit, isBox, isField, make, makeButton, one, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame } from "./images_cards.js";
 import * as panels from "./images_panels.js";
@@ -179,7 +180,7 @@ async function change(name, question, tell) {
 function showOverview(found) {
   now = found;
   const { count: training, kinds } = found;
-  const of = (/** @type {number} */ n) => `${n.toLocaleString("en")} of ${kinds.all.toLocaleString("en")}`;
+  const of = (/** @type {number} */ n) => say("{done} of {of}", { done: n.toLocaleString("en"), of: kinds.all.toLocaleString("en") });
   if (!described()) folder().value = found.folder;
   part(".album").hidden = false;
   part(".album").classList.toggle("fixed", Boolean(found.fixed));
@@ -194,7 +195,9 @@ function showOverview(found) {
   if ("trigger" in kinds) numbers.push(["With the trigger word", of(kinds.all - kinds.trigger)]);
   part(".numbers").replaceChildren(...numbers.map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
   part(".steps").textContent = training.repeats
-    ? `${count(training.images, "image")} with repeats are ${count(training.repeats, "picture")} per epoch; in batches of ${training.batch} that is ${count(training.steps_per_epoch, "step")}. ${count(training.steps, "step")} are ${count(training.epochs, "epoch")}.`
+    ? say("{images} with repeats are {pictures} per epoch; in batches of {batch} that is {each}. {steps} are {epochs}.", {
+        images: count(training.images, "image"), pictures: count(training.repeats, "picture"), batch: training.batch,
+        each: count(training.steps_per_epoch, "step"), steps: count(training.steps, "step"), epochs: count(training.epochs, "epoch") })
     : "A training would find no images here.";
   part(".findings").replaceChildren(...findings(found));
   part(".notes").replaceChildren(...found.notes.map((note) => make("li", {}, note)));
@@ -223,9 +226,9 @@ function findings({ kinds, titles }) {
 function showBuckets(buckets) {
   const several = buckets.some((bucket) => bucket.dataset);
   part(".buckets").hidden = !buckets.length;
-  part(".buckets summary").textContent = `${count(buckets.length, "bucket")}: number of images per epoch`;
+  part(".buckets summary").textContent = say("{buckets}: number of images per epoch", { buckets: count(buckets.length, "bucket") });
   part(".buckets .chips").replaceChildren(...buckets.map(({ size, repeats, dataset }) =>
-    make("span", { title: several ? `Data set ${dataset + 1}` : "" }, `${size[0]} × ${size[1]}`, make("b", {}, repeats.toLocaleString("en")))));
+    make("span", { title: several ? say("Data set {number}", { number: dataset + 1 }) : "" }, `${size[0]} × ${size[1]}`, make("b", {}, repeats.toLocaleString("en")))));
 }
 
 /**
@@ -241,8 +244,8 @@ function fill(select, entries, value) {
 function showHistory(past) {
   const undo = part("[data-do=undo]", HTMLButtonElement);
   undo.disabled = !past.length;
-  undo.title = past.length ? `Take back: ${past[0].title}` : "Nothing to take back";
-  part("[data-panel=past] summary small").textContent = past.length ? `${past.length} can be taken back, last: ${past[0].title}` : "nothing to take back";
+  undo.title = past.length ? say("Take back: {change}", { change: past[0].title }) : "Nothing to take back";
+  part("[data-panel=past] summary small").textContent = past.length ? say("{count} can be taken back, last: {change}", { count: past.length, change: past[0].title }) : "nothing to take back";
   part(".past").replaceChildren(...past.map((entry) => make("li", {}, make("span", {}, entry.title), make("small", {}, new Date(entry.when * 1000).toLocaleString()))));
 }
 
@@ -286,13 +289,14 @@ function turns(start, total) {
   };
   const where = make("input", { value: String(at + 1), inputMode: "numeric", "aria-label": "Page" });
   where.onchange = () => go((parseInt(where.value, 10) || 1) - 1);
-  const range = ` of ${(last + 1).toLocaleString("en")} · ${(start + 1).toLocaleString("en")} to ${Math.min(start + PAGE, total).toLocaleString("en")} of ${count(total, "image")}`;
+  const range = say(" of {pages} · {first} to {last} of {images}", { pages: (last + 1).toLocaleString("en"), first: (start + 1).toLocaleString("en"),
+    last: Math.min(start + PAGE, total).toLocaleString("en"), images: count(total, "image") });
   return [makeButton("Previous", () => go(at - 1), { disabled: at === 0 }), make("span", {}, where, range), makeButton("Next", () => go(at + 1), { disabled: at === last })];
 }
 
 /** @param {Row} row */
 function card(row) {
-  const box = make("input", { type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name), "aria-label": `Choose ${row.name}` });
+  const box = make("input", { type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name), "aria-label": say("Choose {name}", { name: row.name }) });
   box.onchange = () => {
     if (box.checked) chosen.add(row.name);
     else chosen.delete(row.name);
@@ -330,26 +334,26 @@ async function storeCaption(row, text) {
 
 function showChosen() {
   part(".chosen").hidden = !chosen.size;
-  part(".chosen span").textContent = `${count(chosen.size, "image")} chosen`;
+  part(".chosen span").textContent = say("{images} chosen", { images: count(chosen.size, "image") });
 }
 
 // ---- what the buttons do
 
 async function compare() {
-  const done = await change("images_compare", {}, ({ kinds }) => kinds.double ? `${count(kinds.double, "image")} are duplicates of others, or similar to them.` : "No duplicates and no similar images were found.");
+  const done = await change("images_compare", {}, ({ kinds }) => kinds.double ? say("{images} are duplicates of others, or similar to them.", { images: count(kinds.double, "image") }) : "No duplicates and no similar images were found.");
   if (done && now?.kinds.double) narrow({ show: "double" });
 }
 
 async function remove() {
-  const done = await change("images_remove", { names: [...chosen] }, (found) => `${count(found.done, "image")} moved to the trash. Undo brings back what was moved.`);
+  const done = await change("images_remove", { names: [...chosen] }, (found) => say("{images} moved to the trash. Undo brings back what was moved.", { images: count(found.done, "image") }));
   if (!done) return;
   chosen.clear();
   showChosen();
 }
 
 const undo = () => change("images_undo", {}, (found) => {
-  const left = `${count(found.lefts, "file")} had been changed since and were left: ${found.left.join(", ")}`;
-  return `Taken back: ${found.undone}.${found.lefts ? `\n${left}` : ""}`;
+  const left = say("{files} had been changed since and were left: {names}", { files: count(found.lefts, "file"), names: found.left.join(", ") });
+  return `${say("Taken back: {change}.", { change: found.undone })}${found.lefts ? `\n${left}` : ""}`;
 });
 
 /** @type {Tab} */

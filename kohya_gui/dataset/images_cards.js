@@ -1,5 +1,6 @@
 // How an image is shown: the picture with what is cropped, its size and bucket, what is odd about it, its caption.
-import { count, make } from "../server/elements.js";
+import { count, say } from "../i18n/sentences.js";
+import { make } from "../server/elements.js";
 import { address } from "../server/http.js";
 
 /**
@@ -52,14 +53,14 @@ export function badges(row) {
   const found = [];
   if (row.broken) found.push(["bad", row.broken]);
   if (row.role) found.push(["", row.role === "reg" ? "regularisation" : "used for validation"]);
-  if (row.unused) found.push(["warn", `not used: ${row.unused}`]);
+  if (row.unused) found.push(["warn", say("not used: {why}", { why: row.unused })]);
   if (row.foreign) found.push(["bad", "caption is no UTF-8"]);
   if (row.caption === null) found.push(["warn", "no caption"]);
   else if (!row.caption.trim()) found.push(["warn", "empty caption"]);
   if (row.trigger === false) found.push(["warn", "no trigger word"]);
-  if (row.double) found.push(["warn", row.double === "alike" ? `similar to others (group ${row.group + 1})` : `duplicate of others (group ${row.group + 1})`]);
-  if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", `${Math.round(row.cut * 100)} % cropped`]);
-  if (row.larger > 1.5) found.push(["warn", `enlarged ${row.larger.toFixed(1)} times`]);
+  if (row.double) found.push(["warn", say(row.double === "alike" ? "similar to others (group {group})" : "duplicate of others (group {group})", { group: row.group + 1 })]);
+  if (row.cut > 0.02) found.push([row.cut > 0.2 ? "warn" : "", say("{share} % cropped", { share: Math.round(row.cut * 100) })]);
+  if (row.larger > 1.5) found.push(["warn", say("enlarged {factor} times", { factor: row.larger.toFixed(1) })]);
   if (row.turned) found.push(["warn", "EXIF rotation, ignored"]);
   return found.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
 }
@@ -70,7 +71,7 @@ export function badges(row) {
  */
 export function facts(row) {
   if (!row.bucket) return row.size[0] ? `${row.size[0]} × ${row.size[1]}` : "";
-  return `${row.size[0]} × ${row.size[1]} → ${row.bucket[0]} × ${row.bucket[1]}, ${count(row.repeats, "repeat")}`;
+  return say("{size}, {repeats}", { size: `${row.size[0]} × ${row.size[1]} → ${row.bucket[0]} × ${row.bucket[1]}`, repeats: count(row.repeats, "repeat") });
 }
 
 /**
@@ -79,7 +80,7 @@ export function facts(row) {
  * @param {(row: Row, text: HTMLTextAreaElement) => unknown} store
  */
 export function captionField(row, store) {
-  const text = make("textarea", { value: row.caption ?? "", rows: 4, "aria-label": `Caption of ${row.name}`, placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true, readOnly: row.foreign || Boolean(row.fixed), title: row.fixed });
+  const text = make("textarea", { value: row.caption ?? "", rows: 4, "aria-label": say("Caption of {name}", { name: row.name }), placeholder: row.caption === null ? "no caption" : "empty", spellcheck: true, readOnly: row.foreign || Boolean(row.fixed), title: row.fixed });
   text.onchange = () => void store(row, text);
   text.onkeydown = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) text.blur();

@@ -1,5 +1,6 @@
 // The panels of the data set tab: tags, captions by a model, folder preparation; and the large view of one image.
-import { all, count, make, makeButton, one } from "../server/elements.js";
+import { count, say } from "../i18n/sentences.js";
+import { all, make, makeButton, one } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import * as commands from "../tools/commands.js";
 import { badges, facts, frame } from "./images_cards.js";
@@ -71,13 +72,13 @@ async function preview() {
   /** @type {Sample[]} */
   const samples = found.samples;
   part(".preview").replaceChildren(
-    make("p", {}, found.changes ? `${changes} of ${shown} would change:` : `None of ${shown} would change.`),
+    make("p", {}, say(found.changes ? "{changes} of {shown} would change:" : "None of {shown} would change.", { changes, shown })),
     make("ul", {}, samples.map(({ name, before, after }) => make("li", {}, make("small", {}, name), make("del", {}, make("code", {}, before)), make("ins", {}, make("code", {}, after))))));
 }
 
 async function applyEdit() {
   if (ready !== JSON.stringify(tab.query(edit()))) return preview();
-  const done = await tab.change("images_edit", { ...edit(), apply: true }, (found) => `${count(found.done, "caption")} changed. Undo brings the old ones back.`);
+  const done = await tab.change("images_edit", { ...edit(), apply: true }, (found) => say("{captions} changed. Undo brings the old ones back.", { captions: count(found.done, "caption") }));
   if (done) forget();
 }
 
@@ -88,9 +89,8 @@ const preparation = () => part("#prepare-how", HTMLSelectElement);
 function showPreparations() {
   const places = tab.overview()?.places ?? [];
   const own = places.find((place) => place.folder === "");
-  const entries = places.filter((place) => place.folder).map(({ folder }) => [`rename/${folder}`, `Rename ${folder}`]);
-  const lying = own && count(own.images, "image");
-  if (own && !own.words) entries.unshift(["gather", `Move the ${lying} that lie directly here into a folder`]);
+  const entries = places.filter((place) => place.folder).map(({ folder }) => [`rename/${folder}`, say("Rename {folder}", { folder })]);
+  if (own && !own.words) entries.unshift(["gather", say("Move the {images} that lie directly here into a folder", { images: count(own.images, "image") })]);
   entries.push(["bring", "Copy images from another folder"]);
   const before = preparation().value;
   preparation().replaceChildren(...entries.map(([value, text]) => make("option", { value, selected: value === before }, text)));
@@ -111,7 +111,7 @@ function prepare() {
   const repeats = Number(input("#prepare-repeats").value);
   if (!Number.isInteger(repeats) || repeats < 1) return tab.notify("bad", "Repeats: write a whole number from 1.");
   const question = { how, place: rest.join("/"), repeats, words: input("#prepare-words").value, source: input("#prepare-source").value };
-  return tab.change("images_prepare", question, (found) => `The folder is called ${found.made} now.`);
+  return tab.change("images_prepare", question, (found) => say("The folder is called {name} now.", { name: found.made }));
 }
 
 // ---- one image, large

@@ -1,6 +1,7 @@
 // What the images of the data set tab are: one folder, or all that a training tab's form names, each source in a row.
 import * as form from "../form/page.js";
-import { all, count, isBox, isField, make, makeButton, one, setValue } from "../server/elements.js";
+import { count, say } from "../i18n/sentences.js";
+import { all, isBox, isField, make, makeButton, one, setValue } from "../server/elements.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
 /** @typedef {import("./images.js").Overview} Overview */
@@ -39,7 +40,7 @@ export const question = () => (taken ? { script: taken.script, taken: taken.valu
 
 function showTaken() {
   part(".taken").hidden = !taken;
-  if (taken) part(".taken span").textContent = `Counted as the training of the ${taken.title} tab, with its other settings for images and captions.`;
+  if (taken) part(".taken span").textContent = say("Counted as the training of the {tab} tab, with its other settings for images and captions.", { tab: taken.title });
 }
 
 /** All that a form says about images comes over: what this tab shows into its fields, the rest as it is. */
@@ -58,7 +59,7 @@ function take() {
   showTaken();
   if (values.train_data_dir) setValue(folder(), values.train_data_dir);
   if (folder().value || tab.described()) tab.open();
-  else tab.notify("plain", `The settings of the ${title} tab were taken. It names no image folder yet.`);
+  else tab.notify("plain", say("The settings of the {tab} tab were taken. It names no image folder yet.", { tab: title }));
 }
 
 /** A form gets this folder, and what is set for it here. */
@@ -73,7 +74,7 @@ function give() {
     setValue(theirs, value);
     theirs.dispatchEvent(new Event("input", { bubbles: true }));
   }
-  tab.notify("good", `The ${title} tab has this folder now, with its caption ending, resolution and buckets.`);
+  tab.notify("good", say("The {tab} tab has this folder now, with its caption ending, resolution and buckets.", { tab: title }));
 }
 
 function forget() {
@@ -108,9 +109,9 @@ function line(place) {
   /** @type {HTMLElement[]} */
   const name = [make("span", { className: place.folder ? "own" : "" }, place.folder || "the folder itself")];
   if (place.role) name.push(make("small", {}, "regularisation"));
-  if (place.held) name.push(make("small", {}, `${place.held.toLocaleString("en")} held back`));
-  if (place.unused) name.push(make("small", {}, `not used: ${place.unused}`));
-  if (place.fixed && path) name.push(makeButton("Open", () => openAlone(path), { title: `Open ${path}` }));
+  if (place.held) name.push(make("small", {}, say("{count} held back", { count: place.held.toLocaleString("en") })));
+  if (place.unused) name.push(make("small", {}, say("not used: {why}", { why: place.unused })));
+  if (place.fixed && path) name.push(makeButton("Open", () => openAlone(path), { title: say("Open {path}", { path }) }));
   const numbers = [place.used.toLocaleString("en"), least === most ? `${least}` : `${least} to ${most}`, place.seen.toLocaleString("en")];
   return make("tr", {}, make("th", { scope: "row" }, name), numbers.map((text) => make("td", {}, text)));
 }
@@ -122,12 +123,13 @@ export function show({ places, count: training, kinds, fixed, problems }) {
     make("tbody", {}, places.map(line))] : []));
   /** @type {string[]} */
   const also = [];
-  if (training.regularisation) also.push(`${count(training.regularisation, "image")} for regularisation, seen as often as the others.`);
+  if (training.regularisation) also.push(say("{images} for regularisation, seen as often as the others.", { images: count(training.regularisation, "image") }));
   const both = training.validation - kinds.held;
-  if (training.validation) also.push(`${count(training.validation, "image")} used for validation.`);
-  if (both) also.push(`${both.toLocaleString("en")} of them ${both === 1 ? "is" : "are"} learned from as well, as the share does not come out even.`);
-  if (training.world > 1) also.push(`${training.world} processes share the batches.`);
-  if (fixed) also.push(`${fixed} to change them.`);
+  if (training.validation) also.push(say("{images} used for validation.", { images: count(training.validation, "image") }));
+  if (both) also.push(say(both === 1 ? "{count} of them is learned from as well, as the share does not come out even."
+    : "{count} of them are learned from as well, as the share does not come out even.", { count: both.toLocaleString("en") }));
+  if (training.world > 1) also.push(say("{count} processes share the batches.", { count: training.world }));
+  if (fixed) also.push(say("{why} to change them.", { why: fixed }));
   part(".also").replaceChildren(...also.map((text) => make("span", {}, text, " ")));
   part(".also").hidden = !also.length;
   part(".stops").hidden = !problems.length;

@@ -39,7 +39,7 @@ class FormApi:
         wrong: dict[str, str] = {}
         for problem in form.wrong(given):
             if problem.option in places:
-                wrong.setdefault(places[problem.option][1], problem.about[:1].upper() + problem.about[1:])
+                wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         config = form.lenient_config(given)
         for name, option in options(type(config)).items():
             if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):

@@ -7,10 +7,10 @@ from typing import Any
 from kohya_gui.form import presets
 from kohya_gui.panel import history
 from library import families
+from library.config.problems import Text
 from library.config.schema import read_toml
 from library.runs import layout, reader
 
-SIZES = {"false": "for each image size", "auto": "once", "true": "once"}
 LOOKED_AT = 30  # earlier runs
 TOLD = ("compile_backend", "compile_mode", "compile_dynamic", "compile_blocks")  # what the seconds depend on
 
@@ -45,7 +45,7 @@ def running() -> str:
         return ""
     progress = reader.progress(run.folder).update()
     line = history.ledger(run, progress, list(progress.told.get("compile", ())))
-    return f"{run.facts.get('output_name') or run.id} now: {line}" if line else ""
+    return Text("{run} now: {line}", run=run.facts.get("output_name") or run.id, line=line) if line else ""
 
 
 def outlook(config: Any) -> str:
@@ -54,14 +54,18 @@ def outlook(config: Any) -> str:
     if not options.compile:
         return "Compiling is off. Balanced suits most trainings of more than a few minutes."
     if options.compile_backend in ("eager", "aot_eager"):
-        return f"{options.compile_backend} generates no code: it finds mistakes, and makes nothing faster."
+        return Text(
+            "{backend} generates no code: it finds mistakes, and makes nothing faster.",
+            backend=options.compile_backend,
+        )
     family = families.facts(config.family)  # its figures serve where no run of this machine is known
     graphs, seconds, run = remembered(config) or (family.graphs, family.compile_seconds, "")
     if options.compile_mode.startswith("max-autotune") and not run:
         seconds *= 8
-    lasts = "kept for next time"
-    begins = f"{graphs} graphs, about {duration(seconds)} {SIZES[options.compile_dynamic]}, {lasts}"
-    return f"{begins} (as in {run})." if run else f"{begins} (an estimate)."
+    when = Text("for each image size" if options.compile_dynamic == "false" else "once")
+    basis = Text("as in {run}", run=run) if run else Text("an estimate")
+    told = "{graphs} graphs, about {time} {when}, kept for next time ({basis})."
+    return Text(told, graphs=graphs, time=duration(seconds), when=when, basis=basis)
 
 
 def remembered(config: Any) -> tuple[int, float, str] | None:
@@ -92,4 +96,5 @@ def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, dict[str, Any]]]
 
 def duration(seconds: float) -> str:
     """25 s, 3 min."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    short = seconds < 90
+    return Text("{count} s" if short else "{count} min", count=f"{seconds if short else seconds / 60:.0f}")

@@ -16,9 +16,10 @@ from html import escape
 from typing import Any
 
 from kohya_gui.form.sections import GROUPS
+from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
 from library.config.command import Launch
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text
 from library.config.schema import (
     Layer,
     Option,
@@ -229,8 +230,12 @@ class SettingsForm:
             facts["data-unless"] = STANDS
         if field.pending:
             facts["disabled"] = ""
-        text = f"Not usable yet: {field.pending}." if field.pending else sentence(option.help, option.choices)
-        about = f'<small id="{element}-help">{escape(text)}</small>'
+        text = (
+            Text("Not usable yet: {pending}.", pending=field.pending)
+            if field.pending
+            else sentence(option.help, option.choices)
+        )
+        about = f'<small id="{element}-help"{data(text)}>{escape(text)}</small>'
         if option.type is bool:
             box = f'<input type="checkbox"{attributes(facts)}{" checked" if option.default else ""}>'
             return f'<div class="{classes} check"><label>{box}<span>{escape(option.label)}</span></label>{about}</div>'

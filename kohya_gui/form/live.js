@@ -1,4 +1,5 @@
 // Around the form: what is wrong or idle while one types, presets, undo, fixes, keys of other services.
+import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, one, pieces } from "../server/elements.js";
 import { ask, wait } from "../server/http.js";
@@ -51,7 +52,7 @@ function show(where, judgement) {
     if (!form.isFor(field, name)) continue;
     const wrong = judgement.wrong[field.id] ?? "", idle = judgement.idle[field.id] ?? "";
     const isModel = field.dataset.option === MODEL && judgement.model.path === field.value;
-    explain(field, wrong || (isModel && `The file is ${judgement.model.words}.`) || "", !wrong && idle ? `No effect: ${idle}` : "");
+    explain(field, wrong || (isModel && say("The file is {kind}.", { kind: judgement.model.words ?? "" })) || "", !wrong && idle ? say("No effect: {reason}", { reason: idle }) : "");
     const box = around(field, ".field");
     box.classList.toggle("wrong", Boolean(wrong));
     box.classList.toggle("idle", Boolean(idle) && !wrong);

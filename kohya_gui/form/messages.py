@@ -7,8 +7,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
-from library.config.problems import FLAG, Problem, read
+from library.config.problems import FLAG, Problem, Text, read
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that would mend it
@@ -22,28 +23,31 @@ _number = count()  # makes each message differ from the last, so that the same o
 
 def good(text: str, notes: Iterable[str] = (), undo: bool = False) -> str:
     """Something was done; notes are what the user should know about it. `undo` offers to take back what was filled."""
+    notes = [*notes]
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     back = '<button type="button" class="undo">Undo</button>' if undo else ""
-    return _box("good", text, (f"<ul>{listed}</ul>" if listed else "") + back)
+    return _box("good", text, (f"<ul>{listed}</ul>" if listed else "") + back, notes)
 
 
 def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
     """What must be fixed, a line each. Options that are on the page are named, marked, and reached by a click."""
-    listed, marks = [], []
+    listed, marks, shown = [], [], []
     for problem in found:
-        said, element = _told(problem, places)
+        said, element, text = _told(problem, places)
+        shown.append(text)
         marks += [f"#{element}"] if element else []
         listed.append(f"<li>{said}{button(fix(problem))}{_allow(problem)}</li>")
-    return _box("bad", _title(len(found)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", alert=True)
+    return _box("bad", _title(len(found)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", shown, alert=True)
 
 
 def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str, Any]], Mapping[str, bool | str]],
            probe: bool = True) -> str:  # fmt: skip
     """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need."""
-    listed, marks = [], []
+    listed, marks, shown = [], [], []
     for one in found["findings"]:
         problem = read(one)
-        said, element = _told(problem, places)
+        said, element, text = _told(problem, places)
+        shown.append(text)
         marks += [f"#{element}"] if element and one["verdict"] == "bad" else []
         listed.append(
             f'<li class="{one["verdict"]}"><i aria-hidden="true">{MARKS[one["verdict"]]}</i>'
@@ -55,21 +59,22 @@ def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str,
     body = f'<ul class="findings">{"".join(listed)}</ul>{_style(marks)}'
     body += PROBE if probe and not wrong and not failed else ""
     kind = "bad early" if found.get("early") else "bad" if wrong or failed else "good"
-    return _box(kind, title, body, alert=bool(wrong) or failed)
+    return _box(kind, title, body, shown, alert=bool(wrong) or failed)
 
 
-def without_captions(text: str, again: str) -> str:
+def without_captions(problem: Text, again: str) -> str:
     """That no image has a caption, before a training starts or is queued; `again` is the button that was pressed."""
     title, words = {
         "train": ("It has not started: no image has a caption", "Train without captions"),
         "later": ("It is not in the queue: no image has a caption", "Add it without captions"),
     }[again]
+    said = problem.capitalized()
     made = (
-        f'<p>{html.escape(text[:1].upper() + text[1:])}</p><p class="offer">'
+        f'<p>{html.escape(said)}</p><p class="offer">'
         '<button type="button" class="captions">Write captions</button> '
         f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
     )
-    return _box("warn", title, made, alert=True)
+    return _box("warn", title, made, [said], alert=True)
 
 
 PROBE = ('<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
@@ -98,22 +103,23 @@ def as_word(value: bool | str) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else value or "not set"
 
 
-def _told(problem: Problem, places: Places) -> tuple[str, str]:
-    """A problem as HTML, and the element that it is about, "" where it is about none."""
+def _told(problem: Problem, places: Places) -> tuple[str, str, Text]:
+    """A problem as HTML, the element that it is about, "" where it is about none, and the text that is shown of it."""
     place = places.get(problem.option) if problem.place in ("", FLAG) else None
     if not place:
-        return html.escape(problem), ""
+        return html.escape(problem), "", problem
     label, element = place
-    colon = ":" if problem.template.startswith(":") else ""
+    said = Text(problem.template, **problem.arguments)
     return (
         f'<button type="button" class="jump" data-field="{element}">{html.escape(label)}</button>'
-        f" <code>{problem.option}</code>{colon} {html.escape(problem.about)}",
+        f" <code>{problem.option}</code>{'' if said.startswith(':') else ' '}{html.escape(said)}",
         element,
+        said,
     )
 
 
 def _title(wrong: int) -> str:
-    return "This has to be fixed first" if wrong == 1 else f"{wrong} things have to be fixed first"
+    return "This has to be fixed first" if wrong == 1 else Text("{count} things have to be fixed first", count=wrong)
 
 
 def _style(marks: list[str]) -> str:
@@ -128,15 +134,19 @@ def command(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[
     `file` is where the config is or should be, the script that reads it, and whether it is there.
     """
     path, script, is_there = file
+    notes = [*notes]
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    shown = _copied("Command", line) + _copied(path.name, toml) + (f"<ul>{listed}</ul>" if listed else "")
+    body = _copied("Command", line) + _copied(path.name, toml) + (f"<ul>{listed}</ul>" if listed else "")
     if is_there:
-        return _box("plain", f"Train runs this command. {path.name} holds these settings.", shown)
+        return _box("plain", Text("Train runs this command. {name} holds these settings.", name=path.name), body, notes)
     given = f'data-path="{html.escape(str(path))}" data-script="{html.escape(script)}"'
     save = f'<button type="button" class="keep" {given}>Save the file</button> <code>{html.escape(str(path))}</code>'
     offer = f'<p class="offer keeping">{save}</p>'
     return _box(
-        "plain", f"Train runs this command. Its file is not there yet: save it as {path.name} first.", offer + shown
+        "plain",
+        Text("Train runs this command. Its file is not there yet: save it as {name} first.", name=path.name),
+        offer + body,
+        notes,
     )
 
 
@@ -145,8 +155,9 @@ def _copied(title: str, text: str) -> str:
     return f'<div class="code"><b>{html.escape(title)}</b>{copy}<pre>{html.escape(text)}</pre></div>'
 
 
-def _box(kind: str, title: str, body: str, alert: bool = False) -> str:
-    role = "alert" if alert else "status"
+def _box(kind: str, title: str, body: str, said: Iterable[str] = (), alert: bool = False) -> str:
+    """A message; `said` are the texts in its body."""
+    role, texts = "alert" if alert else "status", data(title, *said)
     title = html.escape(title)
     fold = f"<details open><summary>{title}</summary>{body}</details>" if body else f"<p>{title}</p>"
-    return f'<div class="message {kind}" role="{role}" data-said="{next(_number)}">{fold}{AWAY}</div>'
+    return f'<div class="message {kind}" role="{role}" data-said="{next(_number)}"{texts}>{fold}{AWAY}</div>'

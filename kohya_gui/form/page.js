@@ -1,4 +1,5 @@
 // The form in the browser: read it, fill it, remember it. Everything that decides is on the server.
+import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, around, fieldValue, hit, isField, make, one, saveFile, setValue } from "../server/elements.js";
 import { jump } from "./sections.js";
@@ -288,9 +289,9 @@ function mark(field, name) {
   if (box.classList.toggle("changed", differs) === Boolean(back)) return differs;
   back?.remove();
   if (differs) {
-    const words = translated("Back to what the form began with"), label = one(box, "label");
+    const label = one(box, "label");
     const text = (label.querySelector("span") ?? label).textContent;
-    label.after(make("button", { type: "button", className: "reset", title: words, "aria-label": `${words}: ${text}` }));
+    label.after(make("button", { type: "button", className: "reset", title: "Back to what the form began with", "aria-label": say("Back to what the form began with: {label}", { label: text ?? "" }) }));
   }
   return differs;
 }

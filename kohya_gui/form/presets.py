@@ -10,6 +10,7 @@ from typing import Any
 
 from library import importers
 from library.config.fixes import carried
+from library.config.problems import Problem, Text
 from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml, values
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -124,7 +125,7 @@ def _laid_over(given: dict[str, Any], config: type, notes: list[str] | None) -> 
                 raise
             del given[less]
             if notes is not None:
-                notes.append(f"{less} is left out: {problem}")
+                notes.append(Text("{profile} is left out: {why}", profile=less, why=problem))
 
 
 def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any]:
@@ -133,7 +134,9 @@ def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any
         return found
     other = names.nearest(wanted)
     if notes is not None:
-        notes.append(f"optimizer_type is {other} here, as {wanted} {why}")
+        notes.append(
+            Problem("optimizer_type", "is {other} here, as {wanted} {why}", other=other, wanted=wanted, why=why)
+        )
     kept = carried(found.get("optimizer_args", ()))
     return {**found, "optimizer_type": other, **({"optimizer_args": list(kept)} if "optimizer_args" in found else {})}
 
@@ -192,7 +195,13 @@ def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
     if type(made.config) not in configs.values():
         raise ConfigError("config file: {name} is for {title} ({trainer})", name=path.name, title=made.config.title,
             trainer=made.trainer)  # fmt: skip
-    notes.append(f"Imported from {made.trainer}: {len(made.of('kept'))} keys are kept as they are.")
+    notes.append(
+        Text(
+            "Imported from {trainer}: {count} keys are kept as they are.",
+            trainer=made.trainer,
+            count=len(made.of("kept")),
+        )
+    )
     notes.extend(made.lines())
     if made.texts:
         beside = " and ".join(made.texts)

@@ -11,6 +11,7 @@ from kohya_gui.form import api, messages, presets
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.command import command, printable
+from library.config.problems import Text
 from library.config.schema import ConfigError, build, flat, load_toml, options, to_toml, values
 from library.config.values import expand_home, strip_pasted
 from library.families import config_class
@@ -38,7 +39,7 @@ class CommandPrinter:
         config = build(config_class(sent.text("script")), given, path.name, notes=[])
         if not holds(path, config):
             presets.save(path, config, "")
-        return {"said": f"Saved {path}."}
+        return {"said": Text("Saved {path}.", path=path)}
 
 
 def printed(config: Any, where: str, launch: Mapping[str, Any], notes: Sequence[str], roots: Sequence[Path]) -> str:
@@ -88,22 +89,21 @@ def _open(config: Any) -> dict[str, Any]:
     return {name: value for name, value in values(config).items() if known[name].kind != "secret"}
 
 
-def surroundings(config: Any) -> list[str]:
+def surroundings(config: Any) -> list[Text]:
     """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
     known = options(type(config))
     found = [name for name, value in values(config).items() if _is_relative(known[name].kind, value)]
-    notes = (
-        [f"Run it in {Path.cwd()}: {', '.join(found)} {'starts' if len(found) == 1 else 'start'} there."]
-        if found
-        else []
-    )
+    told = "Run it in {folder}: {options} starts there."
+    if len(found) > 1:
+        told = "Run it in {folder}: {options} start there."
+    notes = [Text(told, folder=Path.cwd(), options=", ".join(found))] if found else []
     used = {
         "wandb_api_key": config.log.log_with in ("wandb", "all"),
         "huggingface_token": config.hub.huggingface_repo_id,
     }
     given = {**keys.kept(), **api.secrets_of(config)}
     lacking = [keys.ENVIRONMENT[name] for name, value in given.items() if value and used[name]]
-    return notes + [f"Set {name} in that shell: tokens are in no config." for name in lacking]
+    return notes + [Text("Set {name} in that shell: tokens are in no config.", name=name) for name in lacking]
 
 
 def _is_relative(kind: str | None, value: Any) -> bool:

@@ -1,5 +1,6 @@
 // Search over all settings of a form: by label, by the option's own name or flag, by what kohya_ss calls it, by its help
 // and its choices. Where nothing has all of it, what is nearest is shown, letters that are missing or swapped included.
+import { say } from "../i18n/sentences.js";
 import { all, around, hit, make, one } from "../server/elements.js";
 import { familiesOf, family, fields, isFor } from "./page.js";
 import { jump } from "./sections.js";
@@ -155,7 +156,7 @@ function draw(input, asked, elsewhere) {
   list.replaceChildren(...hits.map((entry, number) => make("li",
     { id: `${list.id}-${number}`, role: "option", "data-at": number, "aria-selected": String(number === at) },
     make("b", {}, entry.label), make("code", {}, entry.name), make("small", {}, entry.shown))));
-  if (elsewhere) list.prepend(make("li", { role: "presentation" }, `Only found for ${titles(elsewhere.field)}: ${elsewhere.label}`));
+  if (elsewhere) list.prepend(make("li", { role: "presentation" }, say("Only found for {families}: {label}", { families: titles(elsewhere.field), label: elsewhere.label })));
   if (asked && !hits.length && !elsewhere) list.append(make("li", { role: "presentation" }, "No setting matches."));
   input.setAttribute("aria-activedescendant", at >= 0 ? `${list.id}-${at}` : "");
   const bar = one(around(input, ".training"), ".bar").getBoundingClientRect();

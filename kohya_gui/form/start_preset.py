@@ -6,6 +6,7 @@ from typing import Any
 
 from kohya_gui.form import compile_summary, presets
 from kohya_gui.form.form import shown_value
+from library.config.problems import Text
 from library.config.schema import build, changed, flat, options
 from library.runs import gpu_slots, machine
 
@@ -55,8 +56,11 @@ def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.P
     title = f"{gpu.name}, {gpu.memory:.0f} GB"
     fitting = [preset for preset in sized if machine.has_memory(gpu.memory, preset.gigabytes)]
     if not fitting:
-        return least, f"{title}: that is less than any preset is for; this is the smallest, and may run out of memory."
-    return fitting[-1], f"Chosen for this GPU: {title}."
+        return least, Text(
+            "{title}: that is less than any preset is for; this is the smallest, and may run out of memory.",
+            title=title,
+        )
+    return fitting[-1], Text("Chosen for this GPU: {title}.", title=title)
 
 
 def applied(preset: presets.Preset, config: type, now: Mapping[str, Any], notes: list[str]) -> Any:

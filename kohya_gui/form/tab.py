@@ -15,7 +15,8 @@ from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths, picker
 from library import families, importers
 from library.check import isolated
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import read as read_problem
 from library.config.schema import changed, flat, mending, read_text, to_toml
 from library.families import RUNS, config_class
 from library.runs import keys, queue, start
@@ -186,8 +187,8 @@ class TrainingTab:
         if (bare := isolated.uncaptioned(report)) and not given.anyway:
             return {self.message: messages.without_captions(bare, "train")}
         run_id = start.launch(config, **self._how(config, given.launch))
-        hints = [one["text"] for one in report["findings"] if one["verdict"] == "hint"]
-        said = f"Started {run_id}. It goes on when this page is closed."
+        hints = [read_problem(one) for one in report["findings"] if one["verdict"] == "hint"]
+        said = Text("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
         return {self.message: messages.good(said, [*notes, *hints])}
 
     def on_queue(self, sent: str) -> Said:
@@ -221,7 +222,10 @@ class TrainingTab:
 
     def _keep(self, config: Any) -> list[str]:
         new = keys.keep(api.secrets_of(config))
-        return [f"{name} is kept in {keys.place()}, for you only, and is in no config." for name in new]
+        return [
+            Text("{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.place())
+            for name in new
+        ]
 
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
@@ -240,7 +244,7 @@ class TrainingTab:
         notes += self._keep(config)
         path = paths.config_file(where or presets.suggestion(config), self.roots)
         count = presets.save(path, config, known)
-        said = messages.good(f"Saved {path} ({differing(count)}).", notes)
+        said = messages.good(Text("Saved {path} ({changes}).", path=path, changes=differing(count)), notes)
         return {self.message: said, self.path: str(path), self.opened: presets.seen(path)}
 
     def on_download(self, sent: str) -> Said:
@@ -248,7 +252,7 @@ class TrainingTab:
         config, notes = self.form.collect(self.form.parse_submission(sent))
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".toml"
         file = json.dumps({"name": name, "text": to_toml(config, presets.comment(config))})
-        return {self.message: messages.good(f"{name} is among your downloads.", notes), self.file: file}
+        return {self.message: messages.good(Text("{name} is among your downloads.", name=name), notes), self.file: file}
 
     def on_export(self, sent: str, base: str) -> Said:
         """Hand the form to the browser as the JSON of kohya_ss, with the other keys of the one that was loaded."""
@@ -257,7 +261,11 @@ class TrainingTab:
         fields, lost = importers.export(config, {s: config_class(s) for s in RUNS}, _theirs(base), text)
         name = re.sub(r"[^\w.-]+", "_", config.save.output_name or config.script) + ".json"
         file = json.dumps({"name": name, "text": json.dumps(fields, indent=2, ensure_ascii=False) + "\n"})
-        said = f"{name} is among your downloads: load it in the {importers.tab_title(fields)} tab of kohya_ss."
+        said = Text(
+            "{name} is among your downloads: load it in the {tab} tab of kohya_ss.",
+            name=name,
+            tab=importers.tab_title(fields),
+        )
         return {self.message: messages.good(said, [*notes, *lost]), self.file: file}
 
     def _prompts(self, name: str | None) -> str:
@@ -288,13 +296,18 @@ class TrainingTab:
         except ConfigError as error:
             raise ConfigError(*error.problems, *self._other_tab(path, family)) from None
         count = len(flat(changed(config)))
-        said = f"Loaded {path.name} for {FAMILIES[config.family]} ({differing(count)})."
+        said = Text(
+            "Loaded {name} for {family} ({changes}).",
+            name=path.name,
+            family=FAMILIES[config.family],
+            changes=differing(count),
+        )
         shown = messages.good(said, notes, undo=True)
         base = {key: value for key, value in presets.base(path).items() if key not in keys.ENVIRONMENT}
         filled = json.loads(self.form.fill(config, start_preset.loaded(path.name)))
         return {self.message: shown, self.values: json.dumps({**filled, "base": base})}
 
-    def _other_tab(self, path: Path, family: str) -> Iterator[str]:
+    def _other_tab(self, path: Path, family: str) -> Iterator[Text]:
         """A hint when a file that does not fit here would fit in another tab."""
         for tab in TABS:
             if tab.adapters != self.tab.adapters:
@@ -302,7 +315,7 @@ class TrainingTab:
                     presets.load(path, tab.configs, family, [])
                 except ConfigError:
                     continue
-                yield f"This is a config for the {tab.title} tab: load it there."
+                yield Text("This is a config for the {title} tab: load it there.", title=tab.title)
                 return
 
     def _how(self, config: Any, launch: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,4 +333,5 @@ def _theirs(sent: Any) -> dict[str, Any] | None:
 
 def differing(count: int) -> str:
     """How many settings a file holds, in words."""
-    return f"{count} setting{'' if count == 1 else 's'} differ{'s' if count == 1 else ''} from the defaults"
+    told = "{count} setting differs from the defaults" if count == 1 else "{count} settings differ from the defaults"
+    return Text(told, count=count)

@@ -1,14 +1,14 @@
-// The page in the reader's language: English is what the page is made in, and a table from the server is put over it.
+// The page in the reader's language: English is what the page is made in, and a catalogue from the server is put over it.
 import { ask } from "../server/http.js";
+import { remember, sentenceOf } from "./sentences.js";
 
-/** @typedef {{ words: Record<string, string>, patterns: [string, string, boolean][] }} Table exact texts, and patterns as texts.py makes them */
+/** @typedef {import("./sentences.js").Sentence} Sentence */
 /** @typedef {{ from: string, shown: string }} Original what a node said in English, and what it was made to say */
 
 /** @type {Record<string, string>} */
 const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
-// Code, and names of the user's folders, files and trainings, which may well be words of the tables.
+// Code, and names of the user's folders, files and trainings, which may well be words of the catalogues.
 const SKIPPED = "code, pre, style, script, textarea, datalist, .differences td, .who b, .about > b, .name, .preview small, .picker li > span, span.own";
-const LONGEST = 400;
 const ATTRIBUTES = ["placeholder", "aria-label", "title"];
 
 /** @param {string} [value] without it what was kept is read */
@@ -23,32 +23,44 @@ const asked = [store() ?? "", ...navigator.languages].map((name) => name.slice(0
 let language = asked.find((name) => name in LANGUAGES) ?? "en";
 /** @type {Record<string, string>} */
 let words = {};
-/** @type {[RegExp, string, boolean][]} */
-let patterns = [];
 /** @type {WeakMap<Node, Record<string, Original>>} by attribute, or "data" */
 const originals = new WeakMap();
 
 /**
- * A text in the reader's language; what no table has stays as it is. Parts of a pattern are looked up, too.
+ * A text in the reader's language; what no catalogue has stays as it is.
  * @param {string} text
  * @returns {string}
  */
-export const translated = (text) => found(text) ?? (/^[A-Z][a-z]/.test(text) ? found(text[0].toLowerCase() + text.slice(1)) : null) ?? text;
+export function translated(text) {
+  const sentence = sentenceOf(text);
+  return sentence ? filled(sentence) : line(text) ?? text;
+}
 
 /**
- * @param {string} text
- * @returns {string | null} null where no table has it
+ * The line of a template; one with a capital letter in front is that without, where there is no other.
+ * @param {string} template
  */
-function found(text) {
-  if (Object.hasOwn(words, text)) return words[text];
-  if (text.length > LONGEST) return null; // what a file or a training says, and long to look through
-  for (const [shape, to, named] of patterns) {
-    const parts = shape.exec(text);
-    if (!parts) continue;
-    const said = to.replace(/\{(\d+)\}/g, (_, at) => translated(parts[at] ?? ""));
-    return named && parts[1] !== undefined ? `${translated(parts[1])}${/^[=（]/.test(said) ? " " : "："}${said}` : said;
-  }
-  return null;
+function line(template) {
+  if (Object.hasOwn(words, template)) return words[template];
+  const lower = /^[A-Z][a-z]/.test(template) ? template[0].toLowerCase() + template.slice(1) : "";
+  return Object.hasOwn(words, lower) ? words[lower] : null;
+}
+
+/**
+ * A sentence with all that is put into it, and the option's name that a problem begins with.
+ * @param {Sentence} sentence
+ * @returns {string}
+ */
+function filled({ text, template, arguments: given, option = "", place = "" }) {
+  const isSigns = !/\p{L}/u.test(template.replace(/\{\w+\}/g, ""));
+  const other = isSigns ? template : line(template.replace(/^:\s*/, ""));
+  if (other === null) return text;
+  const said = other.replace(/\{(\w+)\}/g, (as, name) => {
+    const value = given[name] ?? as;
+    return typeof value === "string" ? translated(value) : filled(value);
+  });
+  if (!option) return said;
+  return `${place}${translated(option)}${/^[=（]/.test(said) ? " " : "："}${said}`;
 }
 
 /**
@@ -83,6 +95,7 @@ function put(node, key, now, write) {
 function translate(root) {
   if (root instanceof Text) return void translateText(root);
   if (!(root instanceof Element) || root.closest("script, style")) return;
+  for (const element of [root, ...root.querySelectorAll("[data-texts]")]) remember(JSON.parse(element.getAttribute("data-texts") ?? "[]"));
   for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")]) translateAttributes(element);
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) translateText(/** @type {Text} */ (walker.currentNode));
@@ -115,11 +128,8 @@ let started = false;
 
 /** @param {string} name */
 async function use(name) {
-  /** @type {Table} */
-  const table = name === "en" ? { words: {}, patterns: [] } : await ask("words", { language: name });
+  words = name === "en" ? {} : (await ask("words", { language: name })).words;
   [language, started] = [name, true];
-  words = table.words;
-  patterns = table.patterns.map(([shape, to, named]) => [new RegExp(shape, "s"), to, named]);
   document.documentElement.lang = name;
   translate(document.body);
 }

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import gradio as gr
 
+from kohya_gui.form import compile_summary
 from kohya_gui.form.form import SettingsForm, shown_value
+from kohya_gui.i18n.sentences import data
 from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library import families
 from library.bench import picture, report
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text
 from library.config.schema import ConfigError, options, to_toml
 from library.files import write_atomic
 from library.measuring import candidates
@@ -25,8 +28,8 @@ from library.runs import gpu_slots, reader
 from library.runs import job as jobs
 
 MODELS = {
-    f"{family.name}-{size}": (f"{family.title}, {about}", ["--family", family.name, "--size", size])
-    for size, about in (("full", "full size, random weights"), ("tiny", "tiny, to try it out"))
+    f"{family.name}-{size}": (Text(about, family=family.title), ["--family", family.name, "--size", size])
+    for size, about in (("full", "{family}, full size, random weights"), ("tiny", "{family}, tiny, to try it out"))
     for family in sorted(families.every(), key=lambda known: known.name)
 }
 EXTENTS = {
@@ -85,7 +88,11 @@ class LabTab:
         if not values:
             raise ConfigError("This measurement recommends no settings that the form has.")
         set_to = ", ".join(f"{name} = {str(found[name]).lower()}" for name in values)
-        return {"tab": tab, "values": values, "said": f"Now in the form of {self.titles[tab]}: {set_to}."}
+        return {
+            "tab": tab,
+            "values": values,
+            "said": Text("Now in the form of {tab}: {set_to}.", tab=self.titles[tab], set_to=set_to),
+        }
 
     def _command(self, kind: str, sent: ApiRequest) -> list[str]:
         """The command line of a bench or a profile. Whatever the browser sends is chosen from what is known."""
@@ -116,7 +123,7 @@ class LabTab:
         return [str(path), "--script", config.script]
 
     def _markup(self) -> str:
-        ours = {tab: f"The form of {name}" for tab, name in self.titles.items()}
+        ours: dict[str, str] = {tab: Text("The form of {name}", name=name) for tab, name in self.titles.items()}
         models = {**{name: text for name, (text, _) in MODELS.items()}, **ours}
         size = "full" if gpu_slots.lanes() != (gpu_slots.CPU,) else "tiny"
         usual = next(name for name in MODELS if name.endswith(size))
@@ -198,7 +205,7 @@ def _bar(result: JsonMapping, bar: picture.Bar) -> JsonObject:
 
 def profile(result: JsonMapping) -> JsonObject:
     """Where the time goes, the verdict, and the longest operations."""
-    idle = f", the GPU idle for {result['idle']:.0%}" if result.get("idle") is not None else ""
+    idle = Text(", the GPU idle for {share}", share=f"{result['idle']:.0%}") if result.get("idle") is not None else ""
     counts = (
         {"kernel launches": "launches", "waits for the GPU": "syncs", "values read from the GPU": "reads"}
         if idle
@@ -207,7 +214,7 @@ def profile(result: JsonMapping) -> JsonObject:
     counts["casts"] = "casts"
     return {
         "heading": [*report.heading(result), f"{result['way']['name']} at {result['resolution']}"],
-        "step": f"A step takes {report.milliseconds(result['step_ms'])}{idle}",
+        "step": Text("A step takes {time}{idle}", time=report.milliseconds(result['step_ms']), idle=idle),
         "counts": [f"{result[key]:,} {words}" for words, key in counts.items()],
         "kinds": [{"name": name, "share": share} for name, share in result["kinds"].items()],
         "verdict": [{"text": v["text"], "options": _flags(v["options"])} for v in result["verdict"]],
@@ -260,7 +267,7 @@ def _measurable(side: str) -> bool:
 def _took(job: jobs.BackgroundJob) -> str:
     end = job.facts.get("ended") or (time.time() if job.active else 0)
     seconds = max(0.0, end - job.started)
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    return compile_summary.duration(seconds)
 
 
 def _flags(given: JsonMapping) -> str:
@@ -269,6 +276,6 @@ def _flags(given: JsonMapping) -> str:
 
 def _choices(given: Mapping[str, str], chosen: str = "") -> str:
     return "".join(
-        f'<option value="{name}"{" selected" * (name == chosen)}>{escape(text)}</option>'
+        f'<option value="{name}"{" selected" * (name == chosen)}{data(text)}>{escape(text)}</option>'
         for name, text in given.items()
     )

@@ -11,10 +11,12 @@ from starlette.responses import Response
 
 from kohya_gui.form import reopen, start_preset
 from kohya_gui.form.form import SettingsForm
+from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import samples
 from kohya_gui.panel.html import duration
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.runs import bundle, explain, gpu_slots, layout, queue, reader, resume, start, stop
@@ -45,10 +47,10 @@ def buttons(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> str:
         shown = [("open", "Open in form", ""), ("bundle", "Support bundle", "")]
         if _is_wanted(run, others):
             state = resume.newest_state(run)
-            words = f"Resume from step {resume.step_of(state)}" if state else "Start again"
+            words = Text("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"
             shown = [("resume", words, "primary"), *shown]
     made = "".join(
-        f'<button type="button" class="{kind}" data-act="{act}">{html.escape(words)}</button>'
+        f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(words)}</button>'
         for act, words, kind in shown
     )
     return f'<div class="acts" data-run="{html.escape(run.id)}">{made}<p class="answer" role="status"></p></div>'
@@ -59,15 +61,20 @@ def _question(run: reader.RecordedRun, how: str) -> str:
     if how == "kill":
         step, seconds = stop.lost_by_kill(run)
         if step is None:
-            return f"No state was saved: all that was learned in {duration(seconds)} is lost. Kill it?"
-        return f"What was learned after step {step} is lost, {duration(seconds)} of work. Kill it?"
+            return Text("No state was saved: all that was learned in {time} is lost. Kill it?", time=duration(seconds))
+        return Text(
+            "What was learned after step {step} is lost, {time} of work. Kill it?",
+            step=step,
+            time=duration(seconds),
+        )
     what, seconds = stop.lost_now(run) if how == "now" else ("", 0.0)
     if seconds <= MUCH:
         return ""
-    lost = {"start": "No step is done yet: {} of loading, caching and compiling are lost. Stop it?",
-            "step": "{} of work on this step are lost; what was learned before is saved. Stop it?",
-            "look": "{} of work on samples or validation are lost; what was learned is saved. Stop it?"}  # fmt: skip
-    return lost[what].format(duration(seconds))
+    lost = {"start": "No step is done yet: {time} of loading, caching and compiling are lost. Stop it?",
+            "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
+            "look":
+            "{time} of work on samples or validation are lost; what was learned is saved. Stop it?"}  # fmt: skip
+    return Text(lost[what], time=duration(seconds))
 
 
 def _is_wanted(run: reader.RecordedRun, others: list[reader.RecordedRun]) -> bool:
@@ -122,7 +129,11 @@ class RunActions:
         active = [other.facts for other in reader.runs() if other.active and other.is_here]
         if gpu_slots.choose(job.how, gpu_slots.free(active)):
             start.begin(job)
-            return f"It resumes after step {resume.step_of(state)}." if state else "It starts again from the beginning."
+            return (
+                Text("It resumes after step {step}.", step=resume.step_of(state))
+                if state
+                else "It starts again from the beginning."
+            )
         queue.add(job, first=True)
         return "Another training is running: this one resumes when that has ended (see the Queue tab)."
 

@@ -5,6 +5,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from kohya_gui.i18n.sentences import data
+from library.config.problems import Text
+
 WIDTH, HEIGHT, DRAWN = 600, 150, 300  # units of a chart, and points that it draws at most
 NAMES = 3  # learning rates that are drawn
 
@@ -26,12 +29,16 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
         f'<polyline class="smooth" points="{frame.line((p[0], p[2]) for p in points)}"/>'
     )
     marks = frame.seen(resumed)
-    after = f"resumed after {', '.join(map(str, marks[-3:]))}" if marks else ""
-    about = f"Loss from step {frame.first} to step {frame.last}, now {points[-1][2]:.4g}" + (
-        f", {after}" if after else ""
+    after = Text("resumed after {steps}", steps=", ".join(map(str, marks[-3:]))) if marks else ""
+    about = Text(
+        "Loss from step {first} to step {last}, now {loss}{after}",
+        first=frame.first,
+        last=frame.last,
+        loss=f"{points[-1][2]:.4g}",
+        after=Text(", {resumed}", resumed=after) if after else "",
     )
     key = '<small><i class="raw"></i>each step <i class="smooth"></i>smoothed</small>'
-    below = f'<span class="resumed">{after}</span>' if after else ""
+    below = f'<span class="resumed"{data(after)}>{after}</span>' if after else ""
     return (
         f'<figure class="chart"><figcaption>Loss {key}</figcaption>{frame.around(drawn, about, marks, below)}</figure>'
     )
@@ -50,7 +57,7 @@ def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[
         for at, name in enumerate(names)
     )
     key = "" if one else "".join(f'<i class="r{at}"></i>{html.escape(name)} ' for at, name in enumerate(names))
-    about = f"Learning rate from step {frame.first} to step {frame.last}"
+    about = Text("Learning rate from step {first} to step {last}", first=frame.first, last=frame.last)
     inside = frame.around(drawn, about, frame.seen(resumed))
     return f'<figure class="chart low"><figcaption>Learning rate <small>{key}</small></figcaption>{inside}</figure>'
 
@@ -83,10 +90,12 @@ class _Frame(NamedTuple):
         grid = "".join(f'<line x1="0" x2="{WIDTH}" y1="{y}" y2="{y}"/>' for y in (0, HEIGHT / 2, HEIGHT))
         for x in map(self.across, marks):
             grid += f'<line class="resumed" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>'
+        first = Text("step {step}", step=self.first)
         return (
             f'<div class="y"><span>{self.high:.3g}</span><span>{self.low:.3g}</span></div>'
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{about}">'
-            f'{grid}{drawn}</svg><div class="x"><span>step {self.first}</span>{below}<span>{self.last}</span></div>'
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{about}"'
+            f"{data(about)}>{grid}{drawn}</svg>"
+            f'<div class="x"{data(first)}><span>{first}</span>{below}<span>{self.last}</span></div>'
         )
 
 

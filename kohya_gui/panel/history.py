@@ -4,7 +4,9 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
+from library.config.problems import Text, counted, listed
 from library.runs.reader import RecordedRun, RunProgress
 
 SHOWN = 8  # of a kind, the newest
@@ -15,9 +17,9 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
     seen = progress.told
     compiles = list(seen.get("compile", ()))
     parts = [
-        _list("Warnings", [html.escape(text(event)) for event in seen.get("warning", ())], "warn"),
-        _list("Compiled", [html.escape(compiled(e)) for e in compiles], "compiled", ledger(run, progress, compiles)),
-        _list("Saved", [saved(event) for event in _kept(seen.get("saved", ()))], "saved"),
+        _list("Warnings", map(text, seen.get("warning", ())), "warn"),
+        _list("Compiled", map(compiled, compiles), "compiled", ledger(run, progress, compiles)),
+        _list("Saved", map(saved, _kept(seen.get("saved", ()))), "saved"),
     ]
     return "".join(parts)
 
@@ -40,13 +42,17 @@ def ledger(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]
     seconds = total.get("seconds") or (known[-1] if known else sum(_number(event.get("seconds")) for event in good))
     again = total.get("recompiles") if total else sum(bool(event.get("reason")) for event in good)
     hits = total.get("cache_hits") if total else sum(_number(event.get("cache_hits")) for event in good)
-    said = [f"{graphs} graph{'s' * (graphs != 1)} in {seconds:.0f} s"]
-    said += [f"{again} recompiled"] if again else []
-    said += [f"{hits:.0f} from the cache"] if hits else []
+    said = [Text("{graphs} in {seconds} s", graphs=counted(graphs, "graph"), seconds=f"{seconds:.0f}")]
+    said += [Text("{count} recompiled", count=again)] if again else []
+    said += [Text("{hits} from the cache", hits=f"{hits:.0f}")] if hits else []
     gained = total.get("saved_seconds", progress.last.get("compile/saved_seconds"))
     if isinstance(gained, int | float):
-        said.append(f"{gained:.0f} s saved" if gained >= 0 else f"{-gained:.0f} s lost so far")
-    return ", ".join(said)
+        said.append(
+            Text("{seconds} s saved", seconds=f"{gained:.0f}")
+            if gained >= 0
+            else Text("{seconds} s lost so far", seconds=f"{-gained:.0f}")
+        )
+    return listed(said)
 
 
 def _number(value: JsonValue) -> float:
@@ -58,9 +64,11 @@ def _list(title: str, lines: Iterable[str], kind: str, sum_up: str = "") -> str:
     shown = every[-SHOWN:]
     if not shown:
         return ""
-    more = sum_up or (f"last {len(shown)} of {len(every)}" if len(every) > len(shown) else "")
-    more = f" <small>{html.escape(more)}</small>" if more else ""
-    items = "".join(f"<li>{line}</li>" for line in shown)
+    more = sum_up or (
+        Text("last {shown} of {every}", shown=len(shown), every=len(every)) if len(every) > len(shown) else ""
+    )
+    more = f" <small{data(more)}>{html.escape(more)}</small>" if more else ""
+    items = "".join(line if kind == "saved" else f"<li{data(line)}>{html.escape(line)}</li>" for line in shown)
     return f'<section class="{kind}"><h3>{title}{more}</h3><ul>{items}</ul></section>'
 
 
@@ -73,12 +81,13 @@ def compiled(event: JsonObject) -> str:
     """One line of the ledger: which block made a graph, in which time, and why again."""
     if not event.get("block"):
         return text(event)
-    line = f"{event['block']}: {'forward' if event.get('forward', True) else 'backward'} graph"
+    told = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"
+    line = Text(told, block=event["block"])
     if isinstance(event.get("seconds"), int | float):
-        line += f" in {event['seconds']:.1f} s"
-    for key, words in (("failed", "failed"), ("reason", "recompiled because")):
+        line = Text("{graph} in {seconds} s", graph=line, seconds=f"{event['seconds']:.1f}")
+    for key, told in (("failed", "{graph}, failed: {why}"), ("reason", "{graph}, recompiled because: {why}")):
         if event.get(key):
-            line += f", {words}: {event[key]}"
+            line = Text(told, graph=line, why=event[key])
     return line
 
 
@@ -94,5 +103,6 @@ def saved(event: JsonObject) -> str:
     line = html.escape(Path(name).name) + (f" <small>({size / 1e6:,.1f} MB)</small>" if size else "")
     if "ok" in event:
         mood, mark, words = ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", text(event) or "does not load")
-        line += f' <span class="{mood}" title="{html.escape(text(event))}">{mark} {html.escape(words)}</span>'
-    return line
+        said = listed([mark, words], " ")
+        line += f' <span class="{mood}" title="{html.escape(text(event))}"{data(said)}>{html.escape(said)}</span>'
+    return f"<li>{line}</li>"

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import history
 from library.config.json_types import JsonObject, JsonValue
+from library.config.problems import Text, counted
 from library.runs import explain, layout, machine
 from library.runs.queue import BY_USER, Queue
 from library.runs.reader import RecordedRun, RunProgress
@@ -21,7 +23,9 @@ STATES = {
     "failed": ("Failed", "bad"),
     "interrupted": ("Interrupted", "bad"),
 }
-ENDING = {"": "", "after_step": " · stops after this step", "now": " · saves and stops", "kill": " · is killed"}
+ENDING = {"": "", "after_step": "{doing} · stops after this step", "now": "{doing} · saves and stops",
+          "kill": "{doing} · is killed"}  # fmt: skip
+PAUSED = "The queue is paused: {why} {trainings} left."
 EMPTY = (
     '<div class="empty"><p><b>No training yet.</b></p>'
     "<p>A training shows here while it runs, whether it was started with Train or in a shell.</p></div>"
@@ -34,7 +38,7 @@ def choices(runs: Iterable[tuple[str, str]], picked: str) -> str:
     """The list of runs to look at, where there is more than one: (label, id), newest first."""
     given = [("Newest run", ""), *runs]
     made = "".join(
-        f'<option value="{html.escape(run)}"{" selected" * (run == picked)}>{html.escape(label)}</option>'
+        f'<option value="{html.escape(run)}"{" selected" * (run == picked)}{data(label)}>{html.escape(label)}</option>'
         for label, run in given
     )
     return f'<select class="runs" aria-label="Run">{made}</select>' if len(given) > 2 else ""
@@ -57,15 +61,16 @@ def waiting(found: Queue) -> str:
     names = [entry.name for entry in found.waiting]
     if not names:
         return ""
-    count = f"{len(names)} training{'s' * (len(names) > 1)}"
     if not found.paused and not found.halted:
-        more = f", and {len(names) - 1} more" if len(names) > 1 else ""
-        return f'<p class="next">Next in the queue: {html.escape(names[0])}{more}</p>'
-    why = "The queue is halted since the computer or its process ended."
+        told = "Next in the queue: {name}, and {more} more" if len(names) > 1 else "Next in the queue: {name}"
+        said = Text(told, name=names[0], more=len(names) - 1)
+        return f'<p class="next"{data(said)}>{html.escape(said)}</p>'
+    why = "The queue is halted since the computer or its process ended. {trainings} left."
     if found.paused:
-        why = "The queue is paused" + ("." if found.paused == BY_USER else f": {found.paused}")
+        why = "The queue is paused. {trainings} left." if found.paused == BY_USER else PAUSED
+    said = Text(why, trainings=counted(len(names), "training"), why=found.paused)
     go = '<button type="button" data-queue="go_on">Continue</button>'
-    return f'<div class="next halted"><p>{html.escape(why)} {count} left.</p>{go}</div>'
+    return f'<div class="next halted"{data(said)}><p>{html.escape(said)}</p>{go}</div>'
 
 
 def facts(run: RecordedRun, progress: RunProgress, now: float) -> str:
@@ -82,13 +87,14 @@ def _deleted(run: RecordedRun) -> str:
         said = "The folder of this run was deleted. The training still works; Stop now ends it."
     elif restored := run.facts.get("restored"):
         at = time.strftime("%H:%M", time.localtime(restored))
-        said = (
-            f"The folder of this run was deleted while it trained. Its record was written again at {at}; "
-            "files that were saved there before are lost."
+        said = Text(
+            "The folder of this run was deleted while it trained. Its record was written again at {at}; "
+            "files that were saved there before are lost.",
+            at=at,
         )
     else:
         return ""
-    return f'<div class="cause" role="alert"><ul><li>{said}</li></ul><small>{where}</small></div>'
+    return f'<div class="cause" role="alert"{data(said)}><ul><li>{said}</li></ul><small>{where}</small></div>'
 
 
 def _failure(run: RecordedRun) -> str:
@@ -97,19 +103,19 @@ def _failure(run: RecordedRun) -> str:
     advice = explain.cause(run.error) or run.error
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in advice.splitlines() if line.strip())
     said = "" if advice == run.error else f"<small>{html.escape(run.error)}</small>"
-    return f'<div class="cause" role="alert"><ul>{lines}</ul>{said}</div>'
+    return f'<div class="cause" role="alert"{data(advice)}><ul>{lines}</ul>{said}</div>'
 
 
 def _bar(run: RecordedRun, progress: RunProgress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
-        left += ENDING[layout.stop_asked(run.folder)]
+        left = Text(ENDING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
     if run.active and (silent := _silent(progress, now)):
-        left += f" · no progress for {duration(silent)}"
+        left = Text("{doing} · no progress for {time}", doing=left, time=duration(silent))
     share = min(1.0, done / of) if of else 0.0
     waiting = " waiting" if run.active and not of else ""
     return (
-        f'<div class="line"><span>{html.escape(left)}</span><span>{html.escape(right)}</span></div>'
+        f'<div class="line"{data(left, right)}><span>{html.escape(left)}</span><span>{html.escape(right)}</span></div>'
         f'<div class="track{waiting}" role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="100"'
         f' aria-valuenow="{share * 100:.0f}"><i style="width:{share * 100:.1f}%"></i></div>'
     )
@@ -135,7 +141,7 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[str, st
         done, of = number(phase.get("done")), number(phase.get("total"))
         # DoubleStreamBlock -> double stream block
         block = re.sub("(?<=[a-z])(?=[A-Z])", " ", str(phase["name"]).removeprefix("compiling ")).lower()
-        return f"Compiling {block}", f"{done} of {of}", max(0, done - 1), of
+        return Text("Compiling {block}", block=block), Text("{done} of {of}", done=done, of=of), max(0, done - 1), of
     if phase and phase.get("total") and phase.get("done") == phase.get("total") and not step:
         # All is read and encoded, and the first step is what compiles.
         compiling = (run.facts.get("config") or {}).get("compile", {}).get("compile")
@@ -147,7 +153,12 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[str, st
         return ("Loading Python and the trainer" if run.state == "starting" else "Preparing"), "", 0, 0
     if not step:
         return "Ended before the first step", _eta(run, progress, now), 0, 0
-    return (f"Step {step} / {total}" if total else f"Step {step}"), _eta(run, progress, now), step, total
+    return (
+        (Text("Step {step} / {total}", step=step, total=total) if total else Text("Step {step}", step=step)),
+        _eta(run, progress, now),
+        step,
+        total,
+    )
 
 
 def number(value: JsonValue) -> int:
@@ -161,9 +172,9 @@ def _eta(run: RecordedRun, progress: RunProgress, now: float) -> str:
     if run.active:
         if not isinstance(eta, int | float):
             return ""
-        return f"{duration(max(0.0, eta - (now - progress.last.get('t', now))))} left"
+        return Text("{time} left", time=duration(max(0.0, eta - (now - progress.last.get("t", now)))))
     ended = run.facts.get("ended") or run.facts.get("heartbeat")
-    return f"took {duration(ended - started)}" if started and ended else ""
+    return Text("took {duration}", duration=duration(ended - started)) if started and ended else ""
 
 
 def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
@@ -180,7 +191,8 @@ def _numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
     if run.active and run.facts.get("started"):
         rows.append(("Running for", duration(now - run.facts["started"]), ""))
     cells = "".join(
-        f"<div><dt>{html.escape(title)}</dt><dd>{html.escape(value)} <small>{html.escape(unit)}</small></dd></div>"
+        f"<div{data(value)}><dt>{html.escape(title)}</dt><dd>{html.escape(value)} "
+        f"<small>{html.escape(unit)}</small></dd></div>"
         for title, value, unit in rows
     )
     return f"<dl>{cells}</dl>" if cells else ""
@@ -196,19 +208,20 @@ def rates(given: Any) -> dict[str, float]:
     return {"": next(iter(known.values()))} if len(set(known.values())) == 1 else dict(list(known.items())[:3])
 
 
-PARTS = (("data_s", "waiting for data"), ("transfer_s", "copying to the GPU"), ("compute_s", "computing"))
+PARTS = ("data_s", "transfer_s", "compute_s")  # waiting for data, copying to the GPU, computing
 
 
 def split(last: JsonObject) -> str:
     """Where the time of the last step went, as a bar and in words."""
-    parts = [(name, words, float(last[name])) for name, words in PARTS if isinstance(last.get(name), int | float)]
-    whole = sum(seconds for _, _, seconds in parts)
+    parts = [(name, float(last[name])) for name in PARTS if isinstance(last.get(name), int | float)]
+    whole = sum(seconds for _, seconds in parts)
     if len(parts) < len(PARTS) or whole <= 0:
         return ""
-    bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, _, seconds in parts)
-    said = ", ".join(f"{seconds / whole:.0%} {words}" for _, words, seconds in parts)
+    bars = "".join(f'<i class="{name}" style="width:{seconds / whole:.1%}"></i>' for name, seconds in parts)
+    shares = {name: f"{seconds / whole:.0%}" for name, seconds in parts}
+    said = Text("{data_s} waiting for data, {transfer_s} copying to the GPU, {compute_s} computing", **shares)
     return (
-        '<div class="split"><h3>Time per step</h3>'
+        f'<div class="split"{data(said)}><h3>Time per step</h3>'
         f'<div class="track" role="img" aria-label="{said}">{bars}</div><p>{said}</p></div>'
     )
 
@@ -222,7 +235,15 @@ def usage(run: RecordedRun) -> str:
     memory, disk = machine.memory(), machine.disk(run.facts.get("output_dir") or run.folder)
     rows.append(_used("Memory", memory["used"], memory["total"], "GB"))
     if disk:
-        rows.append(_used("Disk", disk["total"] - disk["free"], disk["total"], "GB", f"{disk['free']:,.0f} GB free"))
+        rows.append(
+            _used(
+                "Disk",
+                disk["total"] - disk["free"],
+                disk["total"],
+                "GB",
+                Text("{free} GB free", free=f"{disk['free']:,.0f}"),
+            )
+        )
     return f'<div class="usage">{"".join(rows)}</div>'
 
 
@@ -232,7 +253,7 @@ def _gpu(gpu: machine.GpuStatus) -> str:
         f"{gpu.used:.1f} / {gpu.total:.1f} GB",
         *(f"{value:.0f} {unit}" for value, unit in told if value is not None),
     ]
-    return _used(f"GPU {gpu.index}", gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
+    return _used(Text("GPU {index}", index=gpu.index), gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
 
 
 def _used(title: str, used: float, total: float, unit: str, words: str = "", about: str = "") -> str:
@@ -240,17 +261,21 @@ def _used(title: str, used: float, total: float, unit: str, words: str = "", abo
     words = words or f"{used:.1f} / {total:.1f} {unit}"
     full = " full" if share > FULL else ""
     return (
-        f'<div class="used{full}" title="{html.escape(about)}"><span>{html.escape(title)}</span>'
+        f'<div class="used{full}" title="{html.escape(about)}"{data(title, words)}><span>{html.escape(title)}</span>'
         f'<div class="track"><i style="width:{share:.1%}"></i></div><span>{html.escape(words)}</span></div>'
     )
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float) -> Text:
     """Seconds in words: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
-        return f"{max(0, round(seconds))} s"
+        return Text("{count} s", count=max(0, round(seconds)))
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+    return (
+        Text("{count} min", count=minutes)
+        if minutes < 90
+        else Text("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
+    )
 
 
 def log(lines: str, run: RecordedRun | None = None) -> str:

@@ -1,5 +1,6 @@
 // The live panel in the browser: its buttons, the support bundle, and comparing two samples.
 import * as form from "../form/page.js";
+import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, makeButton, one, saveFile, setValue } from "../server/elements.js";
 import { address, ask, messageOf, wait } from "../server/http.js";
@@ -93,7 +94,7 @@ function compare(sample) {
   one(dialog, "p").textContent = sample.dataset.prompt ?? "";
   const [first, second] = dialog.querySelectorAll("select");
   for (const choice of [first, second])
-    choice.replaceChildren(...samples.map(({ step }, i) => make("option", { value: String(i) }, `${translated("Step")} ${step}`)));
+    choice.replaceChildren(...samples.map(({ step }, i) => make("option", { value: String(i) }, translated(say("Step {step}", { step })))));
   second.value = String(place);
   first.value = String(Math.min(place + 1, row.length - 1)); // the one before it, as the newest comes first
   dialog.classList.toggle("single", row.length < 2);
@@ -126,7 +127,7 @@ function draw(dialog) {
     const sample = i ? first : second;
     if (!sample) continue;
     if (image.getAttribute("src") !== sample.large) image.src = sample.large;
-    image.alt = `${translated("Step")} ${sample.step}`;
+    image.alt = translated(say("Step {step}", { step: sample.step }));
   }
   one(dialog, ".pair").style.setProperty("--at", `${one(dialog, "input", HTMLInputElement).value}%`);
 }

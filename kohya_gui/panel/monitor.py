@@ -8,6 +8,7 @@ import gradio as gr
 from kohya_gui.form.tab import QUICK
 from kohya_gui.panel import actions, charts, html, samples
 from library.config.json_types import JsonObject
+from library.config.problems import Text
 from library.runs import layout, queue, reader
 
 FOLLOW = ""  # the choice that always means the newest run, one that works before one that has ended
@@ -100,7 +101,8 @@ def _chosen(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun |
 
 def _label(run: reader.RecordedRun) -> str:
     when = time.strftime("%d %b %H:%M", time.localtime(run.facts.get("started", 0)))
-    return f"{run.facts.get('output_name') or run.id} · {when} · {html.STATES.get(run.state, (run.state,))[0].lower()}"
+    state = Text(html.STATES.get(run.state, (run.state,))[0].lower())
+    return Text("{name} · {when} · {state}", name=run.facts.get("output_name") or run.id, when=when, state=state)
 
 
 def _size(run: reader.RecordedRun) -> int:

@@ -1,6 +1,7 @@
 // The Queue tab: shows what the server says of the queue, and asks it to change.
+import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { count, make, makeButton, one } from "../server/elements.js";
+import { make, makeButton, one } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { openInForm } from "./monitor.js";
 
@@ -85,11 +86,12 @@ function show(where, found) {
 /** @param {Listing} found */
 function summary({ entries, waiting, paused, halted, lanes }) {
   if (!entries.length) return translated("The queue is empty. Fill in a form and press Add to queue: trainings run one after the other, also while this page is closed.");
-  if (halted) return `${translated("The queue is halted, since the computer or its process ended.")} ${count(waiting, translated("training"))} ${translated("left.")}`;
-  if (paused) return `${translated("Paused: nothing new is started.")} ${paused === "by you" ? "" : paused}`;
+  if (halted) return say("The queue is halted since the computer or its process ended. {trainings} left.", { trainings: count(waiting, "training") });
+  if (paused) return paused === "by you" ? "Paused: nothing new is started." : say("Paused: nothing new is started. {why}", { why: paused });
   if (!waiting) return translated("The queue is empty.");
-  const each = lanes.length > 1 ? ` ${translated("One training at a time on each GPU")} (${lanes.join(", ")}).` : "";
-  return `${count(waiting, translated("training"))} ${translated("waiting.")}${each}`;
+  const trainings = count(waiting, "training");
+  if (lanes.length < 2) return say("{trainings} waiting.", { trainings });
+  return say("{trainings} waiting. One training at a time on each GPU ({gpus}).", { trainings, gpus: lanes.join(", ") });
 }
 
 /** @param {Listing} found */
@@ -112,7 +114,7 @@ function switches({ entries, waiting, paused, halted, go_on: goOn }) {
  */
 function row(entry, waiting) {
   const at = waiting.indexOf(entry);
-  const progress = entry.total ? `${translated("step")} ${entry.step} / ${entry.total}` : "";
+  const progress = entry.total ? say("step {step} / {total}", { step: entry.step, total: entry.total }) : "";
   const gpus = entry.gpus ? `GPU ${entry.gpus}` : "";
   const about = [entry.title, progress, gpus].filter(Boolean).join(" · ");
   return make("li", { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
@@ -135,13 +137,13 @@ function buttons(entry, at, many) {
   /** @type {HTMLElement[]} */
   const made = [];
   if (entry.waits && many > 1) {
-    made.push(button("↑", key("up"), act("up"), "", `${translated("Sooner")}: ${entry.name}`, at === 0));
-    made.push(button("↓", key("down"), act("down"), "", `${translated("Later")}: ${entry.name}`, at === many - 1));
+    made.push(button("↑", key("up"), act("up"), "", say("Sooner: {name}", { name: entry.name }), at === 0));
+    made.push(button("↓", key("down"), act("down"), "", say("Later: {name}", { name: entry.name }), at === many - 1));
   }
-  if (entry.again) made.push(button("Resume", key("resume"), actOnRun("resume"), "", `${translated("Resume")}: ${entry.name}`));
-  if (MOODS[entry.state] === "busy") made.push(button("Stop", key("stop"), actOnRun("after_step"), "", `${translated("Stop")}: ${entry.name}`));
-  made.push(button("Duplicate", key("open"), act("open"), "", `${translated("Open its settings in the form, to change and add them again")}: ${entry.name}`));
-  if (MOODS[entry.state] !== "busy") made.push(button("Remove", key("remove"), act("remove"), "", `${translated("Remove")}: ${entry.name}`));
+  if (entry.again) made.push(button("Resume", key("resume"), actOnRun("resume"), "", say("Resume: {name}", { name: entry.name })));
+  if (MOODS[entry.state] === "busy") made.push(button("Stop", key("stop"), actOnRun("after_step"), "", say("Stop: {name}", { name: entry.name })));
+  made.push(button("Duplicate", key("open"), act("open"), "", say("Open its settings in the form, to change and add them again: {name}", { name: entry.name })));
+  if (MOODS[entry.state] !== "busy") made.push(button("Remove", key("remove"), act("remove"), "", say("Remove: {name}", { name: entry.name })));
   return made;
 }
 

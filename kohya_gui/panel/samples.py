@@ -11,7 +11,9 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.problems import Text
 from library.config.schema import ConfigError
 from library.runs import reader
 
@@ -35,19 +37,21 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 
 def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
-    prompt = str(events[-1][1].get("prompt") or f"Prompt {number + 1}")
+    prompt = str(events[-1][1].get("prompt") or "") or Text("Prompt {number}", number=number + 1)
     pictures = "".join(_picture(run, place, event, prompt) for place, event in reversed(events[-SHOWN:]))
-    return f'<p title="{html.escape(prompt)}">{html.escape(prompt)}</p><div class="strip" role="group">{pictures}</div>'
+    said = html.escape(prompt)
+    return f'<p title="{said}"{data(prompt)}>{said}</p><div class="strip" role="group">{pictures}</div>'
 
 
 def _picture(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: str) -> str:
     step = _number(event.get("step"))
+    about = Text("Sample of step {step}: {prompt}", step=step, prompt=prompt)
     query = {"run": run.id, "sample": place}
     small = html.escape("own/picture?" + urlencode({**query, "small": 1}))
     large = html.escape("own/picture?" + urlencode(query))
     return (
         f'<button type="button" class="sample" data-step="{step}" data-large="{large}"'
-        f' data-prompt="{html.escape(prompt)}" aria-label="Sample of step {step}: {html.escape(prompt)}">'
+        f' data-prompt="{html.escape(prompt)}" aria-label="{html.escape(about)}"{data(about)}>'
         f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{step}</span></button>'
     )
 

@@ -79,7 +79,7 @@ class AllowedFolders:
                     "{folder} holds {most} folders: take out those that are not used.", folder=place(), most=MOST
                 )
             keys.store_privately(place(), {"folders": [str(one) for one in (*kept, folder)]})
-        return {"said": f"Allowed: {folder}"}
+        return {"said": Text("Allowed: {folder}", folder=folder)}
 
 
 def place() -> Path:

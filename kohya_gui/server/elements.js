@@ -153,10 +153,3 @@ export function saveFile(data, name) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
-
-/**
- * "1 image", "2,000 images".
- * @param {number} n
- * @param {string} noun
- */
-export const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;

@@ -1,4 +1,5 @@
 // Questions to the page's own server.
+import { remember } from "../i18n/sentences.js";
 
 // This file is SCRIPTS/HASH/server/http.js below the page, so it knows what a proxy put in front of the page's path.
 const PAGE = new URL("../../../", import.meta.url);
@@ -34,6 +35,7 @@ export async function ask(name, question = {}) {
   } catch {
     throw new Error("The page's server does not answer: is it still running?");
   }
+  remember(answer.texts ?? []);
   for (const [sentence, folder] of Object.entries(answer.allow ?? {})) asking.set(sentence, folder);
   if (answer.error) throw new Error(answer.error);
   return answer;

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text
 
 MOST = 2000  # entries that are shown of a folder; the rest is found by typing
 DIGITS = re.compile(r"(\d+)")
@@ -36,9 +37,10 @@ def button(name: str, label: str, kind: str, beside: str = "") -> str:
         return ""
     endings = "" if kind == "folder" else next((e for n, e in ENDINGS.items() if name.endswith(n)), MODEL)
     other = f' data-beside="{escape(beside)}"' if beside else ""
+    about = Text("Browse for {label}", label=label)
     return (
         f'<button type="button" class="pick" data-pick="{kind}" data-endings="{endings}" title="Browse"{other}'
-        f' aria-label="Browse for {escape(label)}"></button>'
+        f' aria-label="{escape(about)}"{data(about)}></button>'
     )
 
 

@@ -2,8 +2,10 @@
 
 import gradio as gr
 
+from kohya_gui.i18n.sentences import data
 from kohya_gui.tools import commands
 from library import families
+from library.config.problems import Text
 from library.tools.forms import FORMS
 
 
@@ -16,9 +18,11 @@ class ToolsTab:
 
 def markup() -> str:
     """The tab as HTML."""
+    told = "For finished LoRA files of {families}. Results are new files: nothing is ever overwritten."
+    about = Text(told, families=families.titles())
     return (
-        f'<div class="tools settings"><p class="lead">For finished LoRA files of {families.titles()}. Results are new '
-        f'files: nothing is ever overwritten.</p><div class="card">{commands.markup(FORMS)}<div class="bar-of"><button '
+        f'<div class="tools settings"><p class="lead"{data(about)}>{about}</p><div class="card">'
+        f'{commands.markup(FORMS)}<div class="bar-of"><button '
         'type="button" class="go" data-go>Run</button></div></div><div class="said-of" aria-live="polite"></div>'
         '<div class="jobs"></div></div>'
     )

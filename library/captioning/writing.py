@@ -8,11 +8,11 @@ from typing import Protocol
 
 from PIL import Image
 
+from library.config.problems import counted
 from library.config.schema import ConfigError
 from library.curation import thumbs, trash
 from library.curation.tags import split
 from library.data import folders
-from library.data.folders import number
 
 SKIP, ADD, REPLACE = EXISTING = ("skip", "add", "replace")
 Report = Callable[[str, int, int], None]
@@ -106,13 +106,13 @@ def caption(folder: Path, captioner: Captioner, choices: CaptioningOptions, repo
 
 def summary(folder: Path, done: Written) -> str:
     """What came of it, in words."""
-    lines = [f"{folder}: {number(done.written, 'caption')} written"]
+    lines = [f"{folder}: {counted(done.written, 'caption')} written"]
     if done.skipped:
         lines.append(
-            f"{number(done.skipped, 'image')} had words already and {'was' if done.skipped == 1 else 'were'} left"
+            f"{counted(done.skipped, 'image')} had words already and {'was' if done.skipped == 1 else 'were'} left"
         )
     if done.unreadable:
-        lines.append(f"{number(len(done.unreadable), 'image')} cannot be read: {folders.some(done.unreadable)}")
+        lines.append(f"{counted(len(done.unreadable), 'image')} cannot be read: {folders.some(done.unreadable)}")
     return "\n".join(lines)
 
 

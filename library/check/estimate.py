@@ -11,6 +11,7 @@ from typing import Any
 
 from library import families
 from library.check.model_stats import BlockStats, ModelStats, model_stats
+from library.config.problems import Text
 from library.config.schema import build, read_toml, replace
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
@@ -66,11 +67,13 @@ class MemoryEstimate:
         """For the page."""
         return {**asdict(self), "fits": self.fits}
 
-    def sentence(self) -> str:
+    def sentence(self) -> Text:
         """In words."""
-        of_all = f" of the {self.memory:.0f} GB of {self.gpu}" if self.memory and self.gpu else ""
-        pace = f", {self.step:.2g} s a step" if self.step else ""
-        return f"Estimate: about {self.peak:.1f} GB of GPU memory{of_all}{pace} ({self.basis})"
+        of_all = Text(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu) \
+            if self.memory and self.gpu else ""  # fmt: skip
+        pace = Text(", {step} s a step", step=f"{self.step:.2g}") if self.step else ""
+        told = "Estimate: about {peak} GB of GPU memory{of_all}{pace} ({basis})"
+        return Text(told, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)
 
 
 def estimate(config: Any, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
@@ -85,13 +88,14 @@ def estimate(config: Any, size: tuple[int, int], gpu: str = "", memory: float | 
             next((v for part, v in PAPER.items() if part in gpu), 0),
             model.utilization[config.compile.compile],
         )
-        rate, known = tflops * 1e12 * share, f"{share:.0%} of what this GPU can do on paper"
+        rate, known = tflops * 1e12 * share, Text("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
         step += (_weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)) * SWAP
-    basis = f"from {counted}" + (f" and {known}" if rate else "; the speed of this machine is not known yet")
+    told = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
+    basis = Text(told, counted=Text(counted), known=known)
     return MemoryEstimate(round(peak, 1), parts, step, gpu, memory, basis)
 
 
@@ -210,5 +214,5 @@ def last_run_rate(config: Any, gpu: str, model: ModelStats) -> tuple[float, str]
         if theirs.family == config.family and theirs.compile.compile == config.compile.compile:
             stats = model if theirs.model == config.model else model_stats(theirs)
             done = operations(theirs, stats, theirs.data.size or (1024, 1024))
-            return done / pace, f"the speed of your run {run.id} ({pace:.2g} s a step)"
+            return done / pace, Text("the speed of your run {run} ({pace} s a step)", run=run.id, pace=f"{pace:.2g}")
     return 0.0, ""

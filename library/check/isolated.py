@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.command import ROOT
-from library.config.problems import Problem
+from library.config.problems import Problem, Text, problems_of, read
 from library.config.schema import Reading, changed, flat, mending
 from library.runs import keys
 
@@ -56,7 +56,7 @@ def environment(launch: Mapping[str, Any]) -> dict[str, str]:
 
 def finding(text: str, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> dict[str, Any]:
     """One finding as JSON: a problem, or a plain sentence, and what the report says of it."""
-    problem = text if isinstance(text, Problem) else Problem("", text)
+    problem = next(problems_of([text])) if isinstance(text, Text) else Problem("", text)
     return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
 
 
@@ -75,9 +75,9 @@ def problems(report: Report) -> list[dict[str, Any]]:
     return [finding for finding in report["findings"] if finding["verdict"] == "bad"]
 
 
-def uncaptioned(report: Report) -> str:
-    """The sentence that no image has a caption, if it is so: legal, and rarely meant, so that it is asked about."""
-    return next((one["text"] for one in report["findings"] if one["code"] == "no_captions"), "")
+def uncaptioned(report: Report) -> Problem | None:
+    """That no image has a caption, if it is so: legal, and rarely meant, so that it is asked about."""
+    return next((read(one) for one in report["findings"] if one["code"] == "no_captions"), None)
 
 
 def without_idle(report: Report, typed: Collection[str]) -> Report:

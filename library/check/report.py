@@ -21,7 +21,7 @@ from library.check import isolated, preflight
 from library.check.model_stats import model_stats
 from library.compiler import checks
 from library.config.command import Launch
-from library.config.problems import Problem
+from library.config.problems import Problem, Text, counted
 from library.config.problems import read as read_problem
 from library.config.schema import Reading, draft, mending, options, replace, section_options
 from library.data.encoding import existing, wanted_latents
@@ -154,14 +154,22 @@ def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator
     model = model_stats(config)
     if model.counted:
         many = f"{model.denoiser / 1e9:.2f} billion" if model.denoiser > 1e8 else f"{model.denoiser:,}"
-        yield Finding("model", "ok", f"{config.title}: {many} parameters in the image model")
+        yield Finding(
+            "model", "ok", Text("{title}: {many} parameters in the image model", title=config.title, many=many)
+        )
     if images and images.items:
         yield Finding("images", "ok", _images(config, images))
         yield from _captions(images)
         yield from _caches(config, images)
     optim = config.optim
     yield Finding(
-        "training", "ok", f"{optim.optimizer or 'AdamW'} with the schedule {optim.lr_scheduler.split(':')[0]}"
+        "training",
+        "ok",
+        Text(
+            "{optimizer} with the schedule {schedule}",
+            optimizer=optim.optimizer or "AdamW",
+            schedule=optim.lr_scheduler.split(":")[0],
+        ),
     )
     yield Finding("GPU", "ok" if gpu else "hint", f"{gpu}, {memory:.0f} GB" if memory else
                   "no GPU was found: trainings run on the processor, too slow for full-size models")  # fmt: skip
@@ -173,12 +181,11 @@ def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator
 def _images(config: Any, images: Any) -> str:
     told = data.summary(images)
     clock = Clock.of(config, told["batches_per_epoch"])
-    buckets = len(told["buckets"])
-    return (
-        f"{told['images']} image{'s' * (told['images'] != 1)} in {buckets} bucket{'s' * (buckets != 1)}, "
-        f"{told['batches_per_epoch']} batches per epoch:  {clock.total:,} steps are "
-        f"{clock.total / clock.per_epoch:,.1f} epochs"
-    )
+    return Text(
+        "{images} in {buckets}, {batches} batches per epoch:  {steps} steps are {epochs} epochs",
+        images=counted(told["images"], "image"), buckets=counted(len(told["buckets"]), "bucket"),
+        batches=told["batches_per_epoch"], steps=f"{clock.total:,}", epochs=f"{clock.total / clock.per_epoch:,.1f}",
+    )  # fmt: skip
 
 
 def _captions(images: Any) -> Iterator[Finding]:
@@ -194,7 +201,11 @@ def _caches(config: Any, images: Any) -> Iterator[Finding]:
         return
     wanted = wanted_latents(images.items, families.family_for(config).latent_cache).values()
     there = sum(os.path.exists(existing(one).file) for one in wanted)
-    yield Finding("caches", "ok", f"{there} of {len(wanted)} images have their latents on the disk already")
+    yield Finding(
+        "caches",
+        "ok",
+        Text("{there} of {count} images have their latents on the disk already", there=there, count=len(wanted)),
+    )
 
 
 def _compiling(config: Any, on_gpu: bool) -> Finding:
@@ -202,8 +213,8 @@ def _compiling(config: Any, on_gpu: bool) -> Finding:
         return Finding("compiling", "ok", "torch.compile is off")
     device = torch.device("cuda" if on_gpu else "cpu")
     if found := list(checks.problems(config.compile, device)):  # with compile_fallback they stop nothing
-        return Finding("compiling", "hint", f"{found[0]}; compile_fallback trains without it")
-    return Finding("compiling", "ok", f"{config.compile.compile_backend} can compile here")
+        return Finding("compiling", "hint", Text("{problem}; compile_fallback trains without it", problem=found[0]))
+    return Finding("compiling", "ok", Text("{backend} can compile here", backend=config.compile.compile_backend))
 
 
 def _disk(config: Any) -> Finding:
@@ -211,16 +222,17 @@ def _disk(config: Any) -> Finding:
     one, every = saved_size(config), config.save.save_state_every_n_minutes
     state = fitting.state_size(config, model_stats(config)) if every else 0.0
     more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
-    text = f"{_size(free)} free, one saved file takes about {_size(one)}"
-    text += f", a state to resume from {_size(state)}" if every else ""
+    with_state = Text(", a state to resume from {state}", state=_size(state)) if every else ""
+    told = "{free} free, one saved file takes about {each}{with_state}"
+    text = Text(told, free=_size(free), each=_size(one), with_state=with_state)
     if free < one * 1.2:
-        return Finding("disk", "bad", f"output_dir: {text}; make room, or choose another folder")
+        return Finding("disk", "bad", Text("output_dir: {text}; make room, or choose another folder", text=text))
     if free < one + 3 * state:  # another one is saved when the training is stopped
-        return Finding("disk", "hint", f"output_dir: {text}; without room for three states, save_state_every_n_minutes "
-                       "leaves some out: make room, or choose another folder")  # fmt: skip
+        return Finding("disk", "hint", Text("output_dir: {text}; without room for three states, "
+            "save_state_every_n_minutes leaves some out: make room, or choose another folder", text=text))  # fmt: skip
     if free < more:
-        return Finding("disk", "hint", f"output_dir: {text}, and all of this training's about {_size(more)}; "
-                       "keep fewer with save_last_n_steps or save_last_n_epochs")  # fmt: skip
+        return Finding("disk", "hint", Text("output_dir: {text}, and all of this training's about {size}; "
+            "keep fewer with save_last_n_steps or save_last_n_epochs", text=text, size=_size(more)))  # fmt: skip
     return Finding("disk", "ok", text)
 
 
@@ -244,10 +256,16 @@ def _saves(config: Any) -> float:
 def _about_the_fit(needs: fitting.MemoryEstimate, config: Any) -> Iterator[Finding]:
     most = needs.memory or psutil.virtual_memory().total / GIB
     if needs.peak > ABSURD * most:
-        yield Finding("GPU", "bad", f"{needs.sentence()}: that is far more than this machine has, and will not fit; "
-                      "lower resolution, train_batch_size or network_dim", next(saving_memory(config), {}))  # fmt: skip
+        yield Finding("GPU", "bad", Text(
+            "{sentence}: that is far more than this machine has, and will not fit; lower resolution, train_batch_size "
+            "or network_dim", sentence=needs.sentence()), next(saving_memory(config), {}))  # fmt: skip
     elif needs.fits is False:
-        yield Finding("GPU", "hint", f"{needs.sentence()}: that is more than there is", next(saving_memory(config), {}))
+        yield Finding(
+            "GPU",
+            "hint",
+            Text("{sentence}: that is more than there is", sentence=needs.sentence()),
+            next(saving_memory(config), {}),
+        )
     else:
         yield Finding("GPU", "ok", needs.sentence())
 

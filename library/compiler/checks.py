@@ -88,7 +88,8 @@ def _no_inductor(device: torch.device) -> str:
     if torch_private.has_triton():
         return ""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
-        return (
-            f"{torch.cuda.get_device_name(device)} is too old for it (needs compute capability 7.0); switch compile off"
+        return Text(
+            "{gpu} is too old for it (needs compute capability 7.0); switch compile off",
+            gpu=torch.cuda.get_device_name(device),
         )
     return "Triton was not found; install it (Windows: pip install triton-windows), or switch compile off"

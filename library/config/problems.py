@@ -5,10 +5,10 @@ the option that it is about, the values that would mend it, and the template and
 it is translated. Nobody has to take sentences apart.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-__all__ = ["FLAG", "ConfigError", "Problem", "Text", "problems_of", "read"]
+__all__ = ["FLAG", "ConfigError", "Problem", "Text", "counted", "listed", "problems_of", "read"]
 FLAG = "--"  # the place of an option of a command line
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
@@ -32,9 +32,15 @@ class Text(str):
         return made
 
     def as_json(self) -> dict[str, Any]:
-        """The template and its arguments, for another process or a browser."""
+        """The text, its template and its arguments, for another process or a browser."""
         inner = {name: value.as_json() if isinstance(value, Text) else value for name, value in self.arguments.items()}
-        return {"template": self.template, "arguments": inner}
+        return {"text": str(self), "template": self.template, "arguments": inner}
+
+    def capitalized(self) -> "Text":
+        """The same with a capital letter in front, which languages without them need no line of their own for."""
+        made = str.__new__(Text, self[:1].upper() + self[1:])
+        made.template, made.arguments = self.template, self.arguments
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _text, (self.as_json(),)
@@ -77,7 +83,7 @@ class Problem(Text):
         return self.also | {self.option} if self.option else self.also
 
     @property
-    def about(self) -> str:
+    def about(self) -> Text:
         """The sentence without the option in front, as it stands below a field."""
         return Text(self.template.removeprefix(":").lstrip(), **self.arguments)
 
@@ -89,7 +95,18 @@ class Problem(Text):
     def as_json(self) -> dict[str, Any]:
         """All of it, for another process; `read` makes a problem of it again."""
         facts = {name: getattr(self, name) for name in FACTS}
-        return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also), "text": str(self)}
+        return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also)}
+
+
+def counted(count: int, noun: str) -> Text:
+    """Things and how many there are: 1 image, 2 images."""
+    return Text("{count} " + noun + ("" if count == 1 else "s"), count=count)
+
+
+def listed(texts: Sequence[str], between: str = ", ") -> Text:
+    """Texts as one, with a sign between."""
+    template = between.join(f"{{part{at}}}" for at in range(len(texts)))
+    return Text(template, **{f"part{at}": text for at, text in enumerate(texts)})
 
 
 def read(sent: Mapping[str, Any]) -> Problem:
@@ -115,9 +132,11 @@ class ConfigError(ValueError):
 
 
 def problems_of(texts: Iterable[str]) -> Iterator[Problem]:
-    """Problems as they are, and of plain texts one for each line."""
+    """Problems as they are, texts with their arguments as problems, and of plain ones a problem for each line."""
     for text in texts:
         if isinstance(text, Problem):
             yield text
+        elif isinstance(text, Text):
+            yield Problem("", text.template, **dict[str, Any](text.arguments))
         else:
             yield from (Problem("", line) for line in str(text).splitlines() or [""])

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.json_types import JsonObject
+from library.config.problems import Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.curation import tags
 from library.data import augment, captions, folders
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.folders import Listing, number
+from library.data.folders import Listing
 from library.data.images import Image, ImageSet, bucket_rules, summary
 from library.data.length import length
 from library.data.pixels import check_file, header_size, is_turned
@@ -253,11 +254,21 @@ def _find(album: Album) -> None:
         _take(album, listing, place)
         deeper = [one for one in listing.folders if folders.listing(album.root / name / one).images]
         if deeper:
-            album.notes.append(f"Images in {folders.some(deeper)} inside {name} are not used: one level is read.")
+            album.notes.append(
+                Text(
+                    "Images in {folders} inside {name} are not used: one level is read.",
+                    folders=folders.some(deeper),
+                    name=name,
+                )
+            )
     if flat:
-        album.notes.append(f"Times each image is seen per epoch: {given}. Repeats in the settings says how often.")
+        album.notes.append(
+            Text("Times each image is seen per epoch: {given}. Repeats in the settings says how often.", given=given)
+        )
     elif own and not has_concepts and here.images:
-        album.notes.append(f"As the image folder of a training, name the folder above: {album.root.parent}")
+        album.notes.append(
+            Text("As the image folder of a training, name the folder above: {parent}", parent=album.root.parent)
+        )
 
 
 def _inner(album: Album, name: str) -> Listing | None:
@@ -267,7 +278,7 @@ def _inner(album: Album, name: str) -> Listing | None:
     try:
         return folders.listing(album.root / name)
     except OSError as error:
-        album.notes.append(f"{name} cannot be listed: {error.strerror or error}")
+        album.notes.append(Text("{name} cannot be listed: {why}", name=name, why=error.strerror or error))
         return None
 
 
@@ -299,16 +310,17 @@ def _take(album: Album, listing: Listing, place: ImageFolder) -> None:
     endings = Counter(end for stem, end in map(os.path.splitext, listing.names) if stem in stems)
     for other in OTHER_ENDINGS:
         if other != ending and endings[other] and not endings[ending]:
-            many = number(endings[other], f"{other} file")
+            many = counted(endings[other], f"{other} file")
             where = place.folder or "The folder"
-            album.notes.append(f"{where} has {many}, which are not read: set the caption files' ending to {other}.")
+            told = "{where} has {many}, which are not read: set the caption files' ending to {other}."
+            album.notes.append(Text(told, where=where, many=many, other=other))
 
 
 def sharing(album: Album) -> list[str]:
     """Two images that share a caption file, such as a.png and a.jpg."""
     shared = Counter(picture.caption_file for picture in album.pictures)
     twice = [os.path.basename(path) for path, count in shared.items() if count > 1]
-    return [f"Images of one name share a caption file: {folders.some(twice)}."] if twice else []
+    return [Text("Images of one name share a caption file: {names}.", names=folders.some(twice))] if twice else []
 
 
 def _safe(album: Album, path: str) -> bool:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from library.config.problems import counted
 from library.config.schema import ConfigError
 from library.curation import alike, trash
 from library.curation.album import Album, Picture, reread
 from library.curation.tags import Edit
 from library.data import folders
-from library.data.folders import number
 from library.data.threads import Report, spread
 
 MOST_REPEATS = 10_000
@@ -88,7 +88,7 @@ def remove(album: Album, names: Sequence[str]) -> int:
     names_in = {folder: sorted(os.listdir(folder)) for folder in {Path(p.path).parent for p in alone}}
     files = [Path(p.path) for p in pictures]
     files += [f for p in alone for f in companions(Path(p.path), names_in[Path(p.path).parent])]
-    what = pictures[0].name if len(pictures) == 1 else number(len(pictures), "image")
+    what = pictures[0].name if len(pictures) == 1 else counted(len(pictures), "image")
     with trash.lock(album.root.resolve()), trash.Change(album.root, f"Removed {what}") as change:
         change.remove(dict.fromkeys(files))
     album.hold(others)
@@ -160,7 +160,7 @@ def gather(album: Album, repeats: int, words: str) -> str:
         raise ConfigError("no images lie directly in {root}: there is nothing to move", root=album.root)
     names = sorted(os.listdir(album.root))
     files = dict.fromkeys([*images, *(f for image in images for f in companions(image, names))])
-    moved = number(len(images), "image")
+    moved = counted(len(images), "image")
     with trash.lock(album.root.resolve()), trash.Change(album.root, f"Moved {moved} into {name}") as change:
         change.move([(file, album.root / name / file.name) for file in files])
     return name
@@ -181,7 +181,7 @@ def bring(album: Album, source: Path, repeats: int, words: str, report: Report |
         raise ConfigError("no images lie directly in {source}: there is nothing to copy", source=source)
     names = sorted(os.listdir(source))
     files = dict.fromkeys([*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTIONS)])
-    copied = number(len(images), "image")
+    copied = counted(len(images), "image")
     with trash.lock(album.root.resolve()), trash.Change(album.root, f"Copied {copied} into {name}") as change:
         change.copy([(file, target / file.name) for file in files], report)
     return name
@@ -194,4 +194,4 @@ def _title(edit: Edit, count: int) -> str:
         "replace_tag": f"Replaced {edit.find!r} by {edit.put!r} in",
         "replace_text": f"Replaced {edit.find!r} by {edit.put!r} in",
     }[edit.action]
-    return f"{what} {number(count, 'caption')}"
+    return f"{what} {counted(count, 'caption')}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from library.config import dataset as datasets
 from library.config.dataset import SubsetConfig
+from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.curation import album as albums
@@ -42,7 +43,9 @@ def opened(config: Any, report: Report | None = None, may: May = lambda path: Tr
     if described:
         name = Path(described).name
         root = Path(data.dataset_config or data.train_data_dir)
-        album = Album(root, config, may=may, fixed=f"{name} describes these images: open one of their folders")
+        album = Album(
+            root, config, may=may, fixed=Text("{name} describes these images: open one of their folders", name=name)
+        )
     else:
         album = albums.opened(Path(data.train_data_dir or ""), config, report, may)
     album.world, album.found, album.problems = world, found.images, found.problems

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config import dataset as datasets
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import ConfigError, Problem, Text, counted
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
-from library.data.folders import SHOWN, Listing, about_images, capped, number, some
+from library.data.folders import SHOWN, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules, split
 from library.data.pixels import ALWAYS, header_size
 from library.data.threads import Report, spread
@@ -160,7 +160,7 @@ def _images_of(result: Survey, position: int, dataset: Any, seed: int) -> tuple[
     if unused := [image.path for image in regular[len(used) :]]:
         result.unused += unused
         result.warnings.append(about_images(
-            "{count} not used: there are more than needed", count=number(len(unused), "regularisation image")
+            "{count} not used: there are more than needed", count=counted(len(unused), "regularisation image")
             ))  # fmt: skip
     return learned + used, validation
 
@@ -243,7 +243,7 @@ def _warn_of_other_captions(result: Survey, subset: Any, here: Listing, files: l
             "{folder}: {files} not used, since caption_extension is '{extension}'; "
             'set caption_extension = "{other}" to use them; now every image is {fallback}'
         )
-        facts = {"folder": here.folder, "files": number(others[other], f"{other} file"), "other": other,
+        facts = {"folder": here.folder, "files": counted(others[other], f"{other} file"), "other": other,
                  "extension": subset.caption_extension, "fallback": fallback}  # fmt: skip
         fix = {"caption_extension": other}
         result.other_captions.append(about_images(told, topic="captions", fix=fix, **facts))
@@ -251,7 +251,7 @@ def _warn_of_other_captions(result: Survey, subset: Any, here: Listing, files: l
         bare = some([name for name, file in zip(here.images, files, strict=True) if not file])
         result.warnings.append(about_images(
             "{folder}: {count} without a {caption_extension} file, {fallback}: {bare}", folder=here.folder,
-            count=number(missing, "image"), caption_extension=subset.caption_extension, fallback=fallback,
+            count=counted(missing, "image"), caption_extension=subset.caption_extension, fallback=fallback,
             bare=bare, topic="captions"))  # fmt: skip
 
 
@@ -297,10 +297,10 @@ def _sized_and_read(result: Survey, subset: Any, found: list[FoundImage]) -> lis
     result.problems += capped(bad_words)
     if broken:
         result.problems.append(about_images("{count} cannot be read as images: {broken}",
-            count=number(len(broken), "file"), broken=some(broken, SHOWN)))  # fmt: skip
+            count=counted(len(broken), "file"), broken=some(broken, SHOWN)))  # fmt: skip
     if empty := [one.caption_file for one, _, words in good if one.caption_file and not words]:
         result.warnings.append(
-            about_images("{count} without words: {empty}", count=number(len(empty), "caption file"), empty=some(empty))
+            about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))
         )
     if subset.cache_info and result.keep and good and not subset.metadata_file and not broken:
         about = {one.path: (words, size, result.unread.get(one.caption_file, 0)) for one, size, words in good}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config.problems import Problem, Text
+from library.config.problems import Problem, Text, counted
 from library.data.pixels import PLUGINS, extensions
 
 CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.npz")
@@ -195,7 +195,7 @@ def warnings_of_parent(option: str, parent: Path, repeats: int = 1) -> Iterator[
         yield Problem(option,
             ": images in {skipped} are not used, since the names do not start with a number of "
             "repeats; rename them like '1_{first}' to use them", skipped=some(skipped), first=skipped[0])  # fmt: skip
-    count = number(len(here.images), "image")
+    count = counted(len(here.images), "image")
     if flat and option == "train_data_dir" and repeats > 1:
         yield Problem(option, ": {count} directly in {parent}, each seen {repeats} times per epoch",
             count=count, parent=parent, repeats=repeats)  # fmt: skip
@@ -221,11 +221,6 @@ def some(names: Sequence[Any], most: int = 5) -> str:
     shown = ", ".join(str(name) for name in names[:most])
     more = len(names) - most
     return Text("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
-
-
-def number(count: int, noun: str) -> Text:
-    """Count things in words: 1 image, 2 images."""
-    return Text("{count} " + noun + ("" if count == 1 else "s"), count=count)
 
 
 def about_images(template: str, **facts: Any) -> Problem:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from PIL import Image as Pillow
 
-from library.config.problems import Problem, Text
+from library.config.problems import Problem, Text, counted
 from library.config.run_config import RunConfig
 from library.data import augment, finding
 from library.data.finding import Survey
-from library.data.folders import SHOWN, about_images, number, some
+from library.data.folders import SHOWN, about_images, some
 from library.data.images import Image, ImageSet, bucket_rules
 from library.data.pixels import check_file, is_turned
 from library.data.threads import Report, spread
@@ -68,12 +68,12 @@ def _damaged(found: Survey, images: list[Image], to_disk: bool, report: Report |
             doubtful.append(path)
     if gone and not to_disk:
         yield about_images("{count} gone, only latents are left; set cache_latents_to_disk: {gone}",
-            count=number(len(gone), "image"), gone=some(gone), fix={"cache_latents_to_disk": True})  # fmt: skip
+            count=counted(len(gone), "image"), gone=some(gone), fix={"cache_latents_to_disk": True})  # fmt: skip
     reasons = spread(check_file, doubtful, report, "checking images")
     bad = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
     if bad:
         yield about_images("{count} cannot be decoded; replace or remove: {bad}",
-            count=number(len(bad), "image"), bad=some(bad, SHOWN))  # fmt: skip
+            count=counted(len(bad), "image"), bad=some(bad, SHOWN))  # fmt: skip
 
 
 def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
@@ -106,7 +106,7 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
     yield about_images(
         "no image has a caption: none of {count} has a {endings} file with words beside it, "
         "so {instead}; write captions in the Data set tab, or with: kohya caption",
-        count=number(len(learned), "image"), endings=endings, instead=instead, topic="captions",
+        count=counted(len(learned), "image"), endings=endings, instead=instead, topic="captions",
         code="no_captions")  # fmt: skip
 
 
@@ -123,8 +123,8 @@ def _about_captions(config: RunConfig, found: Survey) -> Iterator[Problem]:
     in_files = own.issuperset(counts)
     yield about_images(
         "{captions} of several lines, of which only the first is trained on and {lines} not ({which}); {advice}",
-        captions=number(len(counts), "caption file" if in_files else "caption"),
-        lines=number(lines, "line"), which=which, advice=advice, topic="captions",
+        captions=counted(len(counts), "caption file" if in_files else "caption"),
+        lines=counted(lines, "line"), which=which, advice=advice, topic="captions",
         fix={"enable_wildcard": True} if in_files and not config.cache.text else {})  # fmt: skip
 
 
@@ -132,15 +132,15 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
     if turned := sorted({image.path for image in images if is_turned(image.path, image.size)}):
         yield about_images(
             "{photos} with an EXIF rotation, which training ignores; save them rotated: {turned}",
-            photos=number(len(turned), "photo"), turned=some(turned))  # fmt: skip
+            photos=counted(len(turned), "photo"), turned=some(turned))  # fmt: skip
     small = sorted({i.path for i in images if i.fit.resized[0] > i.size[0] * 1.5 or i.fit.resized[1] > i.size[1] * 1.5})
     if small:
         yield about_images("{count} enlarged to more than 1.5 times the size, which blurs: {small}",
-            count=number(len(small), "image"), small=some(small))  # fmt: skip
+            count=counted(len(small), "image"), small=some(small))  # fmt: skip
     huge = sorted({i.path for i in images if i.size[0] * i.size[1] > (Pillow.MAX_IMAGE_PIXELS or 2**30)})
     if huge:
         yield about_images("{count} very large and slow to read; scale them down: {huge}",
-            count=number(len(huge), "image"), huge=some(huge))  # fmt: skip
+            count=counted(len(huge), "image"), huge=some(huge))  # fmt: skip
 
 
 def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
@@ -176,7 +176,7 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
     few = _small_buckets(found)
     if few:
         yield about_images(
-            "{buckets} with fewer images than the batch size; their batches are smaller", buckets=number(few, "bucket")
+            "{buckets} with fewer images than the batch size; their batches are smaller", buckets=counted(few, "bucket")
         )
 
 

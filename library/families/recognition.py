@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from library import families
-from library.config.schema import ConfigError
+from library.config.problems import ConfigError, Text
 from library.families.facts import FamilyFacts
 from library.families.shared import weights
 
@@ -69,6 +69,6 @@ def recognised(path: Path) -> tuple[str, str]:
         except (OSError, ValueError, KeyError, TypeError):
             raise ConfigError("{path} is not a diffusers model", path=path) from None
         family = next((facts.name for facts in families.every() if pipeline in facts.pipelines), "")
-        return family, f"a diffusers model ({pipeline})"
+        return family, Text("a diffusers model ({pipeline})", pipeline=pipeline)
     facts, words = described(weights.header(path))
     return facts.name if facts and words in facts.base_models else "", words

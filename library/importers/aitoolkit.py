@@ -60,7 +60,9 @@ def _refuse(process: JsonMapping, job: str) -> None:
         what = others["slider"]
     if what:
         verb = "makes" if job in jobs else "trains"
-        raise ConfigError(f"this file of {TRAINER} {verb} {what}, which is not done here: use {TRAINER} for it; {ONLY}")
+        raise ConfigError(
+            "this file of {trainer} {verb} {what}, which is not done here: use {trainer} for it; {advice}",
+            trainer=TRAINER, verb=verb, what=what, advice=ONLY)  # fmt: skip
 
 
 def _script(flat: JsonMapping) -> str:

@@ -39,8 +39,10 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
     if musubi.is_dataset(found) or any("folder_path" in table for table in sets):
         told = f"kohya import {path.name} -o data.toml writes it as one of ours; name that in dataset_config"
         trainer = musubi.TRAINER if musubi.is_dataset(found) else aitoolkit.TRAINER
-        raise ConfigError(f"{path} is a data set file of {trainer}, not a training: {told}")
-    raise ConfigError(f"{path} is a data set file, not a training: name it in dataset_config")
+        raise ConfigError(
+            "{path} is a data set file of {trainer}, not a training: {told}", path=path, trainer=trainer, told=told
+        )
+    raise ConfigError("{path} is a data set file, not a training: name it in dataset_config", path=path)
 
 
 def is_dataset(found: JsonMapping) -> bool:
@@ -151,7 +153,7 @@ def _yaml(text: str, path: Path) -> Any:
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
+        raise ConfigError("{path} is not valid YAML: {error}", path=path, error=" ".join(str(e).split())) from None
 
 
 def differences(first: Any, second: Any) -> list[tuple[str, str, str]]:

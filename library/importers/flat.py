@@ -53,7 +53,8 @@ def _refuse(found: JsonMapping) -> None:
     tables = load_tables("sd_scripts")
     other = next((what for key, what in tables["other_keys"].items() if not is_empty(found.get(key))), "")
     if other := other or tables["other_modules"].get(str(found.get("network_module") or "")):
-        raise ConfigError(f"this file of {TRAINER} is for {other}, which is not trained here: use {TRAINER}; {ONLY}")
+        raise ConfigError("this file of {trainer} is for {other}, which is not trained here: use {trainer}; {advice}",
+            trainer=TRAINER, other=other, advice=ONLY)  # fmt: skip
 
 
 def script_of(found: JsonMapping, configs: Configs) -> str:

@@ -31,7 +31,9 @@ def tab_of(found: JsonMapping) -> str:
     for other in TABLES["other_tabs"]:
         if found.keys() & set(other["keys"]):
             what = other["title"]
-            raise ConfigError(f"this file of {TRAINER} is for {what}, which is not trained here: use {TRAINER}; {ONLY}")
+            raise ConfigError(
+                "this file of {trainer} is for {what}, which is not trained here: use {trainer}; {advice}",
+                trainer=TRAINER, what=what, advice=ONLY)  # fmt: skip
     if {"LoRA_type", "network_dim", "unet_lr"} & found.keys():
         return "lora"
     if {"image_folder", "train_dir"} & found.keys():

@@ -41,12 +41,14 @@ def _script(source: JsonMapping, script: str) -> str:
     method, model = str(source["training_method"]), str(source["model_type"])
     if method not in ("LORA", "FINE_TUNE"):
         what = TABLES["other_methods"].get(method, method)
-        raise ConfigError(f"this file of {TRAINER} trains {what}, which is not trained here: train it there; {ONLY}")
+        raise ConfigError("this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
+            trainer=TRAINER, what=what, advice=ONLY)  # fmt: skip
     family = script.partition("_")[0] or TABLES["models"].get(model)
     if family is None:
         titles = TABLES["other_models"]
         model = f"{titles[model]} ({model})" if model in titles else model
-        raise ConfigError(f"this file of {TRAINER} is for {model}, which is not trained here: train it there; {ONLY}")
+        raise ConfigError("this file of {trainer} is for {model}, which is not trained here: train it there; {advice}",
+            trainer=TRAINER, model=model, advice=ONLY)  # fmt: skip
     return script or (f"{family}_train_network" if method == "LORA" else f"{family}_train")
 
 

@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from library.config.problems import Text
+
 _TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(encoding="utf-8"))
 # (pattern, advice) of what is raised, and of what ends a process before Python can raise anything
 KNOWN, ENDINGS = (
@@ -46,5 +48,5 @@ def _known(text: str, table: list[tuple[str, str]]) -> str | None:
     for pattern, advice in table:
         if found := list(re.finditer(pattern, text, re.M)):
             caught = [group for group in found[-1].groups() if group]
-            return advice.format(*caught) if caught or "{0}" not in advice else advice
+            return Text(advice, what=caught[0]) if caught else advice
     return None

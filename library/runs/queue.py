@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text, counted
 from library.files import write_atomic
 from library.runs import layout, locking, process, reader, registry, start
 
@@ -221,9 +221,11 @@ def queued_sentence(entry: QueueEntry) -> str:
     queue = read()
     before = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
-        return f"{entry.name} is in the queue, which is paused: press Continue in the Queue tab."
-    ahead = f"after {len(before)} other{'s' * (len(before) > 1)}" if before else "as soon as there is room"
-    return f"{entry.name} is in the queue and starts {ahead}. It does not need this page to be open."
+        return Text("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
+    told = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
+    if before:
+        told = "{name} is in the queue and starts after {others}. It does not need this page to be open."
+    return Text(told, name=entry.name, others=counted(len(before), "other"))
 
 
 def work() -> None:

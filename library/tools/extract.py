@@ -100,7 +100,8 @@ def difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
         sides.append(place.of(model.tensor(place.key)).float())
     change = sides[0] - sides[1]
     if not storage.is_finite(change):
-        raise ConfigError(f"{module.kohya} holds NaN or infinity in {new.path} or {old.path}: one of them is damaged")
+        raise ConfigError("{module} holds NaN or infinity in {first} or {second}: one of them is damaged",
+            module=module.kohya, first=new.path, second=old.path)  # fmt: skip
     return change
 
 

@@ -140,7 +140,8 @@ def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor in the type it is stored in. ConfigError when that type cannot hold its numbers."""
     if not holds(dtype, tensor):
-        raise ConfigError(f"{str(dtype).removeprefix('torch.')} cannot hold the numbers of {name}: use bf16 or float")
+        raise ConfigError("{dtype} cannot hold the numbers of {name}: use bf16 or float",
+            dtype=str(dtype).removeprefix('torch.'), name=name)  # fmt: skip
     return tensor.detach().to("cpu", dtype).contiguous()
 
 

@@ -25,7 +25,8 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
     cast = Lora(lora.family, {m: a.to(kind) for m, a in lora.adapters.items()}, lora.metadata, lora.style)
     tensors, extra = adapters.tensors_of(cast, style or lora.style)
     if broken := [name for name, tensor in tensors.items() if not storage.is_finite(tensor)]:
-        raise ConfigError(f"{out} is not written: {broken[0]} holds NaN or infinity ({len(broken)} tensors do)")
+        raise ConfigError("{out} is not written: {tensor} holds NaN or infinity ({count} tensors do)", out=out,
+            tensor=broken[0], count=len(broken))  # fmt: skip
     metadata = {key: value for key, value in lora.metadata.items() if not key.startswith("sshs_")} | extra
     metadata.setdefault("modelspec.title", Path(out).stem)
     plan = storage.FilePlan.kept(tensors)

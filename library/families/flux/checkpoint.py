@@ -176,11 +176,13 @@ def unfit(path: Path, entries: Entries, part: str) -> str | None:
     of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
         use = ": give it as --network_weights" if part == "denoiser" else ""
-        return f"{path} is a LoRA file, not a model{use}; expected {about.what}"
+        return Text("{path} is a LoRA file, not a model{use}; expected {what}", path=path, use=use, what=about.what)
     if not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
         trainer = f"; train it with {' or '.join(other.scripts)}" if other else ""
-        return f"{path} is {found}{trainer}; expected {about.what}"
+        return Text(
+            "{path} is {found}{trainer}; expected {what}", path=path, found=found, trainer=trainer, what=about.what
+        )
     if problem := weights.stored_oddly(path, entries):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None
@@ -189,15 +191,21 @@ def unfit(path: Path, entries: Entries, part: str) -> str | None:
 def unusual(path: Path, shapes: Shapes) -> str | None:
     """Why a transformer with FLUX.1's names is still none that is trained here: Chroma, or an inpainting variant."""
     if any(name.startswith("distilled_guidance_layer.") for name in shapes):
-        return f"{path} is a Chroma model, which is not trained here: use FLUX.1 dev or schnell"
+        return Text("{path} is a Chroma model, which is not trained here: use FLUX.1 dev or schnell", path=path)
     try:
         plain = bfl_shapes(shapes)
         takes, gives = plain["img_in.weight"][1], plain["final_layer.linear.weight"][0]
     except KeyError as e:
-        return f"{path} is not a complete FLUX.1 transformer, {e.args[0]} is missing: get the file again"
+        return Text(
+            "{path} is not a complete FLUX.1 transformer, {missing} is missing: get the file again",
+            path=path,
+            missing=e.args[0],
+        )
     if takes != gives:
-        return (
-            f"{path} takes {takes} channels (fill, depth, canny), which is not trained here: use FLUX.1 dev or schnell"
+        return Text(
+            "{path} takes {takes} channels (fill, depth, canny), which is not trained here: use FLUX.1 dev or schnell",
+            path=path,
+            takes=takes,
         )
     return None
 

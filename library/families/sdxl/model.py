@@ -9,7 +9,7 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.families import recognition
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
@@ -93,17 +93,31 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
     parts, _ = keys.split(shapes)
     of, found = recognition.described(shapes)
     if found == "a LoRA file":
-        return f"{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here"
+        return Text(
+            "{path} is a LoRA file, not a model: give it as --network_weights, and an SDXL checkpoint here", path=path
+        )
     if of and of is not FACTS:
-        return f"{path} is {found}: train it with {' or '.join(of.scripts)}, or choose an SDXL checkpoint"
+        return Text(
+            "{path} is {found}: train it with {scripts}, or choose an SDXL checkpoint",
+            path=path,
+            found=found,
+            scripts=" or ".join(of.scripts),
+        )
     if found == UNET_ALONE:
-        return f"{path} has no text encoders: give a complete SDXL checkpoint, or the diffusers folder it came from"
+        return Text(
+            "{path} has no text encoders: give a complete SDXL checkpoint, or the diffusers folder it came from",
+            path=path,
+        )
     if found != CHECKPOINT:
-        return f"{path} is {found}, not an SDXL checkpoint: choose an SDXL one (about 6.9 GB in half precision)"
+        return Text(
+            "{path} is {found}, not an SDXL checkpoint: choose an SDXL one (about 6.9 GB in half precision)",
+            path=path,
+            found=found,
+        )
     for part, names in parts.items():
         if not names and not (part == "vae" and vae):
             fix = "give a VAE with --vae" if part == "vae" else "choose a complete SDXL checkpoint"
-            return f"{path} holds no {BLAME[part]}: {fix}"
+            return Text("{path} holds no {blame}: {fix}", path=path, blame=BLAME[part], fix=fix)
     return misfit(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
 
 
@@ -112,13 +126,20 @@ def misfit(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     named = keys.to_diffusers("denoiser", shapes)
     channels = named.get("conv_in.weight", (0, 4))[1]
     if channels != 4:
-        return f"{path} takes {channels} channels (inpainting), which is not trained here: choose a base model"
+        return Text(
+            "{path} takes {channels} channels (inpainting), which is not trained here: choose a base model",
+            path=path,
+            channels=channels,
+        )
     depths = list(_depths(named))
     levels = len(keys.Layout.of(named).attention)
     for level in range(levels):
         inside = {n for where, n in depths if where in (f"down_blocks.{level}", f"up_blocks.{levels - 1 - level}")}
         if len(inside) > 1:
-            return f"{path} has a distilled U-Net (SSD-1B or the like), which is not trained here: choose a full SDXL"
+            return Text(
+                "{path} has a distilled U-Net (SSD-1B or the like), which is not trained here: choose a full SDXL",
+                path=path,
+            )
     return None
 
 

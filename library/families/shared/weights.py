@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Text
 from library.config.values import quoted
 
 COMPILED = "_orig_mod."  # torch.compile's wrapper, left in the names by other tools
@@ -213,14 +213,22 @@ def stored_oddly(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> str | 
     """Why the way the numbers are stored cannot be read: 8 bits with scales, other kinds of 8 bits, 4 bits."""
     scaled = ("scaled_fp8", "scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant")
     if any(name.rsplit(".", 1)[-1] in scaled for name in entries):
-        return (
-            f"{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales"
+        return Text(
+            "{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales",
+            path=path,
         )
     types = {entry["dtype"] for entry in entries.values()}
     if odd := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
-        return f"{path} is stored as {min(odd).lower()}, which is too coarse here: use the bf16 file, or fp8 e4m3fn"
+        return Text(
+            "{path} is stored as {kind}, which is too coarse here: use the bf16 file, or fp8 e4m3fn",
+            path=path,
+            kind=min(odd).lower(),
+        )
     if types & {"U8", "I8"} or any(name.endswith((".absmax", ".quant_map")) for name in entries):
-        return f"{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn"
+        return Text(
+            "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
+            path=path,
+        )
     return None
 
 

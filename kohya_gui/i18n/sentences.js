@@ -1,0 +1,46 @@
+// How sentences were made that something is put into: by their template, the key of their translations, and arguments.
+
+/** @typedef {{ text: string, template: string, arguments: Record<string, string | Sentence>, option?: string, place?: string }} Sentence as Text.as_json and Problem.as_json in problems.py */
+
+const MOST = 4000; // sentences that are remembered, the newest
+/** @type {Map<string, Sentence>} by what they say in English */
+const known = new Map();
+
+const key = (/** @type {string} */ text) => text.trim().replace(/\s+/g, " ");
+
+/**
+ * Remember sentences that the server has made.
+ * @param {Sentence[]} sentences
+ */
+export function remember(sentences) {
+  for (const sentence of sentences) {
+    known.delete(key(sentence.text));
+    known.set(key(sentence.text), sentence);
+  }
+  for (const text of [...known.keys()].slice(0, Math.max(0, known.size - MOST))) known.delete(text);
+}
+
+/**
+ * A sentence in English, of which is remembered how it was made.
+ * @param {string} template with {name} for the argument of that name
+ * @param {Record<string, string | number>} given
+ */
+export function say(template, given) {
+  const filled = Object.fromEntries(Object.entries(given).map(([name, value]) => [name, String(value)]));
+  const text = template.replace(/\{(\w+)\}/g, (place, name) => filled[name] ?? place);
+  remember([{ text, template, arguments: filled }]);
+  return text;
+}
+
+/**
+ * How a sentence was made, if that is known.
+ * @param {string} text
+ */
+export const sentenceOf = (text) => known.get(key(text));
+
+/**
+ * "1 image", "2,000 images".
+ * @param {number} n
+ * @param {string} noun
+ */
+export const count = (n, noun) => say(`{count} ${noun}${n === 1 ? "" : "s"}`, { count: n.toLocaleString("en") });

@@ -1,0 +1,146 @@
+"""The texts that the page may show, as they stand in its sources and in those of the rules that it tells of."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from tests import source
+
+PAGE = source.ROOT / "kohya_gui"
+# Parts whose words are no texts of the page: code, and what users and files say.
+SKIPPED = ("code", "pre", "style", "script", "textarea", "datalist")
+ATTRIBUTES = ("placeholder", "aria-label", "title")
+# SDXL, LoRA, bf16, FLUX.1, kohya_ss, ~/kohya/cat.toml: the same everywhere.
+NAME = r"(?:[\w.-]*[A-Z][\w.-]*[A-Z][\w.-]*|[\w.-]*[\d_][\w.-]*|\S*[/=]\S*|\W+)"
+NAMES = re.compile(rf"\s*|{NAME}(?:,?\s+{NAME})*")
+PLACE = re.compile(r"\{\w+\}")
+
+# Callables that make a text -> which argument is its template.
+MAKERS = {"Text": 0, "Problem": 1, "ConfigError": 0, "about_images": 0, "_wrong": -1, "wrong_argument": -1, "_about": 1,
+          "_flag": 1, "_wide": 0, "_budget": 0, "_no_blocks": 0, "remark": 1, "say": 0}  # fmt: skip
+SAID_IN_JS = re.compile(r"\bsay\(([^{]*?(?:\"[^\"]*\"[^{\"]*?)+),\s*\{")
+COUNTED_IN_JS = re.compile(r"\bcount\([^\"]*?, \"([^\"]+)\"\)")
+
+
+def templates(path: Path) -> Iterator[str]:
+    """The templates of texts with arguments, and of problems, that a module or a script makes."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".js":
+        for found in SAID_IN_JS.findall(text):
+            yield from re.findall(r"\"([^\"]*[a-z][^\"]*)\"", found)
+        for noun in COUNTED_IN_JS.findall(text):
+            yield from (f"{{count}} {noun}", f"{{count}} {noun}s")
+        return
+    tree = ast.parse(text)
+    assigned: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            for name in target.elts if isinstance(target, ast.Tuple) else (target,):
+                assigned.setdefault(ast.unparse(name), []).append(node.value)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func).split(".")[-1]
+        if name == "counted" and isinstance(node.args[1], ast.Constant):
+            yield from (f"{{count}} {node.args[1].value}", f"{{count}} {node.args[1].value}s")
+        if name in MAKERS and len(node.args) > MAKERS[name]:
+            for template in constants(node.args[MAKERS[name]], assigned):
+                yield template.removeprefix(":").lstrip() if name not in ("Text", "say") else template
+
+
+def constants(given: ast.expr, assigned: Mapping[str, list[ast.expr]], deep: bool = True) -> Iterator[str]:
+    """The texts that an expression may be: one of two, a value of a table, a variable of the module."""
+    if isinstance(given, ast.Constant) and isinstance(given.value, str):
+        yield given.value
+    elif isinstance(given, ast.IfExp | ast.BoolOp | ast.Tuple):
+        for part in (given.body, given.orelse) if isinstance(given, ast.IfExp) else [*ast.iter_child_nodes(given)]:
+            yield from constants(part, assigned, deep)
+    elif isinstance(given, ast.Dict):
+        for value in given.values:
+            yield from constants(value, assigned, deep)
+    elif deep and isinstance(given, ast.Name | ast.Subscript):
+        for value in assigned.get(ast.unparse(given.value if isinstance(given, ast.Subscript) else given), ()):
+            yield from constants(value, assigned, isinstance(given, ast.Name))
+
+
+class Words(HTMLParser):
+    """The texts in a piece of HTML that people read, whatever is in them for machines left out."""
+
+    VOID = ("input", "br", "img", "hr", "source", "path", "line", "polyline", "rect", "circle")
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._open: list[str] = []
+        self._value: str | None = None  # of the option that was opened last
+        self.made: list[str] = []  # how texts with arguments were made, as JSON
+        self.feed(markup)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element opens; some of its attributes are read out or shown."""
+        self.found += [text for name, text in attrs if name in ATTRIBUTES and text]
+        self.made += [text for name, text in attrs if name == "data-texts" and text]
+        if tag not in self.VOID:
+            self._open.append(tag)
+        if tag == "option":
+            self._value = dict(attrs).get("value")
+
+    def handle_endtag(self, tag: str) -> None:
+        """An element closes."""
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        """Text, unless it belongs to a part that is skipped."""
+        if not data.strip() or any(tag in SKIPPED for tag in self._open):
+            return
+        # A choice that is a value stays as it is.
+        if self._open[-1:] != ["option"] or self._value not in (None, data.strip()):
+            self.found.append(" ".join(data.split()))
+
+
+def of_page(config: Mapping[str, Any]) -> Iterator[str]:
+    """Every text of a page that needs a translation, from Gradio's description of it; templates where there are."""
+    import json
+
+    for component in config["components"]:
+        props = component["props"]
+        kind = component["type"]
+        shown = [props.get(name) for name in ("label", "placeholder")] if kind not in ("html", "row", "column") else []
+        shown += [props.get("value")] if kind in ("button", "uploadbutton") else []
+        if kind == "html" and isinstance(props.get("value"), str):
+            words = Words(props["value"])
+            made = {one["text"]: one["template"] for texts in words.made for one in json.loads(texts)}
+            shown += [made.get(text, text) for text in words.found]
+        yield from (text for text in shown if isinstance(text, str) and needs_one(text))
+
+
+def sentences(path: Path) -> Iterator[str]:
+    """The sentences without arguments in a module or a script."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".js":
+        found = re.findall(r"\"([A-Z][^\"\n]*)\"", text)
+    else:
+        tree = ast.parse(text)
+        aside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        aside |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        literals = [node.value for node in nodes if id(node) not in aside]
+        found = [one for text in literals for one in (Words(text).found if "<" in text else [text])]
+    yield from filter(is_sentence, found)
+
+
+def is_sentence(text: str) -> bool:
+    """Whether a text of a source is made for people: a capital letter in front, and no mark of a program in it."""
+    whole = re.match(r"[A-Z{][\w{}]*[a-z}]?[ .:,]?", text) and " " in text.strip()
+    return bool(whole) and needs_one(text) and not re.search(r"[<>=;\\/]|\{\}|__", text)
+
+
+def needs_one(text: str) -> bool:
+    """Whether a text is words, and not a name or a number that is the same everywhere."""
+    bare = PLACE.sub("", text).strip()
+    return bool(bare) and not NAMES.fullmatch(bare)
