@@ -120,7 +120,7 @@ def table(family, number, asked, found):
             cache = Path(folder) / re.sub(r"\W+", "-", name.removesuffix(" again"))  # compilers stumble over blanks
             counted = next((r for r in found["cases"] if r["family"] == family and r.get("flops")), None)
             way = (family, number, name, "tiny" if asked.tiny else "full", "known" if counted else "count")
-            r = {"family": family, "batch": number, "case": name, **child(*way, cache=cache)}
+            r = {"family": family, "batch": number, "case": name, **child(*way, cache=str(cache))}
             found["cases"].append(r)
             habit = r if name == HABIT and "ms" in r else habit
             print(line(r, habit, counted or r, found["machine"].get("matmul", {})), flush=True)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 BUCKETS = [(8, 8), (8, 10), (10, 8), (6, 12), (12, 6), (8, 12), (12, 8), (6, 10), (10, 6), (10, 10), (6, 14), (14, 6)]
 TEXT = 24
@@ -81,7 +82,8 @@ def sdxl():
     from library.families.sdxl.family import SdxlFamily as Family
 
     torch.manual_seed(0)
-    model = UNet2DConditionModel(
+    unet: Any = UNet2DConditionModel  # which declares numbers where it takes one for each level
+    model = unet(
         block_out_channels=(32, 64, 128),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
@@ -94,7 +96,8 @@ def sdxl():
         projection_class_embeddings_input_dim=64 + 6 * 32,
     )
     model.set_attn_processor(AttnProcessor2_0())
-    for module in model.modules():
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         if hasattr(module, "output_scale_factor"):
             module.output_scale_factor = float(module.output_scale_factor)
 
@@ -148,7 +151,8 @@ def measure(family, way, backend):
     model, call, kind = {"flux": flux, "sdxl": sdxl, "diffusers": diffusers}[way if way == "diffusers" else family]()
     block_classes = getattr(kind, "block_classes", kind)
     adapt(model, block_classes)
-    torch_private.config_module("dynamo").recompile_limit = 64
+    dynamo: Any = torch_private.config_module("dynamo")
+    dynamo.recompile_limit = 64
     log = CompileLog()
     if way in ("wrapped", "diffusers"):
         if way == "wrapped":

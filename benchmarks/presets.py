@@ -184,7 +184,7 @@ def child() -> None:
         "auto"
     )  # not before: the driver's memory for this process would be counted with the others'
     try:
-        found = measured(case, device)
+        found: dict[str, Any] = measured(case, device)
     except Exception as error:  # a way that does not work is a row too
         import traceback
 
@@ -278,7 +278,7 @@ def busy(ready: Any, number: int, device: Any) -> float | None:
         for _ in range(number):
             ready.step()
         torch.cuda.synchronize(device)
-    spans = sorted((e.time_range.start, e.time_range.end) for e in found.events() if e.device_type.name == "CUDA")
+    spans = sorted((e.time_range.start, e.time_range.end) for e in found.events() or () if e.device_type.name == "CUDA")
     total, end = 0.0, 0.0
     for start, stop in spans:
         total += max(0.0, stop - max(start, end))

@@ -180,8 +180,9 @@ def main() -> int:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
             for size, (width, height) in SIZES.items():
                 for mode in ("light", "dark"):
-                    shape = {"width": width, "height": height}
-                    context = browser.new_context(viewport=shape, color_scheme=mode, has_touch=size == "phone")
+                    context = browser.new_context(
+                        viewport={"width": width, "height": height}, color_scheme=mode, has_touch=size == "phone"
+                    )
                     for name in asked.only or TABS:
                         shoot(context, address, name, demo, asked.to / f"{name}-{size}-{mode}.png")
                     context.close()

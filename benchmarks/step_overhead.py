@@ -118,7 +118,12 @@ def watch(family):
             yield window
             clock.end_step()
 
-    Updates.__init__, Stepper.__iter__, Accelerator.backward = updates, stepped, back
+    for cls, name, own in (
+        (Updates, "__init__", updates),
+        (Stepper, "__iter__", stepped),
+        (Accelerator, "backward", back),
+    ):
+        setattr(cls, name, own)
     return clock
 
 
@@ -142,7 +147,7 @@ def measure(script, steps, board):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--script", action="append", help="which trainings (default: both LoRA scripts)")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--board", action="store_true", help="write TensorBoard's curves too")

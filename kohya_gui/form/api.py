@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from kohya_gui.form import compare, compile_summary, presets, probe, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.idle import idle
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, draft, options, values
 from library.families.recognition import recognised
 from library.runs import keys
@@ -32,7 +33,7 @@ class FormApi:
                 "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
                 "forget": self.forget, "ledger": self.ledger}  # fmt: skip
 
-    def judge(self, sent: ApiRequest) -> dict[str, Any]:
+    def judge(self, sent: ApiRequest) -> JsonObject:
         """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
         form, given = self._heard(sent)
         places = form.places(given.family)
@@ -63,7 +64,7 @@ class FormApi:
             return {}
         return {"path": text, "family": family if family in form.configs else "", "words": words}
 
-    def preset(self, sent: ApiRequest) -> dict[str, Any]:
+    def preset(self, sent: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""
         form, given = self._heard(sent)
         known = form.configs[given.family]
@@ -93,11 +94,11 @@ class FormApi:
             "notes": notes,
         }
 
-    def choices(self, sent: ApiRequest) -> dict[str, Any]:
+    def choices(self, sent: ApiRequest) -> JsonObject:
         """What can be compared."""
         return {"choices": compare.choices(self.adapters[self._form(sent).tab])}
 
-    def compare(self, sent: ApiRequest) -> dict[str, Any]:
+    def compare(self, sent: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""
         form, given = self._heard(sent)
         chosen = [compare.config_of(sent.text(which), lambda: form.collect(given)[0], self.roots)
@@ -105,29 +106,29 @@ class FormApi:
         (one, first), (two, second) = chosen
         return {"first": one, "second": two, "rows": compare.rows(first, second)}
 
-    def probe(self, sent: ApiRequest) -> dict[str, Any]:
+    def probe(self, sent: ApiRequest) -> JsonObject:
         """Begin a probe."""
         form, given = self._heard(sent)
         config, _ = form.ready(given)
         paths.allow(config, self.roots)
         return {"id": probe.start(config, {**given.launch})}
 
-    def probing(self, sent: ApiRequest) -> dict[str, Any]:
+    def probing(self, sent: ApiRequest) -> JsonObject:
         """How a probe gets on, with what it proposes as the form has it."""
         form, given = self._heard(sent)
         found = probe.state(sent.text("id"))
         return {**found, "fix": form.shown(given.family, found.get("best") or {})}
 
-    def unprobe(self, sent: ApiRequest) -> dict[str, Any]:
+    def unprobe(self, sent: ApiRequest) -> JsonObject:
         """End a probe."""
         probe.stop(sent.text("id"))
         return {}
 
-    def ledger(self, sent: ApiRequest) -> dict[str, Any]:
+    def ledger(self, sent: ApiRequest) -> JsonObject:
         """What the training that works at the moment has compiled."""
         return {"text": compile_summary.running()}
 
-    def forget(self, sent: ApiRequest) -> dict[str, Any]:
+    def forget(self, sent: ApiRequest) -> JsonObject:
         """Keep a token no longer."""
         keys.forget(sent.text("name"))
         return {}
@@ -169,7 +170,7 @@ def _lines(text: str) -> str:
     return made
 
 
-def secrets_of(config: Any) -> dict[str, str | None]:
+def secrets_of(config: RunConfig) -> dict[str, str | None]:
     """The tokens and keys that a form holds."""
     known = options(type(config))
     return {name: getattr(getattr(config, known[name].section), name) for name in keys.ENVIRONMENT if name in known}

@@ -7,7 +7,9 @@ from typing import Any
 from kohya_gui.form import presets
 from kohya_gui.panel import history
 from library import families
+from library.config.json_types import JsonObject
 from library.config.problems import Text
+from library.config.run_config import RunConfig
 from library.config.schema import read_toml
 from library.runs import layout, reader
 
@@ -48,7 +50,7 @@ def running() -> str:
     return Text("{run} now: {line}", run=run.facts.get("output_name") or run.id, line=line) if line else ""
 
 
-def outlook(config: Any) -> str:
+def outlook(config: RunConfig) -> str:
     """What compiling will mean for a training with this config, in one line."""
     options = config.compile
     if not options.compile:
@@ -68,7 +70,7 @@ def outlook(config: Any) -> str:
     return Text(told, graphs=graphs, time=duration(seconds), when=when, basis=basis)
 
 
-def remembered(config: Any) -> tuple[int, float, str] | None:
+def remembered(config: RunConfig) -> tuple[int, float, str] | None:
     """Graphs and seconds of the newest run that compiled the same family in the same way, and its id."""
     mine = _told(config)
     for run, made in _earlier(config.script):
@@ -81,13 +83,13 @@ def remembered(config: Any) -> tuple[int, float, str] | None:
     return None
 
 
-def _told(config: Any) -> dict[str, tuple[Any, Any]]:
+def _told(config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """What the seconds depend on: as it is, and as it is by default."""
     default = type(config.compile)()
     return {key: (getattr(config.compile, key), getattr(default, key)) for key in TOLD}
 
 
-def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, dict[str, Any]]]:
+def _earlier(script: str) -> Iterator[tuple[reader.RecordedRun, JsonObject]]:
     for run in reader.runs()[:LOOKED_AT]:
         made = run.facts.get("compile") or {}
         if run.facts.get("script") == script and made.get("num_graphs"):

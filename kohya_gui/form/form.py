@@ -19,7 +19,9 @@ from kohya_gui.form.sections import GROUPS
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
 from library.config.command import Launch
+from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
 from library.config.schema import (
     Layer,
     Option,
@@ -59,8 +61,8 @@ class Submission:
     """What a form holds: the family that is chosen, its options, and how the processes are started."""
 
     family: str
-    values: Mapping[str, Any]
-    launch: Mapping[str, Any]
+    values: JsonMapping
+    launch: JsonMapping
     typed: frozenset[str] = frozenset()  # the options that are other than the form began with
     anyway: bool = False  # whether it was said that images without captions are meant
 
@@ -132,13 +134,13 @@ class SettingsForm:
 
     # ---- what goes to the browser
 
-    def fill(self, config: Any, start: Mapping[str, Any] | None = None) -> str:
+    def fill(self, config: RunConfig, start: JsonMapping | None = None) -> str:
         """A config -> a value for every field of its family, as page.js takes it. `start` says what it is called, and
         from which values the form marks what is changed later; without it that stays as it is."""
         filled = {"family": config.family, "values": self.shown(config.family, values(config))}
         return json.dumps({**filled, "start": dict(start)} if start else filled)
 
-    def shown(self, family: str, given: Mapping[str, Any]) -> dict[str, bool | str]:
+    def shown(self, family: str, given: JsonMapping) -> dict[str, bool | str]:
         """Values by option name as fields hold them."""
         known = options(self.configs[family])
         return {name: shown_value(known[name], value) for name, value in given.items() if name in known}

@@ -5,10 +5,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
+from library.config.json_types import JsonMapping
 from library.config.problems import FLAG, Problem, Text, read
 
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
@@ -40,7 +40,7 @@ def problems(found: Sequence[Problem], places: Places, fix: Fix = lambda problem
     return _box("bad", _title(len(found)), f"<ul>{''.join(listed)}</ul>{_style(marks)}", shown, alert=True)
 
 
-def report(found: Mapping[str, Any], places: Places, fix: Callable[[Mapping[str, Any]], Mapping[str, bool | str]],
+def report(found: JsonMapping, places: Places, fix: Callable[[JsonMapping], Mapping[str, bool | str]],
            probe: bool = True) -> str:  # fmt: skip
     """All findings of a preflight check, topic by topic, each with its mark and its remedy, and what it will need."""
     listed, marks, shown = [], [], []

@@ -10,7 +10,9 @@ from typing import Any
 
 from library import importers
 from library.config.fixes import carried
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem, Text
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, Option, build, changed, flat, options, read_toml, to_toml, values
 from library.families import RUNS, config_class
 from library.files import clear_errors, write_atomic
@@ -98,7 +100,7 @@ def of_kind(kind: str, families: Iterable[str]) -> list[Preset]:
     return found
 
 
-def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str] | None = None) -> Any:
+def apply(preset: Preset, config: type, now: JsonMapping, notes: list[str] | None = None) -> Any:
     """A preset on top of the defaults, with the paths and names that are filled in `now` kept.
 
     A profile keeps more: all but the options of compiling, so that a training that fits into the GPU's memory goes on
@@ -114,7 +116,7 @@ def apply(preset: Preset, config: type, now: Mapping[str, Any], notes: list[str]
     return build(config, {**kept, **_that_works(read_toml(preset.path), notes)}, preset.path.name, notes=[])
 
 
-def _laid_over(given: dict[str, Any], config: type, notes: list[str] | None) -> Any:
+def _laid_over(given: JsonObject, config: type, notes: list[str] | None) -> Any:
     while True:
         try:
             return build(config, given, "", notes=[])
@@ -128,7 +130,7 @@ def _laid_over(given: dict[str, Any], config: type, notes: list[str] | None) -> 
                 notes.append(Text("{profile} is left out: {why}", profile=less, why=problem))
 
 
-def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any]:
+def _that_works(found: JsonObject, notes: list[str] | None) -> JsonObject:
     wanted = str(found.get("optimizer_type", ""))
     if not wanted or not (why := names.trouble(wanted)):
         return found
@@ -141,7 +143,7 @@ def _that_works(found: dict[str, Any], notes: list[str] | None) -> dict[str, Any
     return {**found, "optimizer_type": other, **({"optimizer_args": list(kept)} if "optimizer_args" in found else {})}
 
 
-def chosen_profile(config: Any) -> str:
+def chosen_profile(config: RunConfig) -> str:
     """The id of the profile that a config compiles by: the one that would change nothing. "" where none is, or
     compiling is off."""
     if not (config.compile.compile or config.compile.compile_autotune):
@@ -209,7 +211,7 @@ def _imported(path: Path, configs: Mapping[str, type], notes: list[str]) -> Any:
     return made.config
 
 
-def base(path: Path) -> dict[str, Any]:
+def base(path: Path) -> JsonObject:
     """The fields of a JSON of kohya_ss, which an export keeps where they have no meaning here; of other files none."""
     found = importers.parse(path)
     if path.suffix.lower() != ".json" or not importers.of_others(found):
@@ -223,7 +225,7 @@ def seen(path: Path) -> str:
     return f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def save(path: Path, config: Any, known: str) -> int:
+def save(path: Path, config: RunConfig, known: str) -> int:
     """Write a config; the number of options in it. Only the file that was opened here before is written over, and only
     as long as it is what was `seen` then."""
     if path.exists() and known.partition("\n")[0] != str(path):
@@ -239,12 +241,12 @@ def save(path: Path, config: Any, known: str) -> int:
     return len(flat(changed(config)))
 
 
-def comment(config: Any) -> str:
+def comment(config: RunConfig) -> str:
     """The first line of a config file that the page writes."""
     return f"{config.title}: accelerate launch sd-scripts/{config.script}.py --config_file THIS_FILE"
 
 
-def suggestion(config: Any) -> str:
+def suggestion(config: RunConfig) -> str:
     """Where a config is saved when nobody says where: beside its result."""
     if not config.save.output_dir:
         raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")

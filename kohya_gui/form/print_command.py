@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from kohya_gui.form import api, messages, presets
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.command import command, printable
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, flat, load_toml, options, to_toml, values
 from library.config.values import expand_home, strip_pasted
 from library.families import config_class
@@ -29,7 +31,7 @@ class CommandPrinter:
         """What may be asked for."""
         return {"keep": self.keep}
 
-    def keep(self, sent: ApiRequest) -> dict[str, Any]:
+    def keep(self, sent: ApiRequest) -> JsonObject:
         """Write the config of a printed command into its file, which must not be there yet."""
         path = paths.config_file(sent.text("path"), self.roots)
         try:
@@ -42,7 +44,7 @@ class CommandPrinter:
         return {"said": Text("Saved {path}.", path=path)}
 
 
-def printed(config: Any, where: str, launch: Mapping[str, Any], notes: Sequence[str], roots: Sequence[Path]) -> str:
+def printed(config: RunConfig, where: str, launch: JsonMapping, notes: Sequence[str], roots: Sequence[Path]) -> str:
     """The command, its config, and whether that is in its file already, as the page shows it. Nothing is written."""
     path, is_there = standing(config, where, roots)
     line = printable(command(path, config.script, **launch))
@@ -50,7 +52,7 @@ def printed(config: Any, where: str, launch: Mapping[str, Any], notes: Sequence[
     return messages.command(line, to_toml(config, presets.comment(config)), (path, config.script, is_there), told)
 
 
-def standing(config: Any, where: str, roots: Sequence[Path]) -> tuple[Path, bool]:
+def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path, bool]:
     """The file for a command to name, and whether it is there and says just this config; else its name is free.
 
     `where` is the file that was loaded or saved last, or what was typed in its place; empty: beside the result.
@@ -72,7 +74,7 @@ def standing(config: Any, where: str, roots: Sequence[Path]) -> tuple[Path, bool
     raise AssertionError("numbers do not end")
 
 
-def holds(path: Path, config: Any) -> bool:
+def holds(path: Path, config: RunConfig) -> bool:
     """Whether a script of this config that is given this file trains just what the config says. Tokens do not count."""
     try:
         if path.stat().st_size > paths.LARGEST:
@@ -83,13 +85,13 @@ def holds(path: Path, config: Any) -> bool:
     return _open(found) == _open(config)
 
 
-def _open(config: Any) -> dict[str, Any]:
+def _open(config: RunConfig) -> JsonObject:
     """The values of a config without its tokens."""
     known = options(type(config))
     return {name: value for name, value in values(config).items() if known[name].kind != "secret"}
 
 
-def surroundings(config: Any) -> list[Text]:
+def surroundings(config: RunConfig) -> list[Text]:
     """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
     known = options(type(config))
     found = [name for name, value in values(config).items() if _is_relative(known[name].kind, value)]

@@ -1,9 +1,8 @@
 """Probes from the page: jobs of their own, whose result is how far they are."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from library.check.isolated import environment
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, to_toml
 from library.files import write_atomic
 from library.runs import job as jobs
@@ -12,7 +11,7 @@ KIND = "probe"
 BEGUN = {"state": "running", "doing": "Preparing", "tries": [], "best": None}
 
 
-def start(config: Any, launch: Mapping[str, Any]) -> str:
+def start(config: RunConfig, launch: JsonMapping) -> str:
     """Begin a probe of a config; what it is asked for by. Raises ConfigError while another one is at work."""
     if any(job.active for job in jobs.every(KIND)):
         raise ConfigError("A probe is at work already: wait until it has ended, or stop it.")
@@ -23,7 +22,7 @@ def start(config: Any, launch: Mapping[str, Any]) -> str:
     return jobs.start(KIND, words, folder, environment(launch)).id
 
 
-def state(probe_id: str) -> dict[str, Any]:
+def state(probe_id: str) -> JsonObject:
     """How a probe gets on, as library.bench.probe.Probe.as_json; `state` is "failed" when its process is gone."""
     job = jobs.find(probe_id)
     found = {**BEGUN, **job.result}

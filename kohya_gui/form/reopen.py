@@ -1,10 +1,10 @@
 """The settings of a run or of a queue's entry as a config, to be looked at in the form, changed, or gone on with."""
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import replace as replaced
 from typing import Any
 
+from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError, draft, flat, options, replace
 from library.families import config_class
 from library.runs import reader, resume, start
@@ -25,7 +25,7 @@ def config_from(script: str, toml: str) -> Any:
         raise ConfigError("These settings cannot be read: {error}.", error=error) from None
 
 
-def _config(script: str, given: Mapping[str, Any]) -> Any:
+def _config(script: str, given: JsonMapping) -> Any:
     try:
         made = config_class(script)
     except (KeyError, ConfigError):

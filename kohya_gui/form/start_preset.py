@@ -6,6 +6,7 @@ from typing import Any
 
 from kohya_gui.form import compile_summary, presets
 from kohya_gui.form.form import shown_value
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Text
 from library.config.schema import build, changed, flat, options
 from library.runs import gpu_slots, machine
@@ -63,7 +64,7 @@ def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.P
     return fitting[-1], Text("Chosen for this GPU: {title}.", title=title)
 
 
-def applied(preset: presets.Preset, config: type, now: Mapping[str, Any], notes: list[str]) -> Any:
+def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[str]) -> Any:
     """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU without compiling, which
     takes a processor minutes before the first step, and without fp8 products, which only GPUs have. `notes` say what is
     other than in the preset's file."""
@@ -77,7 +78,7 @@ def applied(preset: presets.Preset, config: type, now: Mapping[str, Any], notes:
     return build(config, kept, preset.path.name, notes=[])
 
 
-def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> dict[str, Any]:
+def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> JsonObject:
     """A preset as the page's scripts take it: what it is, and what it makes other than the defaults, as fields show
     it; with a name for the result, which presets leave open."""
     notes: list[str] = []
@@ -91,7 +92,7 @@ def start(kind: str, preset: presets.Preset, config: type, why: str = "") -> dic
     return {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": notes, "values": given}
 
 
-def starts(kind: str, configs: Mapping[str, type]) -> dict[str, dict[str, Any]]:
+def starts(kind: str, configs: Mapping[str, type]) -> dict[str, JsonObject]:
     """With what the form of a tab opens, by family; a family that has no preset begins with the defaults."""
     gpu, found = card(), {}
     for family, config in configs.items():
@@ -101,6 +102,6 @@ def starts(kind: str, configs: Mapping[str, type]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def loaded(name: str) -> dict[str, Any]:
+def loaded(name: str) -> JsonObject:
     """A config that was loaded, as a start: whatever it sets is shown as changed from the defaults."""
     return {**DEFAULTS, "id": "", "title": name}

@@ -15,8 +15,10 @@ from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths, picker
 from library import families, importers
 from library.check import isolated
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
+from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, mending, read_text, to_toml
 from library.families import RUNS, config_class
 from library.runs import keys, queue, start
@@ -24,7 +26,7 @@ from library.runs import keys, queue, start
 FAMILIES = {family.name: family.title for family in families.every()}
 MODEL_FILES = {"pretrained_model_name_or_path": 6, "clip_l": 2, "t5xxl": 2, "ae": 2}
 # Nothing of an event is queued or overlaid: each answers within some milliseconds.
-QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+QUICK: JsonObject = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 Said = dict[Any, Any]  # component -> its new value
 
 MORE = '<button type="button" class="opens extra" aria-expanded="false" data-tab="{tab}">More</button>'
@@ -95,8 +97,8 @@ class TrainingTab:
 
     def _top(self) -> None:
         """A preset or a file to begin with, and what else can be done with settings."""
-        bare: dict[str, Any] = {"show_label": False, "container": False, "min_width": 0}
-        small: dict[str, Any] = {"size": "sm", "min_width": 0}
+        bare: JsonObject = {"show_label": False, "container": False, "min_width": 0}
+        small: JsonObject = {"size": "sm", "min_width": 0}
         with gr.Row(elem_classes=["begin"]):
             gr.HTML(api.menu(self.tab.id, FAMILIES), apply_default_css=False, min_width=0)
             hint = "Config file, such as ~/kohya/cat.toml"
@@ -220,7 +222,7 @@ class TrainingTab:
         report = isolated.check(replace(reading, notes=[]), given.launch)
         return given, reading.config, notes, isolated.without_idle(report, given.typed)
 
-    def _keep(self, config: Any) -> list[str]:
+    def _keep(self, config: RunConfig) -> list[str]:
         new = keys.keep(api.secrets_of(config))
         return [
             Text("{name} is kept in {folder}, for you only, and is in no config.", name=name, folder=keys.place())
@@ -318,11 +320,11 @@ class TrainingTab:
                 yield Text("This is a config for the {title} tab: load it there.", title=tab.title)
                 return
 
-    def _how(self, config: Any, launch: Mapping[str, Any]) -> dict[str, Any]:
+    def _how(self, config: RunConfig, launch: JsonMapping) -> JsonObject:
         return {**launch, "mixed_precision": config.precision.mixed_precision}
 
 
-def _theirs(sent: Any) -> dict[str, Any] | None:
+def _theirs(sent: Any) -> JsonObject | None:
     """The JSON of kohya_ss that a browser has kept, if it is one."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         found = json.loads(sent)

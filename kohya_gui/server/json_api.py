@@ -66,7 +66,7 @@ class ApiRequest:
         raise ConfigError("{name}: this must be {wanted}; load the page again", name=name, wanted=wanted)
 
 
-Handler = Callable[[ApiRequest], dict[str, Any]]
+Handler = Callable[[ApiRequest], JsonObject]
 PictureHandler = Callable[[Mapping[str, str]], Response]
 
 

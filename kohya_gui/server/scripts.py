@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.server.assets import App, Scope, contents
+from library.config.json_types import JsonObject
 
 PAGE = Path(__file__).parents[1]
 
@@ -42,7 +43,7 @@ class ScriptTags:
         if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] != "/":
             await self.app(scope, receive, send)
             return
-        start: dict[str, Any] = {}
+        start: JsonObject = {}
         body = b""
 
         async def put_in(message: Any) -> None:

@@ -1,11 +1,11 @@
 """The machine that is measured on: what it is, and how fast it multiplies matrices."""
 
 import platform
-from typing import Any
 
 import psutil
 import torch
 
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.measuring import timing
 
@@ -40,9 +40,9 @@ def half_type(on: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def facts(on: torch.device) -> dict[str, Any]:
+def facts(on: torch.device) -> JsonObject:
     """What a reader of the numbers has to know."""
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "device": on.type,
         "name": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
@@ -69,9 +69,9 @@ def free_bytes(on: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def matmul_rate(on: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
     """The best rate of plain matrix products of this type, in TFLOP/s: what utilisation is measured against."""
-    best: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
+    best: JsonObject = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
     for size in SIZES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
         plan = timing.TimingPlan(steps=MOST, seconds=SECONDS)

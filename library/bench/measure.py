@@ -1,7 +1,7 @@
 """The bench itself: every part, at every size, in every way; the result grows in a file as it goes."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from library.bench import machine, report, stage
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
 from library.bench.shapes import flops
 from library.bench.subjects import Subject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.measuring import timing
 from library.measuring.candidates import Candidate
@@ -32,10 +33,10 @@ class BenchRun:
     plan: timing.TimingPlan
     compile_all: bool = False  # text encoders and VAE too, which a training runs eagerly
     say: Callable[[str], None] = print
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    rate: dict[str, Any] = field(default_factory=dict)
+    rows: list[JsonObject] = field(default_factory=list)
+    rate: JsonObject = field(default_factory=dict)
 
-    def run(self, work: JobRecord) -> dict[str, Any]:
+    def run(self, work: JobRecord) -> JsonObject:
         """Measure all of it; also when it is interrupted, the result file holds what was measured."""
         todo = list(self._todo())
         plain = self.subject.config({})
@@ -55,7 +56,7 @@ class BenchRun:
         work.store(found := self.result(began, finished=True))
         return found
 
-    def result(self, began: float, finished: bool) -> dict[str, Any]:
+    def result(self, began: float, finished: bool) -> JsonObject:
         """The result as the file has it; docs/bench.md says what each entry means."""
         found = {
             "kind": "bench", "schema": SCHEMA, "started": began, "seconds": round(time.time() - began, 1),
@@ -69,7 +70,7 @@ class BenchRun:
 
     # ---- what there is to do
 
-    def _todo(self) -> Iterator[tuple[dict[str, Any], Callable[[], Iterator[dict[str, Any]]]]]:
+    def _todo(self) -> Iterator[tuple[JsonObject, Callable[[], Iterator[JsonObject]]]]:
         """What is measured together, as the beginning of its row, and what measures it."""
         if ENCODERS in self.parts:
             for name in self.subject.encoders():
@@ -85,7 +86,7 @@ class BenchRun:
                     row = {"part": STEP, "resolution": resolution, "candidate": candidate.name}
                     yield row, lambda c=candidate, at=resolution, known=counted: self._training(c, at, known)
 
-    def _careful(self, row: dict[str, Any], act: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    def _careful(self, row: JsonObject, act: Callable[[], Iterator[JsonObject]]) -> Iterator[JsonObject]:
         """What goes wrong in one measurement is its result, and the others go on."""
         try:
             yield from act()
@@ -97,17 +98,18 @@ class BenchRun:
 
     # ---- the parts
 
-    def _encoder(self, name: str) -> Iterator[dict[str, Any]]:
+    def _encoder(self, name: str) -> Iterator[JsonObject]:
         config = self.subject.config({})
         dtype = fp8_storage.compute_type(config)
         call = self.subject.encoders()[name](self.device, dtype)
         yield from self._plain({"part": f"text encoder {name}"}, call)
 
-    def _vae(self, part: str, resolution: int) -> Iterator[dict[str, Any]]:
+    def _vae(self, part: str, resolution: int) -> Iterator[JsonObject]:
         config = self.subject.config({})
         exact = getattr(config.model, "no_half_vae", False)
         dtype = torch.float32 if exact else fp8_storage.compute_type(config)
-        if (vae := self.subject.vae(self.device, dtype)) is None:
+        vae: Any = self.subject.vae(self.device, dtype)
+        if vae is None:
             return
         shape = (self.subject.batch, 3, resolution, resolution)
         if part == DECODE:
@@ -116,7 +118,7 @@ class BenchRun:
         call = (lambda: vae.encode(given)) if part == ENCODE else (lambda: vae.decode(given))
         yield from self._plain({"part": part, "resolution": resolution}, call)
 
-    def _plain(self, row: Mapping[str, Any], call: Callable[[], Any]) -> Iterator[dict[str, Any]]:
+    def _plain(self, row: JsonMapping, call: Callable[[], Any]) -> Iterator[JsonObject]:
         """What does not learn: as it is, and compiled if that is asked for."""
         eager = self._row({**row, "candidate": "eager"}, _no_grad(call))
         yield eager
@@ -125,7 +127,7 @@ class BenchRun:
             compiled = torch.compile(call, dynamic=False, backend=backend)
             yield self._row({**row, "candidate": "compiled"}, _no_grad(compiled), eager.get("flops"))
 
-    def _training(self, candidate: Candidate, at: int, known: list[stage.StepCost]) -> Iterator[dict[str, Any]]:
+    def _training(self, candidate: Candidate, at: int, known: list[stage.StepCost]) -> Iterator[JsonObject]:
         """Blocks, and then the whole step, in one way of training."""
         where = {"resolution": at, "candidate": candidate.name}
         config = self.subject.config(candidate.chosen())
@@ -143,8 +145,8 @@ class BenchRun:
                 yield self._row({"part": STEP, **where}, ready.step, known[0].step, ready)
 
     def _row(
-        self, row: Mapping[str, Any], call: Callable[[], Any], work: int | None = None, ready: stage.Stage | None = None
-    ) -> dict[str, Any]:
+        self, row: JsonMapping, call: Callable[[], Any], work: int | None = None, ready: stage.Stage | None = None
+    ) -> JsonObject:
         before = ready.compiling().get("compile", {}).get("seconds", 0.0) if ready else 0.0
         try:
             found = timing.measure(call, self.device, self.plan)
@@ -159,7 +161,7 @@ class BenchRun:
         return row
 
 
-def titled(row: Mapping[str, Any]) -> str:
+def titled(row: JsonMapping) -> str:
     """What is measured, for who waits."""
     what = row["candidate"] if row["part"] == STEP else row["part"]
     return f"{what} at {row['resolution']}" if "resolution" in row else str(what)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from library.bench import report
+from library.config.json_types import JsonMapping
 
-Row = Mapping[str, Any]
+Row = JsonMapping
 WIDTH, NAME, VALUE, BAR, GAP, TOP = 860, 210, 240, 18, 6, 64
 COLOURS = {
     "ground": "#ffffff", "text": "#1d1d1b", "quiet": "#5c5c56", "bar": "#a9a4ee", "best": "#4338ca", "edge": "#dededa"
@@ -28,7 +28,7 @@ class Bar:
     best: bool  # the quickest of several ways
 
 
-def groups(result: Mapping[str, Any]) -> list[tuple[str, list[Bar]]]:
+def groups(result: JsonMapping) -> list[tuple[str, list[Bar]]]:
     """The measured rows by part and size, the whole step first: what one wants to know.
 
     Parts that were measured in one way only share a group at the end.
@@ -67,7 +67,7 @@ def named(part: str) -> str:
     return known.get(part, part[:1].upper() + part[1:])
 
 
-def svg(result: Mapping[str, Any]) -> str:
+def svg(result: JsonMapping) -> str:
     """The picture, in light or dark as its viewer likes it."""
     parts, y = [], TOP
     for title, bars in groups(result):

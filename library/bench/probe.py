@@ -12,7 +12,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from library.check import estimate as fitting
 from library.check import preflight
 from library.check.report import graphics, largest
 from library.config.command import command
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, options, read_toml, replace, to_toml
 from library.families import RUNS, config_class
 from library.files import write_atomic
@@ -53,7 +55,7 @@ Attempt = Callable[[Any], Measured]
 class Probe:
     """Tries of one config, and the best of them so far. `told` is called whenever there is something new."""
 
-    def __init__(self, config: Any, size: tuple[int, int], memory: float | None, attempt: Attempt,
+    def __init__(self, config: RunConfig, size: tuple[int, int], memory: float | None, attempt: Attempt,
                  told: Callable[["Probe"], None] = lambda probe: None) -> None:  # fmt: skip
         self.config, self.size, self.memory, self._attempt, self._told = config, size, memory, attempt, told
         self.tries: list[Measured] = []
@@ -80,10 +82,10 @@ class Probe:
         good = [one for one in self.tries if not one.why]
         return min(good, key=lambda one: one.seconds / self._batch(one.changes), default=None)
 
-    def _batch(self, changes: Mapping[str, Any]) -> int:
+    def _batch(self, changes: JsonMapping) -> int:
         return int(changes.get("train_batch_size", self.config.data.train_batch_size))
 
-    def _changed(self, changes: Mapping[str, Any]) -> Any:
+    def _changed(self, changes: JsonMapping) -> Any:
         return replace(self.config, **changes)
 
     def _try(self, changes: Overrides) -> Measured:
@@ -106,7 +108,7 @@ class Probe:
                 if self._would_fit(wanted) and wanted not in [one.changes for one in self.tries]:
                     yield wanted
 
-    def _would_fit(self, changes: Mapping[str, Any]) -> bool:
+    def _would_fit(self, changes: JsonMapping) -> bool:
         """By the estimate, put right by what the best try has really taken."""
         best = self.best
         if best is None or not best.peak or self.memory is None:
@@ -122,7 +124,7 @@ class Probe:
             batch *= 2
         return batch
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For the page."""
         best = self.best
         return {
@@ -151,7 +153,7 @@ class Probe:
 # ---- one try
 
 
-def measure_in_own_process(config: Any, size: tuple[int, int], place: Path, how: Mapping[str, Any]) -> Measured:
+def measure_in_own_process(config: RunConfig, size: tuple[int, int], place: Path, how: JsonMapping) -> Measured:
     """Train some steps on made pictures below `place`, and read what came of it."""
     folder = place / secrets.token_hex(4)
     made = prepared(config, size, folder)
@@ -174,7 +176,7 @@ def measure_in_own_process(config: Any, size: tuple[int, int], place: Path, how:
     return made
 
 
-def prepared(config: Any, size: tuple[int, int], folder: Path) -> Any:
+def prepared(config: RunConfig, size: tuple[int, int], folder: Path) -> Any:
     """The config of a try: the same, but some steps on pictures of `size` that are made in `folder`."""
     steps = WARM + TIMED
     place = folder / "images" / f"{steps * config.steps.gradient_accumulation_steps}_probe"
@@ -182,7 +184,7 @@ def prepared(config: Any, size: tuple[int, int], folder: Path) -> Any:
     for number in range(config.data.train_batch_size):
         Image.new("RGB", size, (40 + 40 * (number % 5), 90, 140)).save(place / f"{number}.png")
         (place / f"{number}.txt").write_text(CAPTION, encoding="utf-8")
-    wanted: dict[str, Any] = {
+    wanted: JsonObject = {
         **{name: value for name, value in PLAIN.items() if name in options(type(config))},
         "train_data_dir": str(folder / "images"), "resolution": f"{size[0]},{size[1]}", "max_train_steps": steps,
         "output_dir": str(folder / "out"), "output_name": "probe", "max_data_loader_n_workers": 0,
@@ -194,7 +196,7 @@ def prepared(config: Any, size: tuple[int, int], folder: Path) -> Any:
     return replace(config, **wanted)
 
 
-def _pace(folder: Path, facts: Mapping[str, Any]) -> float | None:
+def _pace(folder: Path, facts: JsonMapping) -> float | None:
     """Seconds of a step once it runs steadily. Few steps may be asked of a GPU before it has done the first: there its
     own clock counts, not that of the host."""
     if facts.get("peak_memory_gb"):
@@ -227,7 +229,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     return 0 if found.best else 1
 
 
-def probe(config: Any, how: Mapping[str, Any], work: JobRecord) -> Probe:
+def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for a config that has other problems than memory."""
     images = data.check(config, config.grid)
     if problems := preflight.judged(config, images)[0]:
@@ -237,7 +239,7 @@ def probe(config: Any, how: Mapping[str, Any], work: JobRecord) -> Probe:
             run=busy.id, state=busy.state)  # fmt: skip
     size = largest(images.images, config)
     memory = None if how.get("cpu") else graphics()[1]
-    parent = Path(config.save.output_dir)
+    parent = Path(config.save.output_dir or "")
     parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
 

@@ -2,8 +2,6 @@
 
 import time
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.autograd import DeviceType
@@ -11,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from library.bench import machine, stage, verdict
 from library.bench.subjects import Subject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.measuring import timing
 from library.measuring.candidates import Candidate
@@ -23,7 +22,7 @@ MOST_STEPS = 5  # more only make the trace longer than a browser can show
 
 def run(
     subject: Subject, way: Candidate, device: torch.device, resolution: int, steps: int, work: JobRecord
-) -> dict[str, Any]:
+) -> JsonObject:
     """Profile some steps of a training; the result file's content. The trace goes into the work's folder."""
     config = subject.config(way.chosen())
     began = time.time()
@@ -50,7 +49,7 @@ def run(
     return facts | {"verdict": [vars(finding) for finding in told]}
 
 
-def _possible(subject: Subject, way: Candidate, options: Mapping[str, Any]) -> bool:
+def _possible(subject: Subject, way: Candidate, options: JsonMapping) -> bool:
     """Whether this training could have these options: some exclude each other, which rules need not know."""
     try:
         subject.config({**way.chosen(), **options})

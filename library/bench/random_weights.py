@@ -1,18 +1,17 @@
 """Random weights for a network of any size, and whether there is room for them. Speed does not depend on values."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from library.bench import machine
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 
 GIB = 2**30
 DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them
 
 
-def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config: Any) -> torch.device:
+def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:
     """Where weights are made: on the device, or on the host if they only fit once they are swapped or in 8 bits.
 
     Raises ConfigError where there is no room for them.

@@ -1,16 +1,17 @@
 """What a bench has found, in words and as a table. Plain numbers in, text out; no torch, the page reads it too."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-Row = Mapping[str, Any]
+from library.config.json_types import JsonMapping, JsonObject
+
+Row = JsonMapping
 ENCODERS, ENCODE, DECODE, BLOCKS, STEP = PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
 UNEVEN = 1.35  # p90 over p50, from which on times are not steady
 NEAR = 1.03  # times that are closer than this are the same; the smaller memory then decides
 
 
-def rates(flops: int | None, milliseconds: float, matmul: Mapping[str, Any]) -> dict[str, Any]:
+def rates(flops: int | None, milliseconds: float, matmul: JsonMapping) -> JsonObject:
     """FLOPs of a measurement, TFLOP/s, and the share of the rate that plain matrix products reach here (MFU)."""
     if not flops:
         return {}
@@ -19,13 +20,13 @@ def rates(flops: int | None, milliseconds: float, matmul: Mapping[str, Any]) -> 
     return {"flops": flops, "tflops": round(tflops, 4 if tflops < 1 else 1), **share}
 
 
-def measured_rows(result: Mapping[str, Any], part: str = "", resolution: int | None = None) -> list[Row]:
+def measured_rows(result: JsonMapping, part: str = "", resolution: int | None = None) -> list[Row]:
     """The rows of a part that were measured."""
     rows = [row for row in result.get("results", ()) if row.get("status") == "ok"]
     return [r for r in rows if (not part or r["part"] == part) and resolution in (None, r.get("resolution"))]
 
 
-def best(result: Mapping[str, Any]) -> dict[str, Any] | None:
+def best(result: JsonMapping) -> JsonObject | None:
     """The way of training that is fastest over all sizes at which it was measured; None without any.
 
     Only ways that worked at the most sizes are compared. Of equally fast ones the one with the least memory wins.
@@ -45,7 +46,7 @@ def best(result: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"candidate": name, "options": about.get("options", {}), "sentence": sentence(result, name)}
 
 
-def sentence(result: Mapping[str, Any], name: str) -> str:
+def sentence(result: JsonMapping, name: str) -> str:
     """How the best way compares with the first, size by size."""
     base = next(iter(result.get("candidates", {})), name)
     parts = []
@@ -91,7 +92,7 @@ def line(row: Row) -> str:
     )
 
 
-def cells(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def cells(result: JsonMapping) -> tuple[list[str], list[list[str]]]:
     """The table: titles, and a row of texts for each measurement."""
     titles = ["part", "size", "way", "p50", "p90", "speed", "memory", "TFLOP/s", "MFU", "compiled"]
     made, rows = [], result.get("results", ())
@@ -109,7 +110,7 @@ def cells(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return titles, made
 
 
-def speed(result: Mapping[str, Any], row: Row) -> str:
+def speed(result: JsonMapping, row: Row) -> str:
     """How many times as fast as the first way that was measured of this part and size."""
     same = measured_rows(result, row["part"], row.get("resolution"))
     return f"{same[0]['ms']['p50'] / row['ms']['p50']:.2f}x" if len(same) > 1 else ""
@@ -124,7 +125,7 @@ def compiled(row: Row) -> str:
     return f"{graphs}, {about['seconds']:.1f} s" + (", cached" if about["cache_hits"] else "")
 
 
-def table(result: Mapping[str, Any]) -> str:
+def table(result: JsonMapping) -> str:
     """The measurements in columns, what they were made on above, and what follows from them below."""
     titles, rows = cells(result)
     why = [f"{titled(row)}: {row['why']}" for row in result["results"] if row["status"] != "ok"]
@@ -137,7 +138,7 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def restless(result: Mapping[str, Any]) -> list[str]:
+def restless(result: JsonMapping) -> list[str]:
     """A warning, when something else was at work on this machine."""
     rows = measured_rows(result)
     uneven = sum(row["ms"]["p90"] > UNEVEN * row["ms"]["p50"] for row in rows)
@@ -146,7 +147,7 @@ def restless(result: Mapping[str, Any]) -> list[str]:
     return ["Times varied by more than a third: something else used this machine, measure again when it is quiet."]
 
 
-def heading(result: Mapping[str, Any]) -> list[str]:
+def heading(result: JsonMapping) -> list[str]:
     """What was measured, and where."""
     subject, on, rate = result["subject"], result["machine"], result.get("matmul") or {}
     threads = f", {on['threads']} thread{'s' * (on['threads'] != 1)}" if on["device"] == "cpu" else ""

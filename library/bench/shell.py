@@ -10,13 +10,14 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library import families
 from library.bench import picture, report
 from library.config import environment
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError, options
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
@@ -159,7 +160,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     from library.bench.diffusers import model as diffusers_model
 
     device, shapes = machine.device(asked.device), _shapes(asked.input)
-    given: dict[str, Any] = dict(text.split("=", 1) for text in asked.set)
+    given: JsonObject = dict(text.split("=", 1) for text in asked.set)
     if device.type == "cuda" and not asked.run:
         given = {"mixed_precision": machine.half_type(device), **given}
     if asked.batch:
@@ -176,7 +177,7 @@ def _subject(asked: argparse.Namespace) -> "Subject":
     return diffusers_model.DiffusersSubject(str(name), config, given, shapes)
 
 
-def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> Mapping[str, Any]:
+def _measured(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
     from library.bench import machine, measure
     from library.measuring import timing
 
@@ -206,7 +207,7 @@ def _show(folder: Path, say: Any) -> None:
     say(f"\n{text}\n\n{folder}")
 
 
-def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> Mapping[str, Any]:
+def _profiled(asked: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
     from library.bench import machine, profiling, verdict
 
     device = machine.device(asked.device)
@@ -226,9 +227,9 @@ def _options(subject: "Subject") -> Sequence[str]:
     return list(options(type(subject.config({}))))
 
 
-def _shapes(given: Sequence[str]) -> dict[str, Any]:
+def _shapes(given: Sequence[str]) -> JsonObject:
     """NAME=1,16,64 -> a shape; frames=5 -> a number."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for text in given:
         name, _, sizes = text.partition("=")
         number = name in ("frames", "text_length")

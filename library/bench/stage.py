@@ -16,10 +16,12 @@ from library.bench import shapes
 from library.bench.subjects import FACTOR, FamilySubject, Subject, TrainableModel
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
+from library.config.run_config import RunConfig
 from library.data.loading import Batch
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
+from library.methods.adapters import Adapter
 from library.optim import optimizers
 from library.train.loss import LossFunction
 from library.train.rng import StepGenerators
@@ -36,7 +38,7 @@ class StepCost:
     block_flops: Mapping[str, int | None]
 
 
-def count_step(subject: Subject, made: TrainableModel, config: Any, resolution: int) -> StepCost:
+def count_step(subject: Subject, made: TrainableModel, config: RunConfig, resolution: int) -> StepCost:
     """Count on a copy without memory, which is of the processor: shapes and types are the same on every device.
 
     A model that asks for numbers, such as the lengths of captions, has to be run for it.
@@ -59,7 +61,7 @@ def count_step(subject: Subject, made: TrainableModel, config: Any, resolution: 
 
 
 def _run(
-    model: nn.Module, predict: Callable[..., Tensor], made: TrainableModel, config: Any, device: torch.device
+    model: nn.Module, predict: Callable[..., Tensor], made: TrainableModel, config: RunConfig, device: torch.device
 ) -> StepCost:
     """Count a step of a model, and of each kind of block in it."""
     total, each = [], {}
@@ -79,7 +81,7 @@ def _run(
     return StepCost(total[0], caught, each)
 
 
-def autocast(config: Any, device: torch.device) -> contextlib.AbstractContextManager:
+def autocast(config: RunConfig, device: torch.device) -> contextlib.AbstractContextManager:
     """Mixed precision, as a training has it."""
     kind = fp8_storage.compute_type(config)
     return contextlib.nullcontext() if kind == torch.float32 else torch.autocast(device.type, kind)
@@ -88,7 +90,9 @@ def autocast(config: Any, device: torch.device) -> contextlib.AbstractContextMan
 class Stage:
     """One candidate at one image size or several, ready to be timed. Close it, or its memory stays taken."""
 
-    def __init__(self, subject: Subject, config: Any, device: torch.device, size: Size, made: TrainableModel) -> None:
+    def __init__(
+        self, subject: Subject, config: RunConfig, device: torch.device, size: Size, made: TrainableModel
+    ) -> None:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
         self.made, self.ranks, self.rank = made, 1, 0
@@ -162,7 +166,7 @@ class Stage:
             for prepared in getattr(self.made.method, "factor_caches", ()):
                 prepared.prepare()
         for layer in block.modules():
-            if factors := getattr(layer, "cached_factors", None):
+            if isinstance(layer, Adapter) and (factors := layer.cached_factors):
                 layer.cached_factors = tuple(x.detach().requires_grad_(x.requires_grad) for x in factors)
 
     def compiling(self) -> dict[str, Any]:
@@ -181,7 +185,9 @@ class Stage:
 
 
 @contextlib.contextmanager
-def open_stage(subject: Subject, config: Any, device: torch.device, size: Size, made: TrainableModel | None = None):
+def open_stage(
+    subject: Subject, config: RunConfig, device: torch.device, size: Size, made: TrainableModel | None = None
+):
     """A stage that is closed at the end; `size` is the side of square images, or several (width, height)."""
     found = Stage(subject, config, device, size, made or subject.make(config, device))
     try:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from library import families, methods
 from library.bench import random_weights
 from library.compiler.prewarm import prewarm_inductor
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, options, read_toml
 from library.families.base import ModelComponents
 from library.families.shared import t5
@@ -35,15 +37,15 @@ class Subject(Protocol):
     """Something to measure."""
 
     title: str
-    about: Mapping[str, Any]  # for the result file
+    about: JsonMapping  # for the result file
     batch: int
     resolutions: tuple[int, ...]
 
-    def config(self, options: Mapping[str, Any]) -> Any:
+    def config(self, given: JsonMapping) -> RunConfig:
         """The settings with these options on top. Raises ConfigError for a pair that cannot be."""
         ...
 
-    def make(self, config: Any, device: torch.device) -> TrainableModel:
+    def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
         """A fresh denoiser on the device."""
         ...
 
@@ -63,7 +65,7 @@ class Subject(Protocol):
 class FamilySubject:
     """A model of one of our families."""
 
-    def __init__(self, script: str, values: Mapping[str, Any], size: str | None) -> None:
+    def __init__(self, script: str, values: JsonMapping, size: str | None) -> None:
         """`size` is tiny or full for random weights, None for the files that `values` name."""
         self.kind = families.config_class(script)
         self.name: str = self.kind.family
@@ -74,17 +76,17 @@ class FamilySubject:
         self.batch = int(self.config({}).data.train_batch_size)
         self.title = f"{families.facts(self.name).title}, {size} size" if size else self.kind.title
         source = "random weights" if size else str(self.values.get("pretrained_model_name_or_path"))
-        self.about = {"family": self.name, "script": script, "size": size, "model": source}
+        self.about: JsonMapping = {"family": self.name, "script": script, "size": size, "model": source}
         width, height = self.config({}).data.size or (1024, 1024)
         side = max(64, round((width * height) ** 0.5 / 64) * 64)
-        self.resolutions = self.random.resolutions if self.random else (side,)
+        self.resolutions: tuple[int, ...] = self.random.resolutions if self.random else (side,)
         self._loaded: ModelComponents | None = None
 
-    def config(self, given: Mapping[str, Any]) -> Any:
+    def config(self, given: JsonMapping) -> RunConfig:
         """The settings with these options on top."""
         return build(self.kind, {**self.values, **given}, notes=[])
 
-    def make(self, config: Any, device: torch.device) -> TrainableModel:
+    def make(self, config: RunConfig, device: torch.device) -> TrainableModel:
         """A fresh denoiser on the device, with what learns in it."""
         family, dtype = families.family_for(config), fp8_storage.storage_type(config)
         with prewarm_inductor(config.compile, device):
@@ -133,7 +135,8 @@ class FamilySubject:
             if self.random:
                 self._module.adopt(family, self.random.denoiser())
             length = max(family.text_lengths.values())
-        ids = torch.randint(0, model.config.vocab_size, (self.batch, length), device=device)
+        config: Any = model.config
+        ids = torch.randint(0, config.vocab_size, (self.batch, length), device=device)
         if name == "t5xxl":
             return lambda: t5.encode(model, ids, None)
         return lambda: model(ids, output_hidden_states=True)
@@ -157,7 +160,7 @@ class FamilySubject:
         return self._loaded
 
 
-def usual(script: str) -> dict[str, Any]:
+def usual(script: str) -> JsonObject:
     """What most people train with, and words in the place of files."""
     cls = families.config_class(script)
     given = {
@@ -172,7 +175,7 @@ def usual(script: str) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in known}
 
 
-def subject_of_run(path: Path, script: str, values: Mapping[str, Any]) -> FamilySubject:
+def subject_of_run(path: Path, script: str, values: JsonMapping) -> FamilySubject:
     """The training that a TOML describes. Raises ConfigError when its model cannot be read."""
     found = FamilySubject(script, {**read_toml(path), **values}, None)
     wrong = list(families.family_for(found.config({})).problems())

@@ -5,11 +5,12 @@ Plain tables in, words out. No torch in here, so that the rules can be tried on 
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from library.bench import report
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import values
 from library.measuring.candidates import shown
 
@@ -75,7 +76,7 @@ class Advice:
     rule: str
     share: float
     text: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonMapping = field(default_factory=dict)
 
 
 def kind(name: str) -> str:
@@ -83,7 +84,7 @@ def kind(name: str) -> str:
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.I)), "other")
 
 
-def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> dict[str, Any]:
+def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str) -> JsonObject:
     """A profiler's table, per step: shares by kind, the longest operations, launches, syncs, copies and casts.
 
     `step_ms` is the time of a step without the profiler. On a GPU shares are of the time in which it works, and the
@@ -122,7 +123,7 @@ def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str)
     }  # fmt: skip
 
 
-def settings(config: Any) -> dict[str, Any]:
+def settings(config: RunConfig) -> JsonObject:
     """The options of a run that the rules ask for."""
     return {name: value for name, value in values(config).items() if name in SETTINGS}
 
@@ -130,13 +131,13 @@ def settings(config: Any) -> dict[str, Any]:
 # ---- the rules
 
 
-def judge(facts: Mapping[str, Any]) -> list[Advice]:
+def judge(facts: JsonMapping) -> list[Advice]:
     """What dominates, and what to change, the weightiest first. The first sentence always says what dominates."""
     found = [finding for rule in RULES for finding in rule(facts, facts.get("set", {}))]
     return [_dominant(facts), *sorted(found, key=lambda finding: -finding.share)]
 
 
-Facts = Mapping[str, Any]
+Facts = JsonMapping
 
 
 def _waits(facts: Facts) -> int:
@@ -316,7 +317,7 @@ RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
 # ---- in words
 
 
-def text(facts: Mapping[str, Any]) -> str:
+def text(facts: JsonMapping) -> str:
     """The verdict and the tables, for a shell."""
     at = f"{facts['way']['name']} at {facts['resolution']}"
     title, where = report.heading(facts)
@@ -337,7 +338,7 @@ def text(facts: Mapping[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def change(options: Mapping[str, Any]) -> str:
+def change(options: JsonMapping) -> str:
     """Options to set, as flags read."""
     return f" ({shown(options)})" if options else ""
 

@@ -7,12 +7,14 @@ earlier run where there is one, else a share of what its GPU can do on paper.
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from library import families
 from library.check.model_stats import BlockStats, ModelStats, model_stats
+from library.config.json_types import JsonObject
 from library.config.problems import Text
+from library.config.run_config import RunConfig
 from library.config.schema import build, read_toml, replace
+from library.config.sections import AdapterRun
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
 
@@ -63,7 +65,7 @@ class MemoryEstimate:
         """Whether it fits into the GPU; None where its memory is not known."""
         return None if self.memory is None else self.peak <= self.memory * 0.97
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For the page."""
         return {**asdict(self), "fits": self.fits}
 
@@ -76,7 +78,7 @@ class MemoryEstimate:
         return Text(told, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)
 
 
-def estimate(config: Any, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
+def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
     """The estimate for batches of images of `size` (width, height) in pixels on a GPU with `memory` GiB."""
     model = model_stats(config)
     parts = {name: round(value / GIB, 2) for name, value in _parts(config, model, size).items() if value}
@@ -102,7 +104,7 @@ def estimate(config: Any, size: tuple[int, int], gpu: str = "", memory: float | 
 # ---- memory
 
 
-def _parts(config: Any, model: ModelStats, size: tuple[int, int]) -> dict[str, float]:
+def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> dict[str, float]:
     learning = numbers_that_learn(config, model)
     grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     early = bool(config.optim.stepped_early)
@@ -118,13 +120,13 @@ def _parts(config: Any, model: ModelStats, size: tuple[int, int]) -> dict[str, f
     }
 
 
-def _per_number(config: Any, optimizer: str) -> float:
+def _per_number(config: RunConfig, optimizer: str) -> float:
     """Bytes that an optimizer keeps for each number that learns."""
     half = (config.precision.full_bf16 or config.precision.full_fp16) and "8bit" not in optimizer
     return STATES.get(optimizer, USUAL_STATES) * (0.5 if half else 1)
 
 
-def state_size(config: Any, model: ModelStats) -> float:
+def state_size(config: RunConfig, model: ModelStats) -> float:
     """About how many bytes a state to resume from has: what learns, its average, and what the optimizer keeps."""
     optimizer = (config.optim.optimizer or "AdamW").lower().removeprefix("paged")  # on the disk nothing is paged
     weight = 4 if config.adapters else fp8_storage.storage_type(config).itemsize
@@ -132,7 +134,7 @@ def state_size(config: Any, model: ModelStats) -> float:
     return numbers_that_learn(config, model) * (weight + average + _per_number(config, optimizer))
 
 
-def _weights(config: Any, model: ModelStats) -> float:
+def _weights(config: RunConfig, model: ModelStats) -> float:
     precision, each = config.precision, fp8_storage.storage_type(config).itemsize
     in_blocks = 1 if config.adapters and (precision.fp8_denoiser or precision.int8_base) else each
     sizes: dict[str, list[int]] = {}  # by class, the largest block first
@@ -148,9 +150,9 @@ def _weights(config: Any, model: ModelStats) -> float:
     return (sum(every) - gone + in_flight + convolutions) * in_blocks + model.outside * each
 
 
-def numbers_that_learn(config: Any, model: ModelStats) -> float:
+def numbers_that_learn(config: RunConfig, model: ModelStats) -> float:
     """How many numbers learn."""
-    if config.adapters:
+    if isinstance(config, AdapterRun):
         rank = config.network.network_dim or 4
         if not config.network.module.startswith("networks."):  # to LyCORIS 100000 means matrices that are whole
             rank = min(rank, FULL)
@@ -159,7 +161,7 @@ def numbers_that_learn(config: Any, model: ModelStats) -> float:
     return model.denoiser + encoders
 
 
-def _activations(config: Any, model: ModelStats, size: tuple[int, int]) -> float:
+def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
     """What is kept for the backward pass; with checkpointing the inputs of blocks, and one block's inside at a time."""
     memory, each = config.memory, BYTES[config.precision.mixed_precision]
     compiled = COMPILED if config.compile.compile else 1.0
@@ -177,7 +179,7 @@ def _activations(config: Any, model: ModelStats, size: tuple[int, int]) -> float
     return largest + (0 if memory.cpu_offload_checkpointing else doors)
 
 
-def tokens(config: Any, block: BlockStats, size: tuple[int, int]) -> int:
+def tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
     """Places of the picture in a block, and the words beside them where it reads both in one stream."""
     places = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
     if block.is_convolution or not (words := families.facts(config.family).text_tokens):
@@ -188,7 +190,7 @@ def tokens(config: Any, block: BlockStats, size: tuple[int, int]) -> int:
 # ---- time
 
 
-def operations(config: Any, model: ModelStats, size: tuple[int, int]) -> float:
+def operations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
     """Floating point operations of one optimizer step of one process."""
     forward = 0.0
     for block in model.blocks:
@@ -201,7 +203,7 @@ def operations(config: Any, model: ModelStats, size: tuple[int, int]) -> float:
     return forward * passes * config.data.train_batch_size * config.steps.gradient_accumulation_steps
 
 
-def last_run_rate(config: Any, gpu: str, model: ModelStats) -> tuple[float, str]:
+def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float, str]:
     """The rate that this GPU has shown with this family, in operations per second, and in which run; 0 without one."""
     for run in reader.runs()[:RUNS] if gpu else ():  # the newest first
         pace = reader.progress(run.folder).update().last.get("s_it")

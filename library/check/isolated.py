@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from library.config.command import ROOT
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem, Text, problems_of, read
+from library.config.run_config import RunConfig
 from library.config.schema import Reading, changed, flat, mending
 from library.runs import keys
 
@@ -18,7 +20,7 @@ Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
 # Why: docs/decisions/2026-11-20-check-in-a-process-of-its-own.md
-def check(reading: Reading[Any], launch: Mapping[str, Any]) -> Report:
+def check(reading: Reading[Any], launch: JsonMapping) -> Report:
     """The report on what came of reading a form, whatever is wrong with it already.
 
     A check that breaks says so, and keeps nobody from training.
@@ -40,12 +42,12 @@ def check(reading: Reading[Any], launch: Mapping[str, Any]) -> Report:
         return failed(f"the check itself failed: {why}", reading)
 
 
-def sent(config: Any) -> dict[str, Any]:
+def sent(config: RunConfig) -> JsonObject:
     """What differs from the defaults, for another process; tokens reach it by the environment."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in flat(changed(config)).items()}
 
 
-def environment(launch: Mapping[str, Any]) -> dict[str, str]:
+def environment(launch: JsonMapping) -> dict[str, str]:
     """What a process has to know of how the training will be started."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     known = {**os.environ, **keys.environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
@@ -54,13 +56,13 @@ def environment(launch: Mapping[str, Any]) -> dict[str, str]:
     return known | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
 
 
-def finding(text: str, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> dict[str, Any]:
+def finding(text: str, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:
     """One finding as JSON: a problem, or a plain sentence, and what the report says of it."""
     problem = next(problems_of([text])) if isinstance(text, Text) else Problem("", text)
     return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
 
 
-def known(reading: Reading[Any]) -> list[dict[str, Any]]:
+def known(reading: Reading[Any]) -> list[JsonObject]:
     """The findings that a form tells by itself."""
     return [finding(problem, "settings", "bad", mending(problem, reading.config)) for problem in reading.problems]
 
@@ -70,7 +72,7 @@ def failed(why: str, reading: Reading[Any]) -> Report:
     return {"findings": [*known(reading), finding(why, "other", "hint")], "fit": None, "failed": True}
 
 
-def problems(report: Report) -> list[dict[str, Any]]:
+def problems(report: Report) -> list[JsonObject]:
     """The findings that have to be mended before a start."""
     return [finding for finding in report["findings"] if finding["verdict"] == "bad"]
 

@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from library import families
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.families.base import BlockCost
+from library.families.base import BlockCost, Family
 
 Shapes = Mapping[str, tuple[int, ...]]
 CONVOLUTION = BlockCost("", activations=6, used=1)
@@ -52,7 +53,7 @@ class ModelStats:
         return self.outside + sum(block.parameters for block in self.blocks)
 
 
-def model_stats(config: Any) -> ModelStats:
+def model_stats(config: RunConfig) -> ModelStats:
     """The statistics of the model that a config names, by the headers of its files; those of the published model for
     what is not on this machine."""
     family, shapes = families.family_for(config), {}
@@ -85,7 +86,7 @@ def published(cls: type[Any]) -> ModelStats:
     return count(family, shapes, counted=False)
 
 
-def count(family: Any, shapes: Mapping[str, Shapes], counted: bool) -> ModelStats:
+def count(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelStats:
     """Count the tensors of a family's networks, given by part ("denoiser", "vae", encoders) and name."""
     kinds = {cost.container: (kind, cost) for kind, cost in family.block_costs.items()}
     inside: dict[str, tuple[str, BlockCost, dict[str, tuple[int, ...]]]] = {}  # by path of a block
@@ -114,7 +115,7 @@ def count(family: Any, shapes: Mapping[str, Shapes], counted: bool) -> ModelStat
     )
 
 
-def _downsampling(family: Any, path: str) -> int:
+def _downsampling(family: Family, path: str) -> int:
     level = family.resolution_level(path) if path.count(".") > 1 else 0
     return int(family.patch_size * 2**level)
 

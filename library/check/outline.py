@@ -6,13 +6,14 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from library import families, methods
 from library.config.problems import Problem
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
+from library.config.sections import AdapterRun
 from library.families.shared import weights
 from library.methods import network_args, snapshot
 from library.train import resume_state
@@ -20,7 +21,7 @@ from library.train import resume_state
 FILES = ("pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae")
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """What of `network_weights`, `base_weights`, `network_args` and `resume` does not fit the model that is named.
 
     Asked when nothing is wrong with these in themselves.
@@ -33,33 +34,34 @@ def problems(config: Any) -> Iterator[Problem]:
         yield from e.problems
         return
     except (RuntimeError, NotImplementedError) as e:  # LyCORIS, of a kind that looks at the weights
-        if not config.adapters or config.network.module.startswith("networks."):
+        if not isinstance(config, AdapterRun) or config.network.module.startswith("networks."):
             raise
         logging.getLogger(__name__).debug("%s could not be tried beforehand: %s", config.network.module, e)
         return
     if _resumes(config):
-        yield from _misfits(Path(config.steps.resume), method, config)
+        yield from _misfits(Path(config.steps.resume or ""), method, config)
 
 
-def _in_question(config: Any) -> bool:
-    network = config.network if config.adapters else None
-    if network and network_args.args_class(config) is None:
+def _in_question(config: RunConfig) -> bool:
+    if not isinstance(config, AdapterRun):
+        return _resumes(config)
+    if network_args.args_class(config) is None:
         return False  # what another module does is only known when it does it
-    given = network and (network.network_weights or network.base_weights or network.network_args)
-    return bool(given or _resumes(config))
+    network = config.network
+    return bool(network.network_weights or network.base_weights or network.network_args) or _resumes(config)
 
 
-def _resumes(config: Any) -> bool:
+def _resumes(config: RunConfig) -> bool:
     return bool(config.steps.resume and not config.steps.resume_from_huggingface)
 
 
-def _here(config: Any) -> bool:
+def _here(config: RunConfig) -> bool:
     """Whether the model lies on this machine."""
     given = [getattr(config.model, name, None) for name in FILES]
     return all(Path(name).exists() for name in given if name)
 
 
-def _method(config: Any) -> Any:
+def _method(config: RunConfig) -> methods.TrainingMethod:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # all that is told here will be told when it is done
     try:
@@ -73,7 +75,7 @@ def _method(config: Any) -> Any:
         logging.disable(level)
 
 
-def _misfits(folder: Path, method: Any, config: Any) -> Iterator[Problem]:
+def _misfits(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
     """A state of other networks, or of another optimizer over the same."""
     here = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
     if problem := snapshot.differing(here, weights.header(folder / resume_state.WEIGHTS)):

@@ -14,7 +14,10 @@ from library.check import outline
 from library.compiler import checks
 from library.config import idle, schema
 from library.config.environment import first_process
+from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Text, problems_of
+from library.config.run_config import RunConfig
+from library.config.sections import AdapterRun
 from library.config.sections.learning import LONGEST
 from library.data import showing
 from library.data.length import Length, length
@@ -42,7 +45,7 @@ SHAPING = {"network_dim", "network_args", "network_module", "dim_from_weights", 
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
 
-def check(config: Any) -> list[Problem]:
+def check(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return what its user should know besides."""
     found, remarks = findings(config, Progress(print, PATIENCE) if first_process() else None)
     if found:
@@ -50,7 +53,7 @@ def check(config: Any) -> list[Problem]:
     return [*remarks, *_lonely(config), *_unable(config)]
 
 
-def show(config: Any) -> None:
+def show(config: RunConfig) -> None:
     """Print what a training would see, and train nothing (`debug_dataset`). Raises ConfigError as `check` does.
 
     Only a run that the page has prepared leaves anything behind: its folder, which says that it is over.
@@ -65,7 +68,7 @@ def show(config: Any) -> None:
             print(line)
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """What has to be fixed before this run can start. Loads no model."""
     yield from findings(config)[0]
 
@@ -75,7 +78,7 @@ def beyond(reading: schema.Reading[Any]) -> list[Problem]:
     return judged(reading.config, look(reading), reading)[0]
 
 
-def findings(config: Any, report: Report | None = None) -> tuple[list[Problem], list[Problem]]:
+def findings(config: RunConfig, report: Report | None = None) -> tuple[list[Problem], list[Problem]]:
     """Problems that stop a run, and remarks that do not. `report` is told how far the look at the images is."""
     return judged(config, data.check(config, config.grid, report))
 
@@ -88,7 +91,9 @@ def look(reading: schema.Reading[Any]) -> data.Check:
     return nothing
 
 
-def judged(config: Any, images: Any, reading: schema.Reading[Any] | None = None) -> tuple[list[Problem], list[Problem]]:
+def judged(
+    config: RunConfig, images: data.Check, reading: schema.Reading[Any] | None = None
+) -> tuple[list[Problem], list[Problem]]:
     """Problems and remarks, from what `data.check` has found.
 
     Where reading the config has found problems already, these are not repeated, and what would only follow from them
@@ -152,9 +157,9 @@ def _tolerant(unsound: bool, said: list[Problem]) -> Iterator[None]:
             raise
 
 
-def _other_adapters(config: Any) -> Iterator[Problem]:
+def _other_adapters(config: RunConfig) -> Iterator[Problem]:
     """Files of adapters that were made for the other family, seen by their names."""
-    if not config.adapters:
+    if not isinstance(config, AdapterRun):
         return
     given = {"network_weights": [config.network.network_weights or ""], "base_weights": config.network.base_weights}
     for option, path in ((option, Path(path)) for option, paths in given.items() for path in paths):
@@ -174,7 +179,7 @@ def _other_adapters(config: Any) -> Iterator[Problem]:
                 yield from _other_ranks(path, stored, config)
 
 
-def _other_ranks(path: Path, stored: Mapping[str, Any], config: Any) -> Iterator[Problem]:
+def _other_ranks(path: Path, stored: JsonMapping, config: AdapterRun) -> Iterator[Problem]:
     """A LoRA file of another rank, where one rank is that of all layers."""
     network = config.network
     own = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
@@ -191,7 +196,7 @@ def _other_ranks(path: Path, stored: Mapping[str, Any], config: Any) -> Iterator
         )  # fmt: skip
 
 
-def _fitted(config: Any, failed: Mapping[str, bool]) -> Iterator[Problem]:
+def _fitted(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
     """What does not go together, of what is in order by itself."""
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
@@ -205,20 +210,20 @@ def _layer(key: str) -> str:
     return key.partition(".")[0] if key.startswith("lora_") else key
 
 
-def _lonely(config: Any) -> Iterator[Problem]:
+def _lonely(config: RunConfig) -> Iterator[Problem]:
     """What is for several processes, where there is one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield idle.remark(name, "it is for several processes, and this is one")
 
 
-def _unable(config: Any) -> Iterator[Problem]:
+def _unable(config: RunConfig) -> Iterator[Problem]:
     """What only some GPUs can do, where there is none of them."""
     if config.adapters and config.precision.fp8_compute and not fp8_matmul.supports_fp8(_device()):
         yield idle.remark("fp8_compute", "this machine cannot multiply in 8 bits, only keep them")
 
 
-def _steps(config: Any, images: Any) -> Length | None:
+def _steps(config: RunConfig, images: data.Check) -> Length | None:
     """How long the training will be, where there are images to count."""
     found = images.images
     if not found or not found.items:
@@ -226,10 +231,10 @@ def _steps(config: Any, images: Any) -> Length | None:
     return length(config.steps, data.summary(found)["batches_per_epoch"])
 
 
-def _length(config: Any, images: Any) -> Iterator[Problem]:
+def _length(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     """A training that never ends, or that begins behind its end."""
     steps = _steps(config, images)
-    if not steps:
+    if not steps or not images.images:
         return
     if steps.total > LONGEST:
         epochs, total = f"{config.steps.max_train_epochs:,}", f"{steps.total:,}"
@@ -239,7 +244,7 @@ def _length(config: Any, images: Any) -> Iterator[Problem]:
         yield from resume_state.problems(Path(config.steps.resume), config, steps.total)
 
 
-def _late(config: Any, images: Any) -> Iterator[Problem]:
+def _late(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     """A warm-up that is longer than a training whose length is told in epochs."""
     warm, steps = config.optim.lr_warmup_steps, _steps(config, images) if config.steps.max_train_epochs else None
     if steps and warm > 1 and warm >= steps.total:
@@ -248,13 +253,13 @@ def _late(config: Any, images: Any) -> Iterator[Problem]:
             total=steps.total)  # fmt: skip
 
 
-def _resumed(config: Any) -> Iterator[Problem]:
+def _resumed(config: RunConfig) -> Iterator[Problem]:
     """A state on the hub is looked at when it has been downloaded."""
     if config.steps.resume and not config.steps.resume_from_huggingface:
         yield from resume_state.problems(Path(config.steps.resume), config)
 
 
-def _space(config: Any) -> Iterator[Problem]:
+def _space(config: RunConfig) -> Iterator[Problem]:
     if not config.save.output_dir:
         return
     folder = Path(config.save.output_dir).absolute()
@@ -266,7 +271,7 @@ def _space(config: Any) -> Iterator[Problem]:
         yield Problem("output_dir", told, folder=nearest, left=left >> 20)
 
 
-def _alone(config: Any) -> Iterator[Problem]:
+def _alone(config: RunConfig) -> Iterator[Problem]:
     """Two trainings would write over each other's files."""
     if not config.save.output_dir or not first_process():  # the others' run is that of the first
         return
@@ -278,7 +283,7 @@ def _alone(config: Any) -> Iterator[Problem]:
             yield Problem("output_name", told, state=Text(run.state), fix=save.free_name(config))
 
 
-def _samples(config: Any) -> Iterator[Problem]:
+def _samples(config: RunConfig) -> Iterator[Problem]:
     sample = config.sample
     asked = sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first
     if asked and not sample.sample_prompts:
@@ -298,7 +303,7 @@ def _device() -> Any:
     return torch.device("cpu" if on_cpu else "cuda")
 
 
-def _machine(config: Any) -> Iterator[Problem]:
+def _machine(config: RunConfig) -> Iterator[Problem]:
     """What this machine cannot do."""
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":

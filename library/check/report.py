@@ -21,10 +21,13 @@ from library.check import isolated, preflight
 from library.check.model_stats import model_stats
 from library.compiler import checks
 from library.config.command import Launch
+from library.config.json_types import JsonObject
 from library.config.problems import Problem, Text, counted
 from library.config.problems import read as read_problem
+from library.config.run_config import RunConfig
 from library.config.schema import Reading, draft, mending, options, replace, section_options
 from library.data.encoding import existing, wanted_latents
+from library.data.images import ImageSet
 from library.families import config_class
 from library.files import free_space
 from library.measuring.candidates import saving_memory
@@ -48,9 +51,9 @@ class Finding:
     topic: str
     verdict: str
     text: str
-    fix: dict[str, Any] = field(default_factory=dict)
+    fix: JsonObject = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For another process."""
         return isolated.finding(self.text, self.topic, self.verdict, self.fix)
 
@@ -73,7 +76,7 @@ class Report:
         """What has to be fixed first."""
         return [finding.text for finding in self.findings if finding.verdict == "bad"]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For another process."""
         return {
             "findings": [finding.as_json() for finding in self.findings],
@@ -81,7 +84,7 @@ class Report:
         }
 
 
-def report(config: Any, reading: Reading[Any] | None = None) -> Report:
+def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
     """Look at everything that can be known before a model is loaded.
 
     `reading` is what came of reading this config, where that found problems or notes.
@@ -119,7 +122,7 @@ def _place(finding: Finding) -> tuple[int, int]:
     return ("bad", "hint", "ok").index(finding.verdict), ORDER.index(finding.topic)
 
 
-def topic(problem: Problem, config: Any) -> str:
+def topic(problem: Problem, config: RunConfig) -> str:
     """What a problem is about, by its option where it does not say so itself."""
     option = options(type(config)).get(problem.option)
     by_option = TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH else "other"
@@ -134,13 +137,13 @@ def graphics() -> tuple[str, float | None]:
     return properties.name, properties.total_memory / GIB
 
 
-def largest(images: Any, config: Any) -> tuple[int, int]:
+def largest(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
     """The bucket with most pixels, (width, height); the resolution where there are no images."""
     sizes = {image.fit.bucket for image in images.items} if images else set()
     return max(sizes, key=lambda size: size[0] * size[1], default=config.data.size or (1024, 1024))
 
 
-def _batched(config: Any, images: Any) -> Any:
+def _batched(config: RunConfig, images: ImageSet | None) -> RunConfig:
     """The config with the largest batch that there are images for."""
     counts = [len(members) for members in images.buckets().values()] if images else []
     most = max(counts, default=config.data.train_batch_size)
@@ -150,7 +153,7 @@ def _batched(config: Any, images: Any) -> Any:
 # ---- what is well
 
 
-def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator[Finding]:
+def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float | None) -> Iterator[Finding]:
     model = model_stats(config)
     if model.counted:
         many = f"{model.denoiser / 1e9:.2f} billion" if model.denoiser > 1e8 else f"{model.denoiser:,}"
@@ -178,7 +181,7 @@ def _facts(config: Any, images: Any, gpu: str, memory: float | None) -> Iterator
         yield _disk(config)
 
 
-def _images(config: Any, images: Any) -> str:
+def _images(config: RunConfig, images: ImageSet) -> str:
     told = data.summary(images)
     clock = Clock.of(config, told["batches_per_epoch"])
     return Text(
@@ -188,13 +191,13 @@ def _images(config: Any, images: Any) -> str:
     )  # fmt: skip
 
 
-def _captions(images: Any) -> Iterator[Finding]:
+def _captions(images: ImageSet) -> Iterator[Finding]:
     empty = sum(not image.caption.strip() for image in images.items)
     if not empty:
         yield Finding("captions", "ok", "every image has a caption or the words of its folder")
 
 
-def _caches(config: Any, images: Any) -> Iterator[Finding]:
+def _caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
     if not config.cache.cache_latents_to_disk:
         if config.cache.latents:
             yield Finding("caches", "ok", "images are encoded once at the start, and kept in memory")
@@ -208,7 +211,7 @@ def _caches(config: Any, images: Any) -> Iterator[Finding]:
     )
 
 
-def _compiling(config: Any, on_gpu: bool) -> Finding:
+def _compiling(config: RunConfig, on_gpu: bool) -> Finding:
     if not config.compile.compile:
         return Finding("compiling", "ok", "torch.compile is off")
     device = torch.device("cuda" if on_gpu else "cpu")
@@ -217,8 +220,8 @@ def _compiling(config: Any, on_gpu: bool) -> Finding:
     return Finding("compiling", "ok", Text("{backend} can compile here", backend=config.compile.compile_backend))
 
 
-def _disk(config: Any) -> Finding:
-    free = free_space(Path(config.save.output_dir))
+def _disk(config: RunConfig) -> Finding:
+    free = free_space(Path(config.save.output_dir or ""))
     one, every = saved_size(config), config.save.save_state_every_n_minutes
     state = fitting.state_size(config, model_stats(config)) if every else 0.0
     more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
@@ -236,7 +239,7 @@ def _disk(config: Any) -> Finding:
     return Finding("disk", "ok", text)
 
 
-def saved_size(config: Any) -> float:
+def saved_size(config: RunConfig) -> float:
     """About how many bytes a saved file has."""
     each = {"fp16": 2, "bf16": 2, "float": 4, None: 2 if config.precision.mixed_precision != "no" else 4}
     model = model_stats(config)
@@ -246,14 +249,14 @@ def saved_size(config: Any) -> float:
     return numbers * each[config.save.save_precision]
 
 
-def _saves(config: Any) -> float:
+def _saves(config: RunConfig) -> float:
     every, saves = config.save.save_every_n_steps, 1.0
     if every and not config.save.save_last_n_steps:
         saves += config.steps.max_train_steps // every
     return saves * (4 if config.save.save_state and not config.adapters else 1.5)
 
 
-def _about_the_fit(needs: fitting.MemoryEstimate, config: Any) -> Iterator[Finding]:
+def _about_the_fit(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
     most = needs.memory or psutil.virtual_memory().total / GIB
     if needs.peak > ABSURD * most:
         yield Finding("GPU", "bad", Text(

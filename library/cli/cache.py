@@ -5,9 +5,9 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from library.bench import report
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.runs import reader
 from library.runs.job_work import joined
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def show() -> dict[str, Any]:
+def show() -> JsonObject:
     """What is kept, the folder that was used last first, and how much may be."""
     from library.compiler import cache
 
@@ -45,7 +45,7 @@ def show() -> dict[str, Any]:
     return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": most, "kept": kept}
 
 
-def _less(clean: bool, limit: float | None) -> dict[str, Any]:
+def _less(clean: bool, limit: float | None) -> JsonObject:
     """Remove all, or what was used longest ago until the rest keeps the limit."""
     from library.compiler import cache
 
@@ -62,7 +62,7 @@ def _less(clean: bool, limit: float | None) -> dict[str, Any]:
     return after | {"removed": before - sum(folder["bytes"] for folder in after["kept"])}
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found: JsonObject) -> str:
     """The same in words."""
     rows = [[f["name"], f"{f['bytes'] / GB:.2f} GB", f"used {_ago(f['used'])}"] for f in found["kept"]]
     total = sum(folder["bytes"] for folder in found["kept"])

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
 
 from library import importers
 from library.bench import shell
@@ -12,6 +11,7 @@ from library.cli.main import DONE, MISUSED, complain
 from library.config.command import Launch, command
 from library.config.json_types import JsonObject
 from library.config.problems import Problem
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, load_toml, options, read_toml, section_options
 from library.families import RUNS, config_class
 from library.runs import foreground, gpu_slots, keys
@@ -78,7 +78,7 @@ def script_of(path: Path) -> str:
     return fitting[0]
 
 
-def _has_its_files(config: Any, given: set[str], known: dict[str, set[str]]) -> bool:
+def _has_its_files(config: type[RunConfig], given: set[str], known: dict[str, set[str]]) -> bool:
     """Whether the model files that only this family has are named, if there are such."""
     others = set().union(*(names for script, names in known.items() if not script.startswith(config.family)))
     own = {o.name for o in options(config).values() if o.section == "model" and o.kind == "file"} - others

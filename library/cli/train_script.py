@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from library.config import environment
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import (
     Layer,
     Option,
@@ -30,7 +31,7 @@ from library.config.schema import (
 )
 from library.config.values import closest, did_you_mean
 
-C = TypeVar("C")
+C = TypeVar("C", bound=RunConfig)
 OWN = ("config_file", "output_config", "help")
 INTERRUPTED = 130  # what shells say of Ctrl+C
 PATIENCE = 5.0  # seconds between the starts of processes that are launched together, at most
@@ -238,7 +239,7 @@ def config_path(given: str | None) -> Path | None:
     return path if path.suffix.lower() == ".toml" else path.with_name(path.name + ".toml")
 
 
-def write_config(config: Any, path: Path | None) -> None:
+def write_config(config: RunConfig, path: Path | None) -> None:
     """--output_config: what differs from the defaults, without secrets, into a file that must not exist yet."""
     if path is None:
         fail("--output_config needs --config_file, which names the file to write")

@@ -19,6 +19,7 @@ from library.compiler.checks import hooked, problems
 from library.compiler.entry import EntryInputs, shape_of, with_canonical_inputs
 from library.compiler.log import CompileLog, Speedup
 from library.compiler.torch_settings import RECORDED, SETTINGS, limit_of, version, wanted_settings
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 
 __all__ = ["problems"]  # with what is defined below
@@ -54,13 +55,13 @@ def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def torch_compile_options(args: Any, sizes: int = 1) -> dict[str, Any]:
+def torch_compile_options(args: Any, sizes: int = 1) -> JsonObject:
     """The options -> keyword arguments of torch.compile. `auto` and 0 leave the choice to PyTorch.
 
     Its limit of graphs is raised where it is known that more `sizes` are compiled one by one.
     """
     dynamic = str(args.compile_dynamic or "auto").lower()
-    chosen: dict[str, Any] = {
+    chosen: JsonObject = {
         "backend": args.compile_backend,
         "dynamic": {"true": True, "false": False, "auto": None}[dynamic],
         "fullgraph": bool(args.compile_fullgraph),
@@ -142,7 +143,7 @@ def _record(model: nn.Module, mode: str, log: CompileLog) -> None:
     cudagraph.attach(model, log)
 
 
-def _begin(blocks: Iterable[nn.Module], options: Mapping[str, Any], backends: Mapping[nn.Module, str]) -> None:
+def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[nn.Module, str]) -> None:
     for block in blocks:
         backend = backends.get(block, options["backend"])
         own = {name: value for name, value in options.items() if name != "mode" or backend == "inductor"}
@@ -161,9 +162,9 @@ def uncompile_model(model: nn.Module) -> None:
 
 def disable_linear_from_compile(module: nn.Module) -> None:
     """Keep every Linear layer of `module` out of compiled graphs. That costs most of the gain."""
-    for child in module.modules():
-        if isinstance(child, nn.Linear):
-            child.forward = torch.compiler.disable(child.forward)
+    layers: list[Any] = [child for child in module.modules() if isinstance(child, nn.Linear)]
+    for layer in layers:
+        layer.forward = torch.compiler.disable(layer.forward)
 
 
 def maybe_uncompile_state_dict(state_dict: dict[str, V]) -> dict[str, V]:

@@ -109,7 +109,8 @@ class GraphedModel:
     """The recordings of one denoiser. They share their memory, as only one of them is at work at a time."""
 
     def __init__(self, denoiser: nn.Module, log: CompileLog) -> None:
-        self.log, self.denoiser = log, weakref.ref(denoiser)
+        self.log = log
+        self.denoiser: Callable[[], Any] = weakref.ref(denoiser)
         self.made: dict[Hashable, Recording] = {}
         self.learn: list[nn.Parameter] = []
         self.gradients: list[Tensor] = []  # of what learns, where recordings put them
@@ -190,7 +191,7 @@ class Recording:
         self.addresses = [p.data_ptr() for p in recorder.learn]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         args, kwargs = asked.arguments(self.inputs)
-        self._call: Callable[[], Any] | None = lambda: call(*args, **kwargs)
+        self._call: Any = lambda: call(*args, **kwargs)
         self._targets = [*(t for t in self.inputs if t.requires_grad), *recorder.learn]
         with _casts_included():
             for _ in range(WARMUP_PASSES):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from library.compiler import torch_private
+from library.config.json_types import JsonObject
 
 KEPT = 4096  # events that PyTorch keeps until they are read; its own 64 are fewer than one step may bring
 
@@ -71,7 +72,7 @@ class Speedup:
         elif self.break_even_step is None:
             self.break_even_step = step
 
-    def facts(self, spent: float) -> dict[str, Any]:
+    def facts(self, spent: float) -> JsonObject:
         """What is known, for the run's record; nothing where nothing was measured."""
         if not self.compiled:
             return {}
@@ -241,7 +242,7 @@ class CompileLog:
         told = torch_private.compile_counters("graph_break") if self._listening else {}
         return [*(reason.partition("\n")[0].strip() for reason in told), *self._resumed]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """Totals for the log and the run's record."""
         good = [e for e in self.events if not e.failed]
         return {

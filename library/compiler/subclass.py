@@ -37,7 +37,7 @@ def behaviours_of(module: nn.Module) -> set[str]:
 
 
 @functools.cache
-def with_forward(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor]) -> type[nn.Module]:
+def with_forward(cls: type[nn.Module], answer: Callable[[Any, Tensor], Tensor]) -> Any:
     """A subclass of a layer whose own answer is `answer(layer, input)`; an adapter around it stays as it is."""
 
     class Answering(cls):

@@ -1,9 +1,8 @@
 """Options of sd-scripts for FLUX.1 that became blocks_to_swap there, and that old configs still contain."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem, Text
 from library.config.schema import opt, section_options
 
@@ -22,7 +21,7 @@ class OldBlocks:
 OLD_BLOCKS = section_options(OldBlocks)
 
 
-def blocks(old: Mapping[str, Any], given: bool) -> tuple[dict[str, Any], list[Problem]]:
+def blocks(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
     """Checked values by old name -> the value of blocks_to_swap, if it has to be set, and what to say about it.
 
     `given`: blocks_to_swap is set already, and then it is what counts, also when it is 0. Nothing is said where the

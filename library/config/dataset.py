@@ -9,13 +9,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST, extension, positive_pair, range_of_sizes
+from library.config.run_config import RunConfig
 from library.config.schema import Layer, Option, load_json, load_toml, opt, read_section, section_options
 from library.config.sections.inputs import resolution_rules
 from library.config.values import quoted
 
-Layers = tuple[Mapping[str, Any], ...]
+Layers = tuple[JsonMapping, ...]
 Interpolation = Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"]
 
 
@@ -52,9 +54,7 @@ class SubsetConfig:
     random_crop: bool = opt(False, "crop at random")
     face_crop_aug_range: tuple[float, float] | None = opt(None, "face sizes to crop for", parse=range_of_sizes)
     resize_interpolation: Interpolation | None = opt(None, "how images are resized")
-    custom_attributes: dict[str, Any] | None = opt(
-        None, "diff_output_preservation = true keeps the base model's answer"
-    )
+    custom_attributes: JsonObject | None = opt(None, "diff_output_preservation = true keeps the base model's answer")
 
     @property
     def kind(self) -> str:
@@ -100,7 +100,7 @@ MUSUBI = {"image_directory", "image_jsonl_file", "cache_directory"}  # keys of a
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
 
-def load(config: Any) -> tuple[DatasetConfig, ...]:
+def load(config: RunConfig) -> tuple[DatasetConfig, ...]:
     """The data of a run. Raises ConfigError with everything that is wrong with its dataset file, a line each."""
     made, problems = drafted(config)
     if problems:
@@ -108,7 +108,7 @@ def load(config: Any) -> tuple[DatasetConfig, ...]:
     return made
 
 
-def drafted(config: Any) -> tuple[tuple[DatasetConfig, ...], list[Problem]]:
+def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]]:
     """The data of a run as far as it is right, and everything that is wrong with its dataset file."""
     if config.data.dataset_config:
         problems: list[Problem] = []
@@ -126,7 +126,7 @@ def drafted(config: Any) -> tuple[tuple[DatasetConfig, ...], list[Problem]]:
     return (replace(base, template=template, train_data_dir=folders, reg_data_dir=config.data.reg_data_dir),), []
 
 
-def read_dataset(path: str | Path, config: Any) -> tuple[DatasetConfig, ...]:
+def read_dataset(path: str | Path, config: RunConfig) -> tuple[DatasetConfig, ...]:
     """The datasets of one file, with the run's options behind them. Raises ConfigError like `load`."""
     problems: list[Problem] = []
     made = _datasets(path, config, problems)
@@ -135,7 +135,7 @@ def read_dataset(path: str | Path, config: Any) -> tuple[DatasetConfig, ...]:
     return made
 
 
-def _datasets(path: str | Path, config: Any, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
+def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
     """The same with problems appended. Raises ConfigError only where there is nothing to go on with."""
     tables, name = _open(Path(path)), Path(path).name
     if MUSUBI & {key for table in _tables(tables, "datasets", name, []) for key in table}:
@@ -160,9 +160,9 @@ def _datasets(path: str | Path, config: Any, problems: list[Problem]) -> tuple[D
     return tuple(made)
 
 
-def _from_run(config: Any) -> dict[str, Any]:
+def _from_run(config: RunConfig) -> JsonObject:
     """What the run's options say about datasets and subsets, by the names used here."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     parts = [getattr(config, name) for name in ("data", "captions", "validation") if hasattr(config, name)]
     for name in [*SUBSET_KEYS, *DATASET_KEYS]:
         for part in parts:
@@ -171,7 +171,7 @@ def _from_run(config: Any) -> dict[str, Any]:
     return found | {"resolution": config.data.size, "face_crop_aug_range": config.data.face_crop}
 
 
-def _make(cls: type, *layers: Mapping[str, Any]) -> Any:
+def _make(cls: type, *layers: JsonMapping) -> Any:
     """A table from its layers: the last one in which a value is set wins."""
     names = {f.name for f in fields(cls)}
     return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
@@ -183,7 +183,7 @@ def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
     return Problem(key, template, place=place, topic="images", **facts)
 
 
-def _dataset(table: Mapping[str, Any], source: str, behind: Layers, problems: list[Problem]) -> DatasetConfig:
+def _dataset(table: JsonMapping, source: str, behind: Layers, problems: list[Problem]) -> DatasetConfig:
     own = {k: v for k, v in table.items() if k != "subsets"}
     layers = (*behind, _read(own, DATASET_KEYS, source, problems))
     subsets: dict[str | None, SubsetConfig] = {}
@@ -198,7 +198,7 @@ def _dataset(table: Mapping[str, Any], source: str, behind: Layers, problems: li
     return replace(_make(DatasetConfig, *layers), subsets=tuple(subsets.values()))
 
 
-def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> dict[str, Any]:
+def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
     """The values of one table, with advice about keys that belong to another level."""
     if not isinstance(table, Mapping):
         problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
@@ -214,7 +214,7 @@ def _read(table: Any, known: Mapping[str, Option], source: str, problems: list[P
     return read_section(known, Layer(here, source), problems)
 
 
-def _tables(table: Mapping[str, Any], key: str, source: str, problems: list[Problem]) -> list[Any]:
+def _tables(table: JsonMapping, key: str, source: str, problems: list[Problem]) -> list[Any]:
     found = table.get(key, [])
     if isinstance(found, list) and all(isinstance(t, Mapping) for t in found):
         return found
@@ -223,7 +223,7 @@ def _tables(table: Mapping[str, Any], key: str, source: str, problems: list[Prob
     return []
 
 
-def _open(path: Path) -> dict[str, Any]:
+def _open(path: Path) -> JsonObject:
     if path.suffix.lower() != ".json":
         return load_toml(path)
     tables = load_json(path)
@@ -232,7 +232,7 @@ def _open(path: Path) -> dict[str, Any]:
     return tables
 
 
-def _rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[Problem]:
+def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
     """What must hold among the values of one dataset, and between them and the run's options."""
     if not dataset.resolution:
         yield _wrong(source, "resolution", "is not set; 1024 is usual")
@@ -254,7 +254,7 @@ def _rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[Problem
                 yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
 
 
-def _bucket_rules(dataset: DatasetConfig, source: str, config: Any) -> Iterator[Problem]:
+def _bucket_rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
     if dataset.bucket_reso_steps % config.grid:
         facts = {"grid": config.grid, "title": config.title, "also": "enable_bucket"}
         yield _wrong(source, "bucket_reso_steps", "must be a multiple of {grid} for {title}", **facts)

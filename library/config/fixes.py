@@ -3,19 +3,21 @@
 from collections.abc import Iterable
 from typing import Any
 
+from library.config.json_types import JsonObject
 from library.config.problems import Problem
+from library.config.run_config import RunConfig
 from library.config.schema import defaults
 
 COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # of optimizers, which mean the same in most of them
 
 
-def exclusive(config: Any, first: str, *others: str) -> Problem:
+def exclusive(config: RunConfig, first: str, *others: str) -> Problem:
     """The problem of options that exclude each other; its fix switches the second off."""
     return Problem(first, "and {others} exclude each other: choose one", others=" and ".join(others), also=others,
                    fix=defaults(config, others[0]))  # fmt: skip
 
 
-def bucket_limits(size: tuple[int, int], buckets: Any) -> dict[str, Any]:
+def bucket_limits(size: tuple[int, int], buckets: Any) -> JsonObject:
     """The fix that is limits of buckets around a resolution, by multiples of 64."""
     least, most = min(buckets.min_bucket_reso, min(size)), max(buckets.max_bucket_reso, max(size))
     return {"min_bucket_reso": least // 64 * 64 or 64, "max_bucket_reso": -(-most // 64) * 64}
@@ -26,11 +28,11 @@ def carried(arguments: Iterable[str]) -> tuple[str, ...]:
     return tuple(pair for pair in arguments if pair.partition("=")[0].strip() in COMMON_ARGUMENTS)
 
 
-def other_optimizer(run: Any, name: str, rate: float | None = None) -> dict[str, Any]:
+def other_optimizer(run: RunConfig, name: str, rate: float | None = None) -> JsonObject:
     """The fix that is another optimizer, with the arguments that mean the same to it; `rate` is for all that learns."""
     optim = run.optim
     kept = carried(optim.optimizer_args)
-    found: dict[str, Any] = {"optimizer_type": name}
+    found: JsonObject = {"optimizer_type": name}
     found |= {"optimizer_args": kept} if kept != optim.optimizer_args else {}
     found |= {old: False for old in ("use_8bit_adam", "use_lion_optimizer") if getattr(optim, old)}
     if rate:

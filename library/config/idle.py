@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from library.config.problems import Problem, Text
+from library.config.run_config import RunConfig
 from library.config.schema import options, values
+from library.config.sections import AdapterRun
 from library.config.sections.run import IDLE_EVERYWHERE
 
 Rule = tuple[str, Callable[[Any], Any], str]  # options with blanks between, what wakes them, why they sleep otherwise
@@ -20,7 +22,7 @@ def remark(name: str, reason: str, **arguments: Any) -> Problem:
 
 # Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
 # Why: docs/decisions/2026-11-20-ineffective-fields-stay-usable.md
-def remarks(config: Any, told: Iterable[str]) -> Iterator[Problem]:
+def remarks(config: RunConfig, told: Iterable[str]) -> Iterator[Problem]:
     """A remark on each option that is set and does nothing, but for those that others speak of already."""
     spoken = {name for one in told if isinstance(one, Problem) for name in one.options}
     sleeping, known = idle(config), options(type(config))
@@ -29,7 +31,7 @@ def remarks(config: Any, told: Iterable[str]) -> Iterator[Problem]:
             yield remark(name, sleeping[name]).replaced(fix={name: known[name].default})
 
 
-def idle(config: Any) -> dict[str, str]:
+def idle(config: RunConfig) -> dict[str, str]:
     """Options of a config that have no effect -> the reason, in words that go on after "No effect:"."""
     known = options(type(config))
     fixed = {**IDLE_EVERYWHERE, **getattr(config, "idle", {})}
@@ -40,28 +42,28 @@ def idle(config: Any) -> dict[str, str]:
     return found
 
 
-def _rules(config: Any) -> Iterator[Rule]:
+def _rules(config: RunConfig) -> Iterator[Rule]:
     yield from SHARED
     yield from FLOW if "timestep_sampling" in options(type(config)) else ()
     yield from ADAPTERS if config.adapters else WHOLE
 
 
-def _scheduler(config: Any, *names: str) -> bool:
+def _scheduler(config: RunConfig, *names: str) -> bool:
     return bool(config.optim.lr_scheduler_type) or config.optim.lr_scheduler.split(":")[0] in names
 
 
 CYCLES = ("cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay")
 
 
-def _is_logged(config: Any) -> bool:
+def _is_logged(config: RunConfig) -> bool:
     return bool(config.log.logging_dir or config.log.log_with)
 
 
-def _dataset(config: Any) -> bool:
+def _dataset(config: RunConfig) -> bool:
     return not config.data.dataset_config
 
 
-def _tags(config: Any) -> bool:
+def _tags(config: RunConfig) -> bool:
     """Whether captions are taken apart: shuffled, dropped or warmed up tag by tag; a subset may do so by itself."""
     told = config.captions
     return bool(
@@ -69,19 +71,19 @@ def _tags(config: Any) -> bool:
     )
 
 
-def _live_captions(config: Any) -> bool:
+def _live_captions(config: RunConfig) -> bool:
     """Whether a text encoder reads captions in each step: CLIP-L that learns does, beside a T5 that is cached."""
-    return not config.cache.text or (config.adapters and not config.network.network_train_unet_only)
+    return not config.cache.text or (isinstance(config, AdapterRun) and not config.network.network_train_unet_only)
 
 
-def _rate(config: Any) -> bool:
+def _rate(config: AdapterRun) -> bool:
     """Whether a part of the adapters learns at learning_rate, because it has no rate of its own."""
     network, optim = config.network, config.optim
     image = optim.unet_lr is None and not network.network_train_text_encoder_only
     return image or (not optim.text_encoder_lr and not network.network_train_unet_only)
 
 
-def _by_epochs(config: Any) -> bool:
+def _by_epochs(config: RunConfig) -> bool:
     return bool(config.save.save_every_n_epochs or config.save.save_n_epoch_ratio)
 
 

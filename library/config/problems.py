@@ -8,6 +8,8 @@ it is translated. Nobody has to take sentences apart.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from library.config.json_types import JsonMapping, JsonObject
+
 __all__ = ["FLAG", "ConfigError", "Problem", "Text", "counted", "listed", "problems_of", "read"]
 FLAG = "--"  # the place of an option of a command line
 FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
@@ -25,13 +27,13 @@ class Text(str):
         return cls._made(template, template, arguments)
 
     @classmethod
-    def _made(cls, shape: str, template: str, arguments: Mapping[str, Any]) -> Self:
+    def _made(cls, shape: str, template: str, arguments: JsonMapping) -> Self:
         filled = {name: value if isinstance(value, Text) else str(value) for name, value in arguments.items()}
         made = super().__new__(cls, shape.format_map(filled) if filled else shape)
         made.template, made.arguments = template, filled
         return made
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """The text, its template and its arguments, for another process or a browser."""
         inner = {name: value.as_json() if isinstance(value, Text) else value for name, value in self.arguments.items()}
         return {"text": str(self), "template": self.template, "arguments": inner}
@@ -57,7 +59,7 @@ class Problem(Text):
     __slots__ = ("also", "code", "fix", "option", "place", "topic")
     option: str
     also: frozenset[str]
-    fix: Mapping[str, Any]
+    fix: JsonMapping
     place: str
     topic: str
     code: str
@@ -92,7 +94,7 @@ class Problem(Text):
         facts = {name: getattr(self, name) for name in FACTS}
         return Problem(**{"option": self.option, "template": self.template, **facts, **self.arguments, **changes})
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """All of it, for another process; `read` makes a problem of it again."""
         facts = {name: getattr(self, name) for name in FACTS}
         return {**super().as_json(), "option": self.option, **facts, "also": sorted(self.also)}
@@ -109,16 +111,16 @@ def listed(texts: Sequence[str], between: str = ", ") -> Text:
     return Text(template, **{f"part{at}": text for at, text in enumerate(texts)})
 
 
-def read(sent: Mapping[str, Any]) -> Problem:
+def read(sent: JsonMapping) -> Problem:
     """What `Problem.as_json` wrote -> the problem."""
     return Problem(**{name: sent[name] for name in ("option", "template", *FACTS)}, **_arguments(sent))
 
 
-def _arguments(sent: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(sent: JsonMapping) -> JsonObject:
     return {name: _text(one) if isinstance(one, dict) else one for name, one in sent["arguments"].items()}
 
 
-def _text(sent: Mapping[str, Any]) -> Text:
+def _text(sent: JsonMapping) -> Text:
     return read(sent) if "option" in sent else Text(sent["template"], **_arguments(sent))
 
 

@@ -2,28 +2,40 @@
 
 # ruff: noqa: D102 - what a section holds is said where it is declared
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Mapping
+from dataclasses import Field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from library.config.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from library.config import sections
+    from library.config.problems import Problem
 
 
 class RunConfig(Protocol):
     """The sections that the configs of all families have; a family's own class adds options to them.
 
-    `network` and `validation` are sections of adapter trainings only: ask `adapters` first.
+    Those of adapter trainings only, `network` and `validation`, have a config that is an `AdapterRun`.
     """
 
-    @property
-    def family(self) -> str: ...
-    @property
-    def script(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def adapters(self) -> bool: ...
-    @property
-    def grid(self) -> int: ...
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    family: ClassVar[str]
+    script: ClassVar[str]
+    title: ClassVar[str]
+    adapters: ClassVar[bool]
+    grid: ClassVar[int]
+    idle: ClassVar[Mapping[str, str]]
+    aliases: ClassVar[Mapping[str, str]]
+    retired: ClassVar[Mapping[str, str]]
+    foreign: ClassVar[Mapping[str, str]]
+
+    @classmethod
+    def refusal(cls, name: str, value: Any) -> "Problem | None": ...
+    @staticmethod
+    def convert(old: JsonMapping, given: Collection[str]) -> "tuple[JsonObject, list[Problem]]": ...
+
     @property
     def model(self) -> "sections.Model": ...
     @property
@@ -33,13 +45,11 @@ class RunConfig(Protocol):
     @property
     def cache(self) -> "sections.Cache": ...
     @property
-    def network(self) -> "sections.Network": ...
-    @property
     def optim(self) -> "sections.Optim": ...
     @property
     def steps(self) -> "sections.Steps": ...
     @property
-    def save(self) -> "sections.Save": ...
+    def save(self) -> "sections.AdapterSave | sections.FullSave": ...
     @property
     def sample(self) -> "sections.Sample": ...
     @property
@@ -52,8 +62,6 @@ class RunConfig(Protocol):
     def memory(self) -> "sections.Memory": ...
     @property
     def compile(self) -> "sections.Compile": ...
-    @property
-    def validation(self) -> "sections.Validation": ...
     @property
     def metadata(self) -> "sections.Metadata": ...
     @property

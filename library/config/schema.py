@@ -19,8 +19,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
 from library.config.values import Option, closest, did_you_mean
+
+if typing.TYPE_CHECKING:
+    from library.config.sections.run import Run
 
 __all__ = [
     "ConfigError",
@@ -47,7 +52,8 @@ __all__ = [
     "values",
 ]
 
-C = TypeVar("C")
+C = TypeVar("C", bound="RunConfig")  # of a run
+S = TypeVar("S")  # of a section of it
 HINTS = {"min", "max", "ceiling", "kind", "parse", "label", "advanced"}
 
 
@@ -63,7 +69,7 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, **hints})
 
 
-def section(cls: type[C]) -> C:
+def section(cls: type[S]) -> S:
     """Declare one group of options inside a run's config."""
     return dataclasses.field(default_factory=cls)  # type: ignore[return-value]
 
@@ -72,7 +78,7 @@ def section(cls: type[C]) -> C:
 class Layer:
     """Values by option name, and where they come from: a file's name, "--" for flags, "" for a form."""
 
-    values: Mapping[str, Any]
+    values: JsonMapping
     source: str = ""
 
     @property
@@ -132,17 +138,17 @@ def _option(field: dataclasses.Field, hint: Any, section: str) -> Option:
     return Option(field.name, section, kind, many, optional, choices, is_open, field.default, field.metadata)
 
 
-def values(config: Any) -> dict[str, Any]:
+def values(config: "RunConfig | Run") -> JsonObject:
     """Every option's value by name."""
     return {o.name: getattr(getattr(config, o.section), o.name) for o in options(type(config)).values()}
 
 
-def changed(config: Any, secrets: bool = False) -> dict[str, dict[str, Any]]:
+def changed(config: "RunConfig | Run", secrets: bool = False) -> dict[str, JsonObject]:
     """What differs from the defaults, by section: a preset, a run's TOML and its record are all this.
 
     Tokens and keys stay out of files unless `secrets` is asked for.
     """
-    out: dict[str, dict[str, Any]] = {}
+    out: dict[str, JsonObject] = {}
     for name, value in values(config).items():
         o = options(type(config))[name]
         if value != o.default and (secrets or o.kind != "secret"):
@@ -150,9 +156,9 @@ def changed(config: Any, secrets: bool = False) -> dict[str, dict[str, Any]]:
     return out
 
 
-def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
+def flat(sections: JsonMapping) -> JsonObject:
     """One level of tables taken away: {"optim": {"learning_rate": 1}} -> {"learning_rate": 1}. Later ones win."""
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     for key, value in sections.items():
         out.update(value if isinstance(value, Mapping) else {key: value})
     return out
@@ -161,7 +167,7 @@ def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
 # ---- making one
 
 
-def build(config: type[C], values: Mapping[str, Any], source: str = "", notes: list[str] | None = None) -> C:
+def build(config: type[C], values: JsonMapping, source: str = "", notes: list[str] | None = None) -> C:
     """Values by option name -> a checked config.
 
     Raises ConfigError with every problem, a line each. What the user should know though nothing is wrong (a key that
@@ -189,7 +195,7 @@ def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[st
     told: list[Problem] = []
     old_known: Mapping[str, Option] = getattr(config, "old", {})
     chosen: dict[str, tuple[str, str, Any]] = {}  # option -> where it is set, its name there, and its value
-    old: dict[str, Any] = {}
+    old: JsonObject = {}
     for layer in layers:
         for name, value in layer.values.items():
             if name in old_known:
@@ -213,7 +219,7 @@ def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[st
     return Reading(made, problems, notes, frozenset(wrong))
 
 
-def draft(config: type[C], read: Mapping[str, Any]) -> C:
+def draft(config: type[C], read: JsonMapping) -> C:
     """A config of values that are right each for itself, whether or not they go together."""
     return _assemble(config, read)
 
@@ -223,23 +229,23 @@ def replace(config: C, **changes: Any) -> C:
     return build(type(config), {**values(config), **changes}, notes=[])
 
 
-def missing(config: Any) -> list[Problem]:
+def missing(config: RunConfig) -> list[Problem]:
     """What must be filled in before this config can be trained with."""
     return list(_ask(config, "missing"))
 
 
-def notes(config: Any) -> list[Problem]:
+def notes(config: RunConfig) -> list[Problem]:
     """What the user should know of this config though nothing is wrong."""
     return list(_ask(config, "notes"))
 
 
-def defaults(config: Any, *names: str) -> dict[str, Any]:
+def defaults(config: "RunConfig | Run", *names: str) -> JsonObject:
     """The defaults of some options, for a fix that switches them off; of those that the config has."""
     known = options(type(config))
     return {name: known[name].default for name in names if name in known}
 
 
-def mending(problem: Problem, config: Any) -> dict[str, Any]:
+def mending(problem: Problem, config: RunConfig) -> JsonObject:
     """The values that mend a problem of this config, by option name; none where its fix would leave it standing."""
     wanted = {name: value for name, value in problem.fix.items() if name in options(type(config))}
     if not wanted:
@@ -248,7 +254,7 @@ def mending(problem: Problem, config: Any) -> dict[str, Any]:
     return {} if problem.replaced(place="") in [*reading.problems, *missing(reading.config)] else wanted
 
 
-def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[Problem]) -> JsonObject:
     """The values of one table -> checked values by name, for a section class or any options; problems are appended."""
     known, read = cls if isinstance(cls, Mapping) else section_options(cls), {}
     for name, value in layer.values.items():
@@ -263,7 +269,7 @@ def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[
     return read
 
 
-def _resolve(config: Any, layer: Layer, name: str, value: Any, problems: list[Problem],
+def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem],
              told: list[Problem]) -> str | None:  # fmt: skip
     """The option a name stands for, or None when there is nothing to set; says why in `problems` or `told`."""
     place, known = layer.place, options(config)
@@ -287,7 +293,9 @@ def _resolve(config: Any, layer: Layer, name: str, value: Any, problems: list[Pr
     return None
 
 
-def _convert(config: Any, old: Mapping[str, Any], chosen: dict[str, tuple[str, str, Any]], told: list[Problem]) -> None:
+def _convert(
+    config: type[RunConfig], old: JsonMapping, chosen: dict[str, tuple[str, str, Any]], told: list[Problem]
+) -> None:
     """Choose the options that checked values of old ones became."""
     if old:
         converted, said = config.convert(old, chosen.keys())
@@ -295,14 +303,14 @@ def _convert(config: Any, old: Mapping[str, Any], chosen: dict[str, tuple[str, s
         told += said
 
 
-def _assemble(config: type[C], read: Mapping[str, Any]) -> C:
-    parts: dict[str, dict[str, Any]] = {f.name: {} for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+def _assemble(config: type[C], read: JsonMapping) -> C:
+    parts: dict[str, JsonObject] = {f.name: {} for f in dataclasses.fields(config)}  # type: ignore[arg-type]
     for name, value in read.items():
         parts[options(config)[name].section][name] = value
     return config(**{f.name: f.default_factory(**parts[f.name]) for f in dataclasses.fields(config)})  # type: ignore
 
 
-def _ask(config: Any, what: str) -> Iterator[Problem]:
+def _ask(config: RunConfig, what: str) -> Iterator[Problem]:
     if hasattr(config, what):
         yield from getattr(config, what)()
     for f in dataclasses.fields(config):
@@ -322,12 +330,12 @@ def _tell(told: list[Problem], notes: list[str] | None) -> None:
 # ---- TOML
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> JsonObject:
     """Values by option name. Tables are for the reader's eye: as in sd-scripts, their names do not matter."""
     return flat(load_toml(path))
 
 
-def load_toml(path: str | Path) -> dict[str, Any]:
+def load_toml(path: str | Path) -> JsonObject:
     """A TOML file as it is. Raises ConfigError when it is absent, not text, or not TOML."""
     try:
         return tomllib.loads(read_text(path))
@@ -372,7 +380,7 @@ def read_text(path: str | Path) -> str:
         raise ConfigError("{path} is not a text file in UTF-8: save it with that encoding", path=path) from None
 
 
-def to_toml(config: Any, comment: str = "", secrets: bool = False) -> str:
+def to_toml(config: RunConfig, comment: str = "", secrets: bool = False) -> str:
     """TOML of what differs from the defaults, a table per section, with a comment on top if wanted."""
     blocks = ["\n".join(f"# {line}".rstrip() for line in comment.splitlines())] if comment else []
     for name, members in changed(config, secrets).items():

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 
 KINDS = {
@@ -47,7 +48,7 @@ class Option:
     choices: tuple[Any, ...]
     open: bool  # other values than the choices are allowed
     default: Any
-    hints: Mapping[str, Any]
+    hints: JsonMapping
 
     @property
     def help(self) -> str:
@@ -227,7 +228,7 @@ def expand_home(value: Any) -> Any:
     return os.path.expanduser(value) if is_meant else value
 
 
-def to_table(value: Any) -> dict[str, Any]:
+def to_table(value: Any) -> JsonObject:
     """A table, as it is."""
     if not isinstance(value, Mapping):
         raise ValueError(value)

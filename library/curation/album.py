@@ -9,7 +9,7 @@ from pathlib import Path
 
 from library.config import dataset as datasets
 from library.config.json_types import JsonObject
-from library.config.problems import Text, counted
+from library.config.problems import Problem, Text, counted
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.curation import tags
@@ -115,7 +115,7 @@ class Album:
     may: May = lambda path: True
     world: int = 1  # processes that share the batches
     found: ImageSet | None = None  # the trainer's own, where more than one folder of folders is trained on
-    problems: list[str] = field(default_factory=list)  # what keeps a training from starting
+    problems: list[Problem] = field(default_factory=list)  # what keeps a training from starting
     fixed: str = ""  # why nothing at all can be changed here
 
     @property

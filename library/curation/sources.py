@@ -5,13 +5,13 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from library.config import dataset as datasets
 from library.config.dataset import SubsetConfig
 from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
+from library.config.sections import AdapterRun
 from library.curation import album as albums
 from library.curation.album import Album, ImageFolder, May, Picture
 from library.data import finding, metadata
@@ -26,7 +26,7 @@ ELSEWHERE = "it lies outside of the opened folder: open {} to change it"
 
 
 # Why: docs/decisions/2026-11-20-data-set-tab-counts-as-the-trainer.md
-def opened(config: Any, report: Report | None = None, may: May = lambda path: True, world: int = 1) -> Album:
+def opened(config: RunConfig, report: Report | None = None, may: May = lambda path: True, world: int = 1) -> Album:
     """Look at the images of a training: of its image folder, or of all that its config names.
 
     What lies in the image folder itself can be changed, all else only looked at. Raises ConfigError for files that
@@ -42,7 +42,7 @@ def opened(config: Any, report: Report | None = None, may: May = lambda path: Tr
     described = data.dataset_config or data.in_json
     if described:
         name = Path(described).name
-        root = Path(data.dataset_config or data.train_data_dir)
+        root = Path(data.dataset_config or data.train_data_dir or "")
         album = Album(
             root, config, may=may, fixed=Text("{name} describes these images: open one of their folders", name=name)
         )
@@ -55,7 +55,7 @@ def opened(config: Any, report: Report | None = None, may: May = lambda path: Tr
 
 
 def _share(config: RunConfig) -> float:
-    return config.validation.validation_split if hasattr(config, "validation") else 0.0
+    return config.validation.validation_split if isinstance(config, AdapterRun) else 0.0
 
 
 def _crops(found: Survey) -> Iterator[str]:

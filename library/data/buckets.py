@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from library.config.problems import Problem, Text
+from library.config.problems import Problem
 
 Size = tuple[int, int]
 
@@ -37,7 +37,8 @@ class Buckets:
         """Say what makes these rules impossible for a model that needs sides in multiples of `grid` pixels."""
         if not self.enabled:
             yield from (
-                Text(
+                Problem(
+                    "",
                     "resolution: {side} is not a multiple of {grid}, which this model needs without enable_bucket",
                     side=side,
                     grid=grid,

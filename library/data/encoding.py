@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data import augment, caches, identity, pixels
 from library.data.caches import LATENT, Wanted
 from library.data.folders import some
 from library.data.threads import Report, ahead, num_workers, spread
+from library.families.base import Family, ModelComponents
 from library.files import clean_up, need_space
 
 if TYPE_CHECKING:
@@ -36,9 +38,9 @@ class EncodingProcess(Protocol):
 class EncodingJob:
     """What every step of encoding needs to know."""
 
-    family: Any
-    parts: Any
-    config: Any
+    family: Family
+    parts: ModelComponents
+    config: RunConfig
     world: EncodingProcess
     report: Report  # is told what is going on, and how much of it is done
 
@@ -84,7 +86,14 @@ class Texts:
             raise caches.unreadable(file, e) from e
 
 
-def encode(images: "ImageSet", family: Any, parts: Any, config: Any, world: EncodingProcess, report: Report) -> None:
+def encode(
+    images: "ImageSet",
+    family: Family,
+    parts: ModelComponents,
+    config: RunConfig,
+    world: EncodingProcess,
+    report: Report,
+) -> None:
     """Encode what the config wants cached and what is not yet there, and leave in `images` where to find it.
 
     On disk, each process makes its share of the files and waits for the others; in memory, every process keeps all.
@@ -242,8 +251,8 @@ def _generator(wanted: Wanted) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
 
 
-def _nan_advice(vae: torch.nn.Module) -> str:
-    if next(vae.parameters()).dtype == torch.float16:
+def _nan_advice(vae: torch.nn.Module | None) -> str:
+    if vae is not None and next(vae.parameters()).dtype == torch.float16:
         return "the VAE overflows in fp16; add no_half_vae, or use bf16, or a VAE made for fp16"
     return "the image or the VAE is damaged; replace it"
 

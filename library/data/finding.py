@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from library.config import dataset as datasets
+from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.problems import ConfigError, Problem, Text, counted
+from library.config.run_config import RunConfig
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.folders import SHOWN, Listing, about_images, capped, some
@@ -53,7 +55,7 @@ class FoundImage(NamedTuple):
     caption_file: str
 
 
-def scan(config: Any, report: Report | None = None) -> ImageSet:
+def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
     """Find the images that a config names, with captions, sizes and buckets. The same folders give the same Images.
 
     Raises ConfigError with every problem, one per line.
@@ -64,7 +66,7 @@ def scan(config: Any, report: Report | None = None) -> ImageSet:
     return found.images
 
 
-def survey(config: Any, report: Report | None = None, keep: bool = True) -> Survey:
+def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -> Survey:
     """Look at all data that a config names, and collect problems instead of stopping at the first.
 
     With `keep` false nothing is written, whatever cache_info says.
@@ -89,7 +91,7 @@ def survey(config: Any, report: Report | None = None, keep: bool = True) -> Surv
     return result
 
 
-def _sized(dataset: Any) -> Any:
+def _sized(dataset: DatasetConfig) -> DatasetConfig:
     """A data set whose images can be sorted, to look for other mistakes where its sizes are wrong."""
     dataset = dataset if dataset.resolution else replace(dataset, resolution=STANDS_IN, enable_bucket=False)
     return replace(dataset, enable_bucket=False) if any(bucket_rules(dataset).problems()) else dataset
@@ -98,7 +100,7 @@ def _sized(dataset: Any) -> Any:
 # ---- one data set
 
 
-def _with_folders(result: Survey, dataset: Any) -> Any:
+def _with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
     """Without a dataset file, each folder named <repeats>_<words> is a subset, or else the folder that is given."""
     if dataset.subsets:
         return dataset
@@ -130,7 +132,7 @@ def _with_folders(result: Survey, dataset: Any) -> Any:
     return replace(dataset, subsets=tuple(subsets))
 
 
-def _images_of(result: Survey, position: int, dataset: Any, seed: int) -> tuple[list[Image], list[Image]]:
+def _images_of(result: Survey, position: int, dataset: DatasetConfig, seed: int) -> tuple[list[Image], list[Image]]:
     """The images of one data set: those to learn from, and those used for validation."""
     rules = bucket_rules(dataset)
     learned: list[Image] = []
@@ -165,7 +167,7 @@ def _images_of(result: Survey, position: int, dataset: Any, seed: int) -> tuple[
     return learned + used, validation
 
 
-def _plain(subset: Any) -> Any:
+def _plain(subset: SubsetConfig) -> SubsetConfig:
     """How images are shown that are held back: always the same, neither varied nor without their captions."""
     return replace(
         subset,
@@ -183,10 +185,10 @@ def _plain(subset: Any) -> Any:
 # ---- one subset: files, then sizes and words, then buckets
 
 
-def _find(result: Survey, subset: Any) -> list[FoundImage]:
+def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     if subset.metadata_file:
         return _from_metadata(result, subset)
-    folder = Path(subset.image_dir)
+    folder = Path(subset.image_dir or "")
     here = result.files(folder)
     if not folder.is_dir():
         result.problems.append(about_images("image folder {folder} does not exist", folder=folder))
@@ -228,7 +230,7 @@ def _caption_file(here: Listing, name: str, extension: str) -> str:
     return next((here.path(one) for one in names if one in here.names), "")
 
 
-def _warn_of_other_captions(result: Survey, subset: Any, here: Listing, files: list[str]) -> None:
+def _warn_of_other_captions(result: Survey, subset: SubsetConfig, here: Listing, files: list[str]) -> None:
     missing = files.count("")
     if not missing:
         return
@@ -255,9 +257,9 @@ def _warn_of_other_captions(result: Survey, subset: Any, here: Listing, files: l
             bare=bare, topic="captions"))  # fmt: skip
 
 
-def _from_metadata(result: Survey, subset: Any) -> list[FoundImage]:
+def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
-        entries = metadata.read(subset.metadata_file, subset.image_dir)
+        entries = metadata.read(subset.metadata_file or "", subset.image_dir)
     except ConfigError as e:
         result.problems += [problem.replaced(topic="images") for problem in e.problems]
         return []
@@ -280,7 +282,9 @@ def _from_metadata(result: Survey, subset: Any) -> list[FoundImage]:
     return sorted(found, key=lambda one: one.path)
 
 
-def _sized_and_read(result: Survey, subset: Any, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
+def _sized_and_read(
+    result: Survey, subset: SubsetConfig, found: list[FoundImage]
+) -> list[tuple[FoundImage, Size, str]]:
     """Look into image headers and caption files where that is still needed."""
     known = _Remembered(result, subset)
     phase = "reading image sizes" if any(one.size is None for one in found) else "reading captions"
@@ -304,20 +308,20 @@ def _sized_and_read(result: Survey, subset: Any, found: list[FoundImage]) -> lis
         )
     if subset.cache_info and result.keep and good and not subset.metadata_file and not broken:
         about = {one.path: (words, size, result.unread.get(one.caption_file, 0)) for one, size, words in good}
-        metadata.write_cache(Path(subset.image_dir), about)
+        metadata.write_cache(Path(subset.image_dir or ""), about)
     return good
 
 
 class _Remembered:
     """What metadata_cache.json says of images and captions that have not changed since it was written."""
 
-    def __init__(self, result: Survey, subset: Any):
+    def __init__(self, result: Survey, subset: SubsetConfig):
         self.about: dict[str, Any] = {}
         self.modified = 0
         if subset.cache_info and not subset.metadata_file:
-            self.about = metadata.read_cache(Path(subset.image_dir))
+            self.about = metadata.read_cache(Path(subset.image_dir or ""))
         if self.about:
-            self.modified = (Path(subset.image_dir) / metadata.CACHE_NAME).stat().st_mtime_ns
+            self.modified = (Path(subset.image_dir or "") / metadata.CACHE_NAME).stat().st_mtime_ns
 
     def size(self, path: str, changed: int) -> Size | None:
         return metadata.cached_size(self.about.get(path)) if changed <= self.modified else None
@@ -334,7 +338,7 @@ class _Remembered:
         return words if file and isinstance(words, str) else None
 
 
-def _facts(result: Survey, subset: Any, known: _Remembered, one: FoundImage) -> tuple[Size, str | Exception]:
+def _facts(result: Survey, subset: SubsetConfig, known: _Remembered, one: FoundImage) -> tuple[Size, str | Exception]:
     folder, name = os.path.split(one.path)
     file = result.files(folder).images.get(name)
     size = one.size or (file and (known.size(one.path, file.changed)))
@@ -358,7 +362,7 @@ def _facts(result: Survey, subset: Any, known: _Remembered, one: FoundImage) -> 
     return size, captions.first_line(text)
 
 
-def _count_unread(result: Survey, subset: Any, name: str, text: str, others: int = 0) -> None:
+def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, others: int = 0) -> None:
     """Remember how many lines of a caption are not used, besides others that are known of."""
     more = 0 if subset.enable_wildcard else captions.lines(text).count("\n") + others
     if more:
@@ -380,9 +384,9 @@ def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundIma
     return image
 
 
-def _mask_file(result: Survey, subset: Any, image: Image) -> str:
+def _mask_file(result: Survey, subset: SubsetConfig, image: Image) -> str:
     """The mask of an image: the file of the same name, up to its suffix, in conditioning_data_dir."""
-    here = result.files(subset.conditioning_data_dir)
+    here = result.files(subset.conditioning_data_dir or "")
     stem = os.path.splitext(os.path.basename(image.path))[0]
     name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
     if name is None:

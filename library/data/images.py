@@ -4,11 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING
 
-from library.config.dataset import SubsetConfig
+from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
 from library.data.buckets import BucketFit, Buckets, Size
+
+if TYPE_CHECKING:
+    from library.data.encoding import Latents, Texts
 
 
 @dataclass(slots=True)
@@ -41,12 +44,12 @@ class ImageSet:
     """All pictures of a training, and once they are encoded, where to find that."""
 
     items: list[Image]
-    datasets: tuple[Any, ...]
+    datasets: tuple[DatasetConfig, ...]
     warnings: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()  # regularisation images that were more than needed
     validation: "ImageSet | None" = None
-    latents: Any = None  # encoding.Latents
-    text: Any = None  # encoding.Texts
+    latents: "Latents | None" = None
+    text: "Texts | None" = None
 
     def __len__(self) -> int:
         return len(self.items)
@@ -59,10 +62,10 @@ class ImageSet:
         return dict(sorted(found.items()))
 
 
-def bucket_rules(dataset: Any) -> Buckets:
+def bucket_rules(dataset: DatasetConfig) -> Buckets:
     """The bucketing rules of a data set."""
     return Buckets(
-        resolution=tuple(dataset.resolution),
+        resolution=dataset.resolution or (1024, 1024),
         enabled=dataset.enable_bucket,
         no_upscale=dataset.bucket_no_upscale,
         smallest=dataset.min_bucket_reso,

@@ -9,6 +9,7 @@ from PIL import Image as Pillow
 
 from library.config.problems import Problem, Text, counted
 from library.config.run_config import RunConfig
+from library.config.sections import AdapterRun
 from library.data import augment, finding
 from library.data.finding import Survey
 from library.data.folders import SHOWN, about_images, some
@@ -147,7 +148,7 @@ def _about_options(config: RunConfig, found: Survey) -> Iterator[Problem]:
     """Options that do nothing with this data."""
     images = [image for image in found.images.items if not image.is_reg]
     subsets = [subset for dataset in found.images.datasets for subset in dataset.subsets]
-    if config.cache.text and not (config.adapters and not config.network.network_train_unet_only):
+    if config.cache.text and not (isinstance(config, AdapterRun) and not config.network.network_train_unet_only):
         for name in ("caption_prefix", "caption_suffix", "enable_wildcard", "secondary_separator"):
             if any(getattr(subset, name) for subset in subsets):
                 yield Problem(

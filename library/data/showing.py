@@ -35,7 +35,7 @@ def _sets(images: ImageSet) -> Iterator[str]:
         f"in {told['batches_per_epoch']} batches per epoch"
     )
     for number, dataset in enumerate(images.datasets):
-        width, height = dataset.resolution
+        width, height = dataset.resolution or (0, 0)
         yield f"data set {number}: {width}x{height}, batches of {dataset.batch_size}"
         for subset in dataset.subsets:
             own = sum(image.subset is subset for image in images.items)

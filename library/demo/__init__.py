@@ -7,10 +7,10 @@ script; trains a LoRA as any headless training is started, once plainly and once
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from library import families
 from library.config.command import command
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, read_toml
 from library.demo import summary
 from library.demo.files import Demo, prepare
@@ -53,7 +53,7 @@ def _arguments() -> argparse.ArgumentParser:
 def compare(demo: Demo, script: str, steps: int | None, compiled: bool) -> str:
     """Train with and without torch.compile, from the same seed; the summary of both."""
     config = build(families.config_class(script), read_toml(demo.configs[script]))
-    name, runs = config.save.output_name, {}
+    name, runs = config.save.output_name or "", {}
     runs["eager"] = train(demo, script, config, f"{name}-eager", ["--no-compile"], steps)
     if compiled:
         # A machine without a C++ compiler still gets its LoRA; the summary says why it was not compiled.
@@ -61,9 +61,9 @@ def compare(demo: Demo, script: str, steps: int | None, compiled: bool) -> str:
     return summary.text(script, {kind: summary.read(folder) for kind, folder in runs.items()}, config)
 
 
-def train(demo: Demo, script: str, config: Any, name: str, flags: list[str], steps: int | None) -> Path:
+def train(demo: Demo, script: str, config: RunConfig, name: str, flags: list[str], steps: int | None) -> Path:
     """Start one training headless and wait for it; the folder of its run. Raises ConfigError when it fails."""
-    output = Path(config.save.output_dir)
+    output = Path(config.save.output_dir or "")
     name = free_name(output, name)
     flags = ["--output_name", name, *flags, *(["--max_train_steps", str(steps)] if steps else [])]
     print(f"\n> kohya train {script} --config_file {demo.configs[script]} {' '.join(flags)}\n", flush=True)

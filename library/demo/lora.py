@@ -2,14 +2,14 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
 
 from library import families
+from library.config.run_config import RunConfig
 from library.families.shared.diffusers_layers import ADAPTER
 
 
 # Why: docs/decisions/2026-11-20-lora-checked-with-diffusers.md
-def check(file: Path, config: Any) -> tuple[int, list[str]]:
+def check(file: Path, config: RunConfig) -> tuple[int, list[str]]:
     """How many layers of diffusers' model the file's adapters fit, and what fits nowhere (key or size, a line each).
 
     `config` is the config that the file was trained with: it tells which model. Takes seconds, most of them imports.

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from library import families
+from library.config.json_types import JsonObject
 from library.measuring.candidates import shown
 from library.runs import machine
 
@@ -22,9 +22,9 @@ class MachineFacts:
     compiles: bool = False  # torch.compile works on the device that trains
 
 
-def options(found: MachineFacts) -> dict[str, Any]:
+def options(found: MachineFacts) -> JsonObject:
     """The options that suit any training here."""
-    made: dict[str, Any] = {"compile": found.compiles}
+    made: JsonObject = {"compile": found.compiles}
     if not found.memory_gb:
         return {**made, "mixed_precision": "no"}
     made["mixed_precision"] = "bf16" if found.bf16 else "fp16"

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from library.config.json_types import JsonObject
+
 
 @dataclass(frozen=True)
 class MachineFinding:
@@ -11,7 +13,7 @@ class MachineFinding:
     topic: str
     verdict: str
     text: str
-    data: dict[str, Any]
+    data: JsonObject
 
 
 def ok(topic: str, text: str, **data: Any) -> MachineFinding:

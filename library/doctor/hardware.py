@@ -8,6 +8,7 @@ import sys
 import time
 
 import torch
+from torch.cuda.nccl import version as nccl_version
 
 from library.compiler import cache, torch_private
 from library.compiler.blocks import why
@@ -63,7 +64,7 @@ def driver() -> MachineFinding:
     if not found:
         return ok("driver", "")
     usable = torch.cuda.is_available() and torch.distributed.is_nccl_available()
-    cudnn, nccl = torch.backends.cudnn.version(), ".".join(map(str, torch.cuda.nccl.version())) if usable else ""
+    cudnn, nccl = torch.backends.cudnn.version(), ".".join(map(str, nccl_version())) if usable else ""
     parts = [f"NVIDIA {found}", *([f"cuDNN {cudnn}"] if cudnn else []), *([f"NCCL {nccl}"] if nccl else [])]
     return ok("driver", "; ".join(parts), driver=found, cudnn=cudnn, nccl=nccl)
 

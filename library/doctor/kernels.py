@@ -19,12 +19,12 @@ def attention(device: str) -> dict[str, float]:
     """The attention kernels that work here, forward and backward, with the milliseconds of both; the quickest first."""
 
     def both() -> None:
-        out = torch.nn.functional.scaled_dot_product_attention(*given)
-        torch.autograd.grad(out.float().sum(), given)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        torch.autograd.grad(out.float().sum(), (q, k, v))
 
     half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     dtype = half if device == "cuda" else torch.float32
-    given = [torch.randn(SHAPE[device], device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+    q, k, v = (torch.randn(SHAPE[device], device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     found = {}
     for name, backend in KERNELS.items():
         if backend == "MATH" and device == "cuda":  # always works, and would take gigabytes at this size

@@ -13,11 +13,11 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
 
 import psutil
 
 from library.config import environment as surroundings
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.doctor import advice, installation
 from library.doctor.finding import MachineFinding, bad, hint, ok
@@ -62,7 +62,7 @@ def closing(found: list[MachineFinding]) -> str:
     return f"This machine can train, but without {', '.join(without)}." if without else "This machine can train."
 
 
-def report(found: list[MachineFinding]) -> dict[str, Any]:
+def report(found: list[MachineFinding]) -> JsonObject:
     """The findings for a program."""
     healthy = all(finding.verdict != "bad" for finding in found)
     return {"healthy": healthy, "findings": [asdict(finding) for finding in found]}
@@ -164,9 +164,10 @@ def settings(found: list[MachineFinding]) -> MachineFinding:
     said = {finding.topic: finding.data for finding in found}
     first = next(iter(said.get("gpu", {}).get("devices") or ()), {})
     compiles = {f.data.get("device"): bool(f.data.get("works")) for f in found if f.topic == "compile"}
+    major, minor = map(int, first.get("capability", "0.0").split("."))
     known = advice.MachineFacts(
         memory_gb=first.get("memory_gb", 0.0),
-        capability=tuple(map(int, first.get("capability", "0.0").split("."))),
+        capability=(major, minor),
         bf16=bool(first.get("bf16")),
         fp8=bool(said.get("fp8", {}).get("works")),
         # Not tried in a quick look: then it is as likely as not, and falls back by itself.

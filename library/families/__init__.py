@@ -8,6 +8,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, options
 from library.config.values import did_you_mean
 from library.families.facts import FamilyFacts
@@ -38,7 +39,7 @@ def titles() -> str:
     return ", ".join(known.title for known in every())
 
 
-def config_class(script: str) -> type[Any]:
+def config_class(script: str) -> type[RunConfig]:
     """The config class of a script, by its file name with or without .py. Raises ConfigError for an unknown one."""
     name = script.removesuffix(".py")
     if name not in RUNS:
@@ -57,7 +58,7 @@ def script_with(option: str) -> str:
     return next((script for script, where in RUNS.items() if option in options(load(where))), "")
 
 
-def family_for(config: Any) -> "Family":
+def family_for(config: RunConfig) -> "Family":
     """The family of a run's config, holding that config. Loads torch."""
     return load(facts(config.family).family)(config)
 

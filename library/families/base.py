@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from library.config.run_config import RunConfig
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Family(Protocol):
     A family object holds the run's config, so its methods take none.
     """
 
-    config: Any  # the run's
+    config: RunConfig  # the run's
 
     name: str  # "sdxl", "flux": in file names and metadata
     grid: int  # bucket sides are multiples of this many pixels
@@ -178,7 +179,7 @@ class Family(Protocol):
         ...
 
     def write_folder(
-        self, parts: ModelComponents, place: Path, put: "Callable[[Path, dict[str, Tensor]], object]"
+        self, parts: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
     ) -> None:
         """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights.
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, changed, flat, options, values
+from library.config.sections import AdapterRun
 from library.config.values import join, to_float
 from library.importers import kohya_adapters, kohya_ss
 from library.importers.ledger import Configs, Imported, settle
@@ -31,7 +33,7 @@ GROUPS = (
 
 
 def export(
-    config: Any, configs: Configs, base: JsonMapping | None = None, prompts: str = ""
+    config: RunConfig, configs: Configs, base: JsonMapping | None = None, prompts: str = ""
 ) -> tuple[Fields, list[str]]:
     """A config -> the fields of kohya_ss's page, and what has no place there, a sentence each.
 
@@ -53,7 +55,7 @@ def export(
     return dict(sorted(fields.items())), lost
 
 
-def _differing(config: Any, before: Imported, prompts: str) -> set[str]:
+def _differing(config: RunConfig, before: Imported, prompts: str) -> set[str]:
     """The options that differ from those of the base, and all that are told by the same fields."""
     old, new = values(before.config), values(config)
     found = {name for name in new if old[name] != new[name]} - {"sample_prompts"}
@@ -61,7 +63,7 @@ def _differing(config: Any, before: Imported, prompts: str) -> set[str]:
     return found | ({"sample_prompts"} if before.texts.get("sample_prompts", "").strip() != prompts.strip() else set())
 
 
-def _tab(config: Any, base: JsonMapping | None) -> str:
+def _tab(config: RunConfig, base: JsonMapping | None) -> str:
     if base is not None:
         tab = kohya_ss.tab_of(base)
         if (tab == "lora") != config.adapters:
@@ -71,14 +73,14 @@ def _tab(config: Any, base: JsonMapping | None) -> str:
     return "lora" if config.adapters else "finetune" if config.data.in_json else "dreambooth"
 
 
-def _switches(config: Any, tab: str) -> Fields:
+def _switches(config: RunConfig, tab: str) -> Fields:
     sdxl = "sdxl_checkbox" if tab == "finetune" else "sdxl"
     off = dict.fromkeys([*kohya_ss.SWITCHES, "v2"], False)
     del off["sdxl" if tab == "finetune" else "sdxl_checkbox"]
     return off | {sdxl: config.family == "sdxl", "flux1_checkbox": config.family == "flux"}
 
 
-def _fields(config: Any, tab: str, prompts: str) -> tuple[dict[str, Fields], list[str]]:
+def _fields(config: RunConfig, tab: str, prompts: str) -> tuple[dict[str, Fields], list[str]]:
     """Option -> the fields that say it, and sentences about what no field can say."""
     known, lost = options(type(config)), []
     keys = _keys(config.family, tab)
@@ -86,7 +88,7 @@ def _fields(config: Any, tab: str, prompts: str) -> tuple[dict[str, Fields], lis
         name: {keys[name]: _plain(known[name], keys[name], v)} for name, v in values(config).items() if name in keys
     }
     groups = [
-        _adapter(config, lost) if config.adapters else {},
+        _adapter(config, lost) if isinstance(config, AdapterRun) else {},
         _rates(config, tab), _warmup(config), {"xformers": "sdpa"}, {"optimizer": config.optim.optimizer},
         {"max_train_steps": config.steps.max_train_steps, "max_train_epochs": config.steps.max_train_epochs or 0},
         _noise(config, made) if tab == "lora" else {}, _folders(config) if tab == "finetune" else {},
@@ -128,7 +130,7 @@ def _plain(option: Any, key: str, value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else option.text(value)
 
 
-def _adapter(config: Any, lost: list[str]) -> Fields:
+def _adapter(config: AdapterRun, lost: list[str]) -> Fields:
     network = config.network
     arguments = dict(pair.split("=", 1) for pair in network.network_args if "=" in pair)
     found, rest = kohya_adapters.fields(network.module, arguments)
@@ -138,10 +140,11 @@ def _adapter(config: Any, lost: list[str]) -> Fields:
     return nothing | {"split_mode": False} | found
 
 
-def _rates(config: Any, tab: str) -> Fields:
+def _rates(config: RunConfig, tab: str) -> Fields:
     optim, rate = config.optim, config.optim.learning_rate
     fields: Fields = {"learning_rate": rate}
-    if tab == "lora":
+    if isinstance(config, AdapterRun):
+        optim = config.optim
         text = optim.text_encoder_lr or (rate,)
         unet = rate if optim.unet_lr is None else optim.unet_lr
         fields |= {"unet_lr": unet, "text_encoder_lr": text[0], "t5xxl_lr": text[1] if len(text) > 1 else 0}
@@ -150,20 +153,20 @@ def _rates(config: Any, tab: str) -> Fields:
         elif config.network.network_train_text_encoder_only:
             fields |= {"unet_lr": 0}
     elif config.family == "sdxl":
-        learns = config.steps.train_text_encoder
-        given = {"learning_rate_te1": optim.learning_rate_te1, "learning_rate_te2": optim.learning_rate_te2}
+        learns = getattr(config.steps, "train_text_encoder", False)
+        given = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
         fields |= {key: (rate if value is None else value) * learns for key, value in given.items()}
         fields |= {"train_text_encoder": learns} if tab == "finetune" else {}
     return fields
 
 
-def _warmup(config: Any) -> Fields:
+def _warmup(config: RunConfig) -> Fields:
     given = to_float(config.optim.lr_warmup_steps)
     share = 0 < given < 1
     return {"lr_warmup": round(given * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(given)}
 
 
-def _noise(config: Any, made: Mapping[str, Fields]) -> Fields:
+def _noise(config: RunConfig, made: Mapping[str, Fields]) -> Fields:
     noise = config.noise
     fields: Fields = {}
     for name in GROUPS[6]:
@@ -171,7 +174,7 @@ def _noise(config: Any, made: Mapping[str, Fields]) -> Fields:
     return fields | {"noise_offset_type": "Multires" if noise.multires_noise_iterations else "Original"}
 
 
-def _folders(config: Any) -> Fields:
+def _folders(config: RunConfig) -> Fields:
     fields: Fields = {"image_folder": config.data.train_data_dir or ""}
     if path := config.data.in_json:
         at = max(path.rfind("/"), path.rfind("\\"))
@@ -180,7 +183,7 @@ def _folders(config: Any) -> Fields:
     return fields
 
 
-def _type(fields: Fields, names: set[str], typed: JsonMapping, config: Any) -> None:
+def _type(fields: Fields, names: set[str], typed: JsonMapping, config: RunConfig) -> None:
     """Write the box for additional parameters: flags of it that changed give way to fields, or to new values."""
     known = options(type(config))
     old = kohya_ss.flags(str(fields.get("additional_parameters") or ""))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import Option, build, changed, draft, flat, options
 from library.config.sections.run import IDLE_EVERYWHERE
 from library.config.values import to_float
@@ -114,7 +115,7 @@ class Imported:
     """A foreign file as a config of ours, and the account of its keys."""
 
     trainer: str  # with the tab that wrote it, as in "kohya_ss (LoRA)"
-    config: Any
+    config: RunConfig
     fates: tuple[Fate, ...]
     notes: tuple[str, ...]
     problems: tuple[str, ...]  # rules across options that the file breaks: to be fixed before a training
@@ -201,7 +202,7 @@ def settle(ledger: KeyLedger, configs: Configs) -> Imported:
     return Imported(ledger.trainer, made, fates, tuple(notes), tuple(problems), texts)
 
 
-def _told(ledger: KeyLedger, config: Any, read: JsonMapping) -> tuple[Fate, ...]:
+def _told(ledger: KeyLedger, config: type[RunConfig], read: JsonMapping) -> tuple[Fate, ...]:
     """The fates by the names that the file has; of the trainer's defaults only those that are not ours, too."""
     known, told = options(config), []
     differing: dict[str, list[str]] = {}
@@ -217,7 +218,7 @@ def _told(ledger: KeyLedger, config: Any, read: JsonMapping) -> tuple[Fate, ...]
     return tuple(told)
 
 
-def _accepted(config: Any, name: str, value: Any, configs: Configs) -> Any:
+def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
     """The value of an option as its type. Raises ConfigError with the reason why there is none to be set."""
     option: Option | None = options(config).get(name)
     if option is None:
@@ -235,13 +236,13 @@ def _accepted(config: Any, name: str, value: Any, configs: Configs) -> Any:
     return result
 
 
-def _idle(config: Any, name: str, value: Any) -> str:
+def _idle(config: type[RunConfig], name: str, value: Any) -> str:
     """Why an option has no effect in this kind of training, or "" where it has or is not set."""
     is_set = value != options(config)[name].default
     return config.idle.get(name) or IDLE_EVERYWHERE.get(name, "") if is_set else ""
 
 
-def _stranger(config: Any, name: str, configs: Configs) -> str:
+def _stranger(config: type[RunConfig], name: str, configs: Configs) -> str:
     """Why a name is no option of this kind of training."""
     reasons = {**config.retired, **config.foreign}
     if name in reasons:

@@ -4,19 +4,21 @@
 less time, for probes, `compile_autotune` and the advice of a check. No torch in here: the page offers these as well.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from library import families
 from library.config import schema
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.config.values import did_you_mean
 
 Overrides = dict[str, Any]  # options that differ from those of the training as it was asked for
 
 # What every candidate starts from: nothing is compiled, and nothing is computed twice.
-PLAIN: Mapping[str, Any] = {
+PLAIN: JsonMapping = {
     "compile": False, "compile_scope": "blocks", "compile_autotune": False, "compile_mode": "default",
     "compile_dynamic": "auto", "compile_activation_budget": 1.0,
     "gradient_checkpointing": False, "checkpoint_keep_attention": False, "cpu_offload_checkpointing": False,
@@ -31,11 +33,11 @@ class Candidate:
 
     name: str
     about: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonMapping = field(default_factory=dict)
     needs: str = ""  # "cuda" where it means nothing without a GPU
     usual: bool = True  # measured when nobody asks for others
 
-    def chosen(self) -> dict[str, Any]:
+    def chosen(self) -> JsonObject:
         """Every option that it decides, so that it can be put over any other settings."""
         return {**PLAIN, **self.options} if self.name != OWN else dict(self.options)
 
@@ -96,7 +98,7 @@ def choose(names: Iterable[str], own: bool, device: str, known: Iterable[str]) -
 # ---- changes of one training
 
 
-def saving_memory(config: Any) -> Iterator[Overrides]:
+def saving_memory(config: RunConfig) -> Iterator[Overrides]:
     """What can be done against too little memory, the cheapest first; last what rounds more, or steps otherwise."""
     if not config.memory.checkpointing:
         yield dict(CKPT)
@@ -132,13 +134,13 @@ def shown(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
 
 
-def swapping_less(config: Any) -> list[Overrides]:
+def swapping_less(config: RunConfig) -> list[Overrides]:
     """Fewer blocks in host memory, none of them first."""
     number = config.memory.blocks_to_swap or 0
     return [{"blocks_to_swap": fewer} for fewer in dict.fromkeys((0, number // 2)) if fewer != number]
 
 
-def checkpointing_less(config: Any) -> list[Overrides]:
+def checkpointing_less(config: RunConfig) -> list[Overrides]:
     """Fewer activations that are computed a second time, none of them first; with swapped blocks all have to be."""
     memory = config.memory
     if not memory.checkpointing:

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from library.compiler import blocks, cudagraph
+from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 from library.measuring.result import OUT_OF_MEMORY
 
@@ -47,7 +48,7 @@ class Timing:
         """Nine of ten repetitions took no longer."""
         return sorted(self.each)[max(0, math.ceil(0.9 * len(self.each)) - 1)]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """As the result file has it."""
         return {
             "ms": {"p50": round(self.p50, 3), "p90": round(self.p90, 3), "min": round(min(self.each), 3)},

@@ -155,7 +155,7 @@ def _refused(kernel: SDPBackend, given: Any, named: Any) -> str:
     with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         try:
-            if torch_private.fused_sdp_choice(*given, **named) == int(kernel):
+            if torch_private.fused_sdp_choice(*given, **named) == kernel.value:
                 return ""
         except RuntimeError as none_is_left:
             said.append(warnings.WarningMessage(str(none_is_left), RuntimeWarning, "", 0))

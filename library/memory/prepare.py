@@ -13,8 +13,9 @@ from torch import nn
 from library.compiler.blocks import compile_model
 from library.compiler.log import CompileLog
 from library.compiler.subclass import behaviours_of
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.families.base import BlockInputs
+from library.families.base import BlockInputs, Family
 from library.memory import attention, channels_last, checkpointing, swapping
 from library.memory.quantization import fp8_storage
 
@@ -34,8 +35,8 @@ class Prepared:
 
 def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     denoiser: nn.Module,
-    family: Any,
-    config: Any,
+    family: Family,
+    config: RunConfig,
     device: torch.device,
     sizes: Sizes,
     text_learns: bool = False,
@@ -49,7 +50,8 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     """
     attention.switches(config.compile)
     kernel = attention.prefer(device, config.memory.attention_kernel)
-    denoiser.to(memory_format=torch.channels_last)  # 0. the order that convolutions are fastest in
+    order: dict[str, Any] = {"memory_format": torch.channels_last}  # not among the declared arguments of `to`
+    denoiser.to(**order)  # 0. the order that convolutions are fastest in
     blocks = blocks_by_class(denoiser, family.block_classes)
     fp8_storage.store_blocks(blocks, config, device)  # 1. storage: 8 bits for the frozen matrices of the blocks
     number = config.memory.blocks_to_swap or 0
@@ -72,7 +74,7 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     return Prepared(kernel, why, said)
 
 
-def compiles_size_by_size(config: Any, device: torch.device) -> bool:
+def compiles_size_by_size(config: RunConfig, device: torch.device) -> bool:
     """Whether the whole denoiser is one graph that cannot serve all sizes of image, so that each needs its own.
 
     Inductor for CUDA (torch 2.11) ends with errors of its own where sizes vary in a whole model; in blocks they may.
@@ -80,7 +82,7 @@ def compiles_size_by_size(config: Any, device: torch.device) -> bool:
     return device.type == "cuda" and config.compile.compile_scope == "model" and config.compile.dynamic is None
 
 
-def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: Any) -> None:
+def prepare_encoders(encoders: Mapping[str, nn.Module], learns: Mapping[str, bool], config: RunConfig) -> None:
     """Let text encoders recompute too, if they learn: T5's activations are larger than its adapters."""
     for name, encoder in encoders.items():
         if config.memory.checkpointing and learns.get(name):
@@ -97,8 +99,8 @@ def blocks_by_class(denoiser: nn.Module, block_classes: tuple[str, ...]) -> list
 def _compile(  # noqa: PLR0913 - all that the order above decides
     denoiser: nn.Module,
     blocks: list[list[nn.Module]],
-    family: Any,
-    config: Any,
+    family: Family,
+    config: RunConfig,
     device: torch.device,
     sizes: Sizes,
     text_learns: bool,
@@ -135,7 +137,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
 
 
 def _inputs(  # noqa: PLR0913 - all that decides about the sizes
-    denoiser: nn.Module, blocks: list[list[nn.Module]], family: Any, dynamic: bool | None, sizes: Sizes, static: bool
+    denoiser: nn.Module, blocks: list[list[nn.Module]], family: Family, dynamic: bool | None, sizes: Sizes, static: bool
 ) -> dict[nn.Module, BlockInputs]:
     """What each block gets. Where sizes are compiled one by one, equally wide blocks of two levels see others."""
     paths, found = {module: path for path, module in denoiser.named_modules()}, {}
@@ -183,7 +185,7 @@ def _blocks_to_compile(
     return chosen, backends
 
 
-def before_trainable(denoiser: nn.Module, blocks: Iterable[nn.Module], family: Any) -> set[nn.Module]:
+def before_trainable(denoiser: nn.Module, blocks: Iterable[nn.Module], family: Family) -> set[nn.Module]:
     """The blocks that run before anything that learns does, so that no gradient has to go through them.
 
     None where nothing of the denoiser learns at all.

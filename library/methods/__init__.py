@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from library.config.problems import Problem
+from library.config.run_config import RunConfig
+from library.config.sections import AdapterRun
 from library.families.base import Family, ModelComponents
 from library.methods import full, lora, lycoris, network_args
 
@@ -39,7 +41,7 @@ class TrainingMethod(Protocol):
         """Put a snapshot back, bit for bit."""
         ...
 
-    def train(self, mode: bool = True) -> Any:
+    def train(self, mode: bool = True) -> "TrainingMethod":
         """Training or evaluation mode of what learns."""
         ...
 
@@ -56,12 +58,12 @@ class TrainingMethod(Protocol):
         ...
 
 
-def attach(parts: ModelComponents, family: Family, config: Any) -> TrainingMethod:
+def attach(parts: ModelComponents, family: Family, config: RunConfig) -> TrainingMethod:
     """Freeze the model, make what shall learn, and return it. Call it once, before dtypes, devices and compiling."""
     for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
         if network is not None:
             network.requires_grad_(False)
-    if not config.adapters:
+    if not isinstance(config, AdapterRun):
         return full.attach(parts, family, config)
     for path, multiplier in base_weights(config):
         tensors = lora.file_of(path)
@@ -70,15 +72,15 @@ def attach(parts: ModelComponents, family: Family, config: Any) -> TrainingMetho
     return (lora if is_ours else lycoris).attach(parts, family, config)
 
 
-def base_weights(config: Any) -> list[tuple[Any, float]]:
+def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
     """LoRA files to merge into the base before training, each with its multiplier; one that is not given is 1."""
     files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
     return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """What only files and installed packages can tell about what learns, a sentence each."""
-    if not config.adapters:
+    if not isinstance(config, AdapterRun):
         return
     yield from network_args.problems(config)
     yield from lycoris.problems(config)
@@ -89,7 +91,7 @@ def problems(config: Any) -> Iterator[Problem]:
             yield Problem(option, ": {path} does not exist", path=path)
 
 
-def notes(config: Any) -> Iterator[str]:
+def notes(config: RunConfig) -> Iterator[Problem]:
     """What the user set that has no effect in this run, a sentence each."""
-    if config.adapters:
+    if isinstance(config, AdapterRun):
         yield from network_args.notes(config)

@@ -8,7 +8,7 @@ draws tensor masks on the device. All layers of one shape then share one graph, 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +42,19 @@ class AdapterSpec:
 class Adapter(nn.Module):
     """What adapted layers share. `rank` counts the rows of lora_down, over all parts of a fused matrix."""
 
+    spec: AdapterSpec
     weight: Tensor
-    lora_down: nn.Module
-    lora_up: nn.Module
+    alpha: float | int
+    multiplier: float
+    lora_down: nn.Linear | nn.Conv2d
+    lora_up: Any  # the same, or an nn.ModuleList of nn.Linear
     scale: Tensor
+    ggpo_base: Tensor
+    ggpo_rows: Tensor
     cached_factors: tuple[Tensor, ...] | None = None  # factors as this pass uses them, see factor_cache.py
 
     @classmethod
-    def around(cls, layer: nn.Module, spec: AdapterSpec, dtype: torch.dtype = torch.float32) -> "Adapter":
+    def around(cls, layer: nn.Linear | nn.Conv2d, spec: AdapterSpec, dtype: torch.dtype = torch.float32) -> "Adapter":
         """An adapted layer that shares `layer`'s parameters. It changes nothing until lora_up has learned something."""
         new = cls.__new__(cls)
         # The registries are copied, or the adapter would appear inside the original layer too.
@@ -71,14 +76,18 @@ class Adapter(nn.Module):
         return self.lora_down.weight.shape[0]
 
     @property
+    def ups(self) -> Sequence[Any]:
+        """lora_up, or its parts."""
+        return (self.lora_up,)
+
+    @property
     def strength(self) -> float:
         """What the product of both factors is multiplied with, at multiplier 1."""
         return float(self.alpha) / self.spec.rank
 
     def factors(self) -> list[Tensor]:
         """What is learned: lora_down, and lora_up or its parts."""
-        ups = self.lora_up if isinstance(self.lora_up, nn.ModuleList) else (self.lora_up,)
-        return [self.lora_down.weight, *(up.weight for up in ups)]
+        return [self.lora_down.weight, *(up.weight for up in self.ups)]
 
     def with_strength(self, factors: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
         """Each with the strength that is to be in it: lora_up has all of it."""
@@ -98,10 +107,9 @@ class Adapter(nn.Module):
     @torch.no_grad()
     def note_gradients(self) -> None:
         """Before a step: from what was learned and is about to be, how strong the noise of the next one is."""
-        ups = [*self.lora_up] if isinstance(self.lora_up, nn.ModuleList) else [self.lora_up]
-        if found := ggpo.gradients_of(self.lora_down, ups):
+        if (noise := self.spec.noise) and (found := ggpo.gradients_of(self.lora_down, self.ups)):
             up, down, base = self._merged_up(), self.lora_down.weight, self.ggpo_base
-            self.ggpo_rows.copy_(ggpo.scales(up, down, found, self.strength, base, self.spec.noise))
+            self.ggpo_rows.copy_(ggpo.scales(up, down, found, self.strength, base, noise))
 
     def _own_factors(self, x: Tensor) -> list[Tensor]:
         """The factors of a layer that is called by itself, and not as a part of its network."""
@@ -150,7 +158,7 @@ class Adapter(nn.Module):
         """Casting the model must not round the scale: alpha / rank = 1/24 in bfloat16 is 0.2 % off."""
         super()._apply(fn, recurse)
         for name in {"scale", "ggpo_base", "ggpo_rows"} & self._buffers.keys():
-            self._buffers[name] = self._buffers[name].float()
+            self._buffers[name] = getattr(self, name).float()
         self.set_multiplier(self.multiplier)
         return self
 
@@ -191,13 +199,13 @@ class Adapter(nn.Module):
 class LoraLinear(Adapter, nn.Linear):
     """A linear layer with an adapter."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return self.base(x) + self.delta(x)
+        return self.base(input) + self.delta(input)
 
     def base(self, x: Tensor) -> Tensor:
         """The frozen layer's own answer."""
-        return F.linear(x, fit(self.weight, x), fit(self.bias, x))
+        return F.linear(x, fit(self.weight, x), None if self.bias is None else fit(self.bias, x))
 
     def _grow(self, spec: AdapterSpec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank, where)
@@ -220,6 +228,11 @@ class SplitLoraLinear(LoraLinear):
     In the file they are one adapter: lora_down stacked to [n * r, in], lora_up block-diagonal [out, n * r], and alpha
     times n, so that alpha / rows is the strength that was trained.
     """
+
+    @property
+    def ups(self) -> Sequence[Any]:
+        """The parts of lora_up."""
+        return [*self.lora_up]
 
     def _grow(self, spec: AdapterSpec, where: dict) -> None:
         self.lora_down = _linear(self.in_features, spec.rank * len(spec.split), where)
@@ -245,23 +258,24 @@ class SplitLoraLinear(LoraLinear):
 class LoraConv2d(Adapter, nn.Conv2d):
     """A convolution with an adapter: lora_down has its kernel, stride and padding, lora_up is 1x1."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """[B, in, h, w] -> [B, out, h', w']."""
-        return self.base(x) + self.delta(x)
+        return self.base(input) + self.delta(input)
 
     def base(self, x: Tensor) -> Tensor:
         """The frozen layer's own answer."""
-        return self._conv_forward(x, fit(self.weight, x), fit(self.bias, x))
+        return self._conv_forward(x, fit(self.weight, x), None if self.bias is None else fit(self.bias, x))
 
     def _grow(self, spec: AdapterSpec, where: dict) -> None:
         shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}
-        skip = nn.utils.skip_init
+        skip: Any = nn.utils.skip_init
         self.lora_down = skip(nn.Conv2d, self.in_channels, spec.rank, self.kernel_size, **shape, **where)
         self.lora_up = skip(nn.Conv2d, spec.rank, self.out_channels, 1, bias=False, **where)
         _start(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
-        return F.conv2d(x, fit(down, x), None, self.stride, self.padding, self.dilation)
+        padding: Any = self.padding  # a word or numbers, which conv2d declares apart
+        return F.conv2d(x, fit(down, x), None, self.stride, padding, self.dilation)
 
     def _up(self, hidden: Tensor, ups: Sequence[Tensor]) -> Tensor:
         return F.conv2d(hidden, fit(ups[0], hidden))
@@ -279,9 +293,9 @@ def adapter_class(layer: nn.Module, spec: AdapterSpec) -> type[Adapter] | None:
     return None
 
 
-def fit(weight: Tensor | None, x: Tensor) -> Tensor | None:
+def fit(weight: Tensor, x: Tensor) -> Tensor:
     """A weight in the dtype it is used with. Autocast does that by itself, and keeps its copy of float32 leaves."""
-    if weight is None or torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type):
         return weight
     return weight.to(x.dtype)
 
@@ -301,11 +315,12 @@ def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
     return float(tensors["alpha"]) if "alpha" in tensors else float(rank)
 
 
-def _linear(inputs: int, outputs: int, where: dict) -> nn.Module:
-    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, **where)
+def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
+    skip: Any = nn.utils.skip_init  # which declares no type for what it makes
+    return skip(nn.Linear, inputs, outputs, bias=False, **where)
 
 
-def _start(down: nn.Module, ups: nn.ModuleList | list[nn.Module], frozen: bool = False) -> None:
+def _start(down: nn.Linear | nn.Conv2d, ups: Iterable[Any], frozen: bool = False) -> None:
     if frozen:  # as sd-scripts draws it, after arXiv 2308.03303
         nn.init.normal_(down.weight, std=math.sqrt(2.0 / (down.weight.shape[0] + down.weight.shape[1])))
     else:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import snapshot
@@ -49,7 +50,7 @@ class FullFinetune:
         tensors = self.family.export(self.parts)
         return tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
-    def write_folder(self, place: Path, put: Callable[[Path, Mapping[str, Tensor]], object]) -> None:
+    def write_folder(self, place: Path, put: Callable[[Path, Mapping[str, Tensor]], None]) -> None:
         """The whole model as diffusers has it, where the family knows how; `put(path, tensors)` writes weights."""
         self.family.write_folder(self.parts, place, put)
 
@@ -82,7 +83,7 @@ class FullFinetune:
         return {name: p for name, p in every if p.requires_grad}
 
 
-def attach(parts: ModelComponents, family: Family, config: Any) -> FullFinetune:
+def attach(parts: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:
     """Make the model learn, in the groups that the learning rates ask for. The model must be frozen already."""
     groups = [*_denoiser_groups(parts, family, config), *_encoder_groups(parts, config)]
     return FullFinetune(parts, family, [g for g in groups if g["lr"] and g["params"]])
@@ -92,7 +93,7 @@ def _networks(parts: ModelComponents) -> dict[str, nn.Module]:
     return {"denoiser": parts.denoiser, **{n: e for n, e in parts.encoders.items() if e is not None}}
 
 
-def _denoiser_groups(parts: ModelComponents, family: Family, config: Any) -> Iterator[dict[str, Any]]:
+def _denoiser_groups(parts: ModelComponents, family: Family, config: RunConfig) -> Iterator[dict[str, Any]]:
     rate, rates = config.optim.learning_rate, getattr(config.optim, "block_lrs", ())
     if not rate:
         return  # as in sd-scripts, learning_rate 0 freezes the U-Net, whatever block_lr says
@@ -106,7 +107,7 @@ def _denoiser_groups(parts: ModelComponents, family: Family, config: Any) -> Ite
         yield {"params": params, "lr": rates[i], "name": f"block{i}"}
 
 
-def _encoder_groups(parts: ModelComponents, config: Any) -> Iterator[dict[str, Any]]:
+def _encoder_groups(parts: ModelComponents, config: RunConfig) -> Iterator[dict[str, Any]]:
     if not getattr(config.steps, "train_text_encoder", False):
         return
     for name, encoder in parts.encoders.items():

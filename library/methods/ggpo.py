@@ -8,7 +8,7 @@ Neither dW nor G is ever formed: the squared length of row i of A B is A_i (B B^
 rank.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -73,9 +73,9 @@ def disturbance(x: Tensor, rows: Tensor) -> Tensor:
     return answer * rows.to(answer.dtype)
 
 
-def gradients_of(down: nn.Module, ups: list[nn.Module]) -> tuple[Tensor, Tensor] | None:
+def gradients_of(down: nn.Linear | nn.Conv2d, ups: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     """The gradients of lora_up and lora_down; None where they do not learn."""
-    found = [layer.weight.grad for layer in (down, *ups)]
-    if any(gradient is None for gradient in found):
+    found = [gradient for layer in (down, *ups) if (gradient := layer.weight.grad) is not None]
+    if len(found) <= len(ups):
         return None
     return (found[1] if len(ups) == 1 else torch.block_diag(*found[1:])), found[0]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from library.config.problems import Problem
 from library.config.schema import ConfigError
+from library.config.sections import AdapterRun
 from library.families.base import Family, ModelComponents
 from library.families.shared.network_args import patterns
 from library.methods import ggpo, network_args, snapshot, targets
@@ -62,7 +63,7 @@ class LoraAdapters:
     denoiser: nn.Module | None = None
     block_classes: tuple[str, ...] = ()
 
-    def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: Any) -> None:
+    def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`adapters` and where they are, by their name in the file."""
         self.adapters, self.places = adapters, places
         self.factor_caches: list[FactorCache] = []
@@ -172,14 +173,16 @@ class LoraAdapters:
         return {name: p for name, p in every if name.partition(".")[2].startswith(own)}
 
 
-def attach(parts: ModelComponents, family: Family, config: Any) -> LoraAdapters:
+def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> LoraAdapters:
     """Put adapters into the denoiser and the text encoders as the config says. The model must be frozen already."""
     plan, network = targets.plan(config, family.adapter_targets), config.network
     weights = file_of(network.network_weights) if network.network_weights else None
     sizes = by_name(weights) if weights is not None and network.dim_from_weights else None
     adapters, places = {}, {}
-    for root, found, spec in _chosen(parts, family, plan, sizes):
-        adapters[found.name] = _adapt(root, found, spec, dtype_of(config))
+    for root, found, spec, kind in _chosen(parts, family, plan, sizes):
+        adapters[found.name] = kind.around(found.layer, spec, dtype_of(config))
+        parent, _, child = found.path.rpartition(".")
+        setattr(root.get_submodule(parent), child, adapters[found.name])
         places[found.name] = AdapterLocation(found.part, found.path)
     method = LoraAdapters(adapters, places, config)
     method.factor_caches = [*_prepared(method, parts, config)]
@@ -230,7 +233,7 @@ def own_parameters(adapter: Adapter) -> list[nn.Parameter]:
     return [*adapter.lora_down.parameters(), *adapter.lora_up.parameters()]
 
 
-def dtype_of(config: Any) -> torch.dtype:
+def dtype_of(config: AdapterRun) -> torch.dtype:
     """Adapters learn in float32, unless everything shall be in half precision."""
     if config.precision.full_bf16:
         return torch.bfloat16
@@ -281,7 +284,7 @@ def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 # ---- attaching
 
 
-def _prepared(method: LoraAdapters, parts: ModelComponents, config: Any) -> Iterator[FactorCache]:
+def _prepared(method: LoraAdapters, parts: ModelComponents, config: AdapterRun) -> Iterator[FactorCache]:
     for part, network in networks(parts).items():
         adapters = [adapter for name, adapter in method.adapters.items() if method.places[name].part == part]
         # Where the whole denoiser is one graph, that would take the preparation in, and make it anew for each layer.
@@ -292,7 +295,7 @@ def _prepared(method: LoraAdapters, parts: ModelComponents, config: Any) -> Iter
 
 def _chosen(
     parts: ModelComponents, family: Family, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]] | None
-) -> list[tuple[nn.Module, TargetLayer, AdapterSpec]]:
+) -> list[tuple[nn.Module, TargetLayer, AdapterSpec, type[Adapter]]]:
     chosen = []
     for part, root in networks(parts).items():
         if not plan.wants(part):
@@ -300,8 +303,8 @@ def _chosen(
         blocks = plan.blocks if part == "denoiser" else targets.TEXT
         for found in targets.layers(root, part, family.adapter_name, blocks):
             spec = plan.spec(found) if sizes is None else _from_file(found, plan, sizes)
-            if spec and adapter_class(found.layer, spec):
-                chosen.append((root, found, spec))
+            if spec and (kind := adapter_class(found.layer, spec)):
+                chosen.append((root, found, spec, kind))
     return chosen
 
 
@@ -317,14 +320,7 @@ def _from_file(found: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str,
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 
 
-def _adapt(root: nn.Module, found: TargetLayer, spec: AdapterSpec, dtype: torch.dtype) -> Adapter:
-    adapter = adapter_class(found.layer, spec).around(found.layer, spec, dtype)
-    parent, _, child = found.path.rpartition(".")
-    setattr(root.get_submodule(parent), child, adapter)
-    return adapter
-
-
-def _add(layer: nn.Module, tensors: Mapping[str, Tensor], multiplier: float) -> None:
+def _add(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     where = {"device": layer.weight.device, "dtype": torch.float32}
     down, up = tensors["lora_down.weight"].to(**where), tensors["lora_up.weight"].to(**where)
     rank = down.shape[0]
@@ -348,7 +344,7 @@ def _some(names: list[str]) -> str:
 # ---- learning rates
 
 
-def _groups(method: LoraAdapters, config: Any) -> Iterator[dict[str, Any]]:
+def _groups(method: LoraAdapters, config: AdapterRun) -> Iterator[dict[str, Any]]:
     optim, args = config.optim, method.args
     ratio = args.loraplus_text_encoder_lr_ratio or args.loraplus_lr_ratio
     for names, rate, label in _encoder_rates(method, config):
@@ -367,7 +363,7 @@ def _groups(method: LoraAdapters, config: Any) -> Iterator[dict[str, Any]]:
         yield from _rated(method, names, rate * weights[block], f"unet_block{block}", ratio)
 
 
-def _encoder_rates(method: LoraAdapters, config: Any) -> Iterable[tuple[list[str], float, str]]:
+def _encoder_rates(method: LoraAdapters, config: AdapterRun) -> Iterable[tuple[list[str], float, str]]:
     """`text_encoder_lr`: SDXL has one rate for both encoders, the first value; FLUX has one for CLIP-L, one for T5."""
     given = tuple(config.optim.text_encoder_lr)
     rates = (*given, *given[-1:], config.optim.learning_rate, config.optim.learning_rate)

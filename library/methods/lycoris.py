@@ -21,7 +21,9 @@ from torch.nn import functional
 
 from library import packages
 from library.compiler.subclass import with_gradient
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
+from library.config.sections import AdapterRun
 from library.families.base import Family, ModelComponents
 from library.methods import lora, network_args, snapshot
 from library.methods.lora import Unmatched, dtype_of, file_of, tell
@@ -49,7 +51,7 @@ class LycorisAdapters:
     denoiser: nn.Module | None = None
     block_classes: tuple[str, ...] = ()
 
-    def __init__(self, network: Any, places: dict[str, str], config: Any) -> None:
+    def __init__(self, network: Any, places: dict[str, str], config: AdapterRun) -> None:
         """`places`: adapter's name -> part of the model."""
         self.network, self._config = network, config
         self._groups = self._make_groups()
@@ -158,7 +160,7 @@ def unused_alphas(names: Collection[str]) -> set[str]:
     return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: AdapterRun) -> Iterator[Problem]:
     """A sentence when the package of the network module is not installed."""
     module = config.network.module
     if module.startswith("networks."):
@@ -170,11 +172,12 @@ def problems(config: Any) -> Iterator[Problem]:
         yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
-def attach(parts: ModelComponents, family: Family, config: Any) -> LycorisAdapters:
+def attach(parts: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
     """Let the package put its adapters into the model. Raises ConfigError when it is absent or does not fit."""
     if wrong := [*problems(config), *network_args.problems(config)]:
         raise ConfigError(*wrong)
-    name, settings = config.network.module, network_args.texts(config)
+    name = config.network.module
+    settings: JsonObject = {**network_args.texts(config)}
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a package that does not fit this machine raises what it likes
@@ -282,14 +285,14 @@ def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
             "dim_from_weights out", path=path)) from e  # fmt: skip
 
 
-def _encoders(parts: Any, config: Any, settings: Mapping[str, str]) -> dict[str, nn.Module]:
+def _encoders(parts: ModelComponents, config: AdapterRun, settings: JsonMapping) -> dict[str, nn.Module]:
     if config.network.network_train_unet_only:
         return {}
     t5 = str(settings.get("train_t5xxl", "")).lower() in ("true", "1")
     return {n: e for n, e in parts.encoders.items() if e is not None and (n != "t5xxl" or t5)}
 
 
-def _name(network: Any, roots: Mapping[str, nn.Module], family: Any) -> dict[str, str]:
+def _name(network: Any, roots: Mapping[str, nn.Module], family: Family) -> dict[str, str]:
     """Give each adapter the name sd-scripts' users expect. Returns name -> part."""
     where = {id(module): (part, path) for part, root in roots.items() for path, module in root.named_modules()}
     places = {}

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from library import families
 from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
 from library.config.schema import Layer, opt, read_section, section_options
+from library.config.sections import AdapterRun
 from library.config.values import quoted
 from library.families.shared.network_args import wrong_argument
 
@@ -58,7 +60,7 @@ class LycorisArgs:
     loraplus_unet_lr_ratio: float | None = opt(None, "LoRA+ for the denoiser only", min=0.0)
     loraplus_text_encoder_lr_ratio: float | None = opt(None, "LoRA+ for the text encoders only", min=0.0)
 
-    def check(self, _run: Any = None) -> Iterator[Problem]:
+    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The layers are chosen by a name that the package knows, or by a file."""
         if self.preset not in PRESETS and not Path(self.preset).expanduser().is_file():
             yield wrong_argument("preset", "{preset} is no file, and none of {presets}",
@@ -71,7 +73,7 @@ ALGORITHMS = {"dylora": "dylora", "oft": "diag-oft", "loha": "loha", "lokr": "lo
 HINTS = {"dropout": "; write --network_dropout instead"}
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: AdapterRun) -> Iterator[Problem]:
     """What is wrong with network_module and network_args, a sentence each; no torch."""
     module = config.network.module
     cls = args_class(config)
@@ -97,7 +99,7 @@ def problems(config: Any) -> Iterator[Problem]:
         yield from _drawn_in_python(args, config)
 
 
-def _drawn_in_python(args: LycorisArgs, config: Any) -> Iterator[Problem]:
+def _drawn_in_python(args: LycorisArgs, config: AdapterRun) -> Iterator[Problem]:
     """What the package decides by chance while a layer computes: a graph has no room for it, and computing the layer
     again for its gradient would decide anew where Python draws."""
     if config.compile.compile and args.module_dropout:
@@ -108,7 +110,7 @@ def _drawn_in_python(args: LycorisArgs, config: Any) -> Iterator[Problem]:
             what=what)  # fmt: skip
 
 
-def notes(config: Any) -> Iterator[Problem]:
+def notes(config: AdapterRun) -> Iterator[Problem]:
     """What has no effect in this run, a sentence each."""
     args = read(config)
     if hasattr(args, "notes"):
@@ -123,7 +125,7 @@ def notes(config: Any) -> Iterator[Problem]:
         yield Problem("text_encoder_lr", told, module=config.network.module)
 
 
-def read(config: Any) -> Any:
+def read(config: AdapterRun) -> Any:
     """The arguments as the module's own dataclass. Raises ConfigError with all that is wrong."""
     if wrong := list(problems(config)):
         raise ConfigError(*wrong)
@@ -131,7 +133,7 @@ def read(config: Any) -> Any:
     return _read(cls, config.network.network_args)[0] if cls else texts(config)
 
 
-def args_class(config: Any) -> type[Any] | None:
+def args_class(config: AdapterRun) -> type[Any] | None:
     """What a run's network_args may say; None for a module that is not the run's family's, or no module of ours."""
     own = families.facts(config.family).adapter_modules.get(config.network.module)
     if own:
@@ -139,7 +141,7 @@ def args_class(config: Any) -> type[Any] | None:
     return LycorisArgs if config.network.module == LYCORIS else None
 
 
-def texts(config: Any) -> dict[str, str]:
+def texts(config: AdapterRun) -> dict[str, str]:
     """The arguments as they were written, for modules that read them themselves."""
     return dict(pair.split("=", 1) for pair in config.network.network_args if "=" in pair)
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from torch import nn
 
 from library import families
+from library.config.sections import AdapterRun
 from library.families.shared.network_args import NetworkArgs
 from library.methods import network_args
 from library.methods.adapters import AdapterSpec
@@ -23,7 +24,7 @@ class TargetLayer:
     part: str  # "denoiser", or a text encoder's short name
     path: str  # in the module tree
     name: str  # in the file
-    layer: nn.Module
+    layer: nn.Linear | nn.Conv2d
     inside: str  # class name of the block it is in; "" for none
 
     @property
@@ -82,7 +83,7 @@ class AdapterPlan:
         return self.encoders and (part != "t5xxl" or getattr(self.args, "train_t5xxl", False))
 
 
-def plan(config: Any, blocks: tuple[str, ...]) -> AdapterPlan:
+def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
     """Read the config. `blocks` are the class names that the family offers. Raises ConfigError for wrong arguments."""
     network, args = config.network, network_args.read(config)
     return AdapterPlan(

@@ -8,12 +8,12 @@ input perturbation (2301.11706); their combination is that of kohya-ss/sd-script
 import hashlib
 import random
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from library.config import sections
 from library.objectives.base import NoisedBatch
 
 STEPS = 1000
@@ -35,7 +35,7 @@ def alphas(terminal_zero: bool = False) -> Tensor:
     return ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
 
 
-def weights(loss: Any, v_prediction: bool) -> Tensor:
+def weights(loss: sections.Loss, v_prediction: bool) -> Tensor:
     """How much each timestep counts, float32 [1000]: the product of every weighting that is switched on.
 
     The signal-to-noise ratio is that of the schedule before `zero_terminal_snr`, as upstream has it.
@@ -55,7 +55,7 @@ def weights(loss: Any, v_prediction: bool) -> Tensor:
     return out
 
 
-def huber_thresholds(loss: Any, kept: Tensor) -> Tensor | None:
+def huber_thresholds(loss: sections.Loss, kept: Tensor) -> Tensor | None:
     """The threshold c of the huber and smooth_l1 losses by timestep, float32 [1000]; None for losses without one."""
     if loss.loss_type not in ("huber", "smooth_l1"):
         return None
@@ -84,7 +84,7 @@ class Diffusion:
     model's units.
     """
 
-    def __init__(self, noise: Any, loss: Any, v_prediction: bool = False, scale: float = 0.13025):
+    def __init__(self, noise: sections.Noise, loss: sections.Loss, v_prediction: bool = False, scale: float = 0.13025):
         self.options, self.v_prediction, self.scale = noise, v_prediction, scale
         kept = alphas(noise.zero_terminal_snr)
         thresholds = huber_thresholds(loss, kept)
@@ -142,7 +142,7 @@ class Diffusion:
 
     def offset(self, clean: Tensor, generator: torch.Generator) -> Tensor | float:
         """The strength of the offset noise: one number, or [B, C, 1, 1] when it follows the latents' means."""
-        options, strength = self.options, self.options.noise_offset
+        options, strength = self.options, self.options.noise_offset or 0.0
         if options.noise_offset_random_strength:
             strength = strength * torch.rand(1, generator=generator, device=clean.device)
         if options.adaptive_noise_scale:
@@ -158,7 +158,7 @@ class Diffusion:
         """
         height, width = noise.shape[-2:]
         chance = _host_random(generator)
-        for i in range(self.options.multires_noise_iterations):
+        for i in range(self.options.multires_noise_iterations or 0):
             ratio = (2.0 + 2.0 * chance.random()) ** i
             size = (max(1, int(height / ratio)), max(1, int(width / ratio)))
             coarse = _normal((*noise.shape[:2], *size), noise, generator)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library.config import sections
 from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.objectives.base import NoisedBatch
@@ -21,7 +22,11 @@ NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have;
 
 
 def noised(
-    latents: Tensor, noise: Any, loss: Any, generator: torch.Generator, sigmas: Tensor | None = None
+    latents: Tensor,
+    noise: Any,
+    loss: sections.Loss,
+    generator: torch.Generator,
+    sigmas: Tensor | None = None,
 ) -> NoisedBatch:
     """Mix noise into latents [B, C, h, w] by the options of the sections `noise` and `loss`; all float32.
 
@@ -130,7 +135,7 @@ def weights(sigmas: Tensor, noise: Any) -> Tensor:
     return torch.ones_like(sigmas)
 
 
-def huber_threshold(sigmas: Tensor, loss: Any) -> Tensor | None:
+def huber_threshold(sigmas: Tensor, loss: sections.Loss) -> Tensor | None:
     """Where huber and smooth_l1 turn from square to linear [B]; None for the other losses."""
     if loss.loss_type not in ("huber", "smooth_l1"):
         return None
@@ -141,7 +146,7 @@ def huber_threshold(sigmas: Tensor, loss: Any) -> Tensor | None:
     raise ConfigError(NO_SNR)
 
 
-def prediction(output: Tensor, noisy: Tensor, sigmas: Tensor, kind: str) -> Tensor:
+def prediction(output: Tensor, noisy: Tensor, sigmas: Any, kind: str) -> Tensor:
     """What the model answered -> what is compared with the target, by model_prediction_type."""
     if kind == "raw":
         return output

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from library.config.run_config import RunConfig
 
-def elementwise(pred: Tensor, target: Tensor, config: Any, noised: Any = None) -> Tensor:
+
+def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: Any = None) -> Tensor:
     """The loss of every element, in float32; shapes as `pred`.
 
     Huber is the pseudo-Huber loss 2c (sqrt(d^2 + c^2) - c), smooth_l1 the same over c, with one threshold c per image

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from library import packages
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
 from library.optim.names import SPECS, OptimizerSpec
 from library.optim.names import spec_of as spec_named
@@ -18,12 +20,12 @@ from library.optim.names import spec_of as spec_named
 ALONE = ("came", "adammini", "muon")
 
 
-def spec_of(config: Any) -> OptimizerSpec:
+def spec_of(config: RunConfig) -> OptimizerSpec:
     """Who makes the optimizer of a config."""
     return spec_named(config.optim.optimizer)
 
 
-def arguments(config: Any) -> dict[str, Any]:
+def arguments(config: RunConfig) -> JsonObject:
     """optimizer_args read, over the defaults of the table. Raises ConfigError naming all that cannot be read."""
     own = {**spec_of(config).defaults, **read_arguments(config.optim.optimizer_args, "optimizer_args")}
     if spec_of(config) is SPECS["adafactor"]:
@@ -33,12 +35,12 @@ def arguments(config: Any) -> dict[str, Any]:
     return own
 
 
-def relative_step(config: Any) -> bool:
+def relative_step(config: RunConfig) -> bool:
     """Whether Adafactor finds the learning rate itself, which is its default."""
     return spec_of(config) is SPECS["adafactor"] and bool(arguments(config).get("relative_step"))
 
 
-def is_schedule_free(config: Any) -> bool:
+def is_schedule_free(config: RunConfig) -> bool:
     """Whether the optimizer keeps an average that must be swapped in for samples and saving."""
     cls = spec_of(config)
     if cls is SPECS["prodigyplusschedulefree"]:
@@ -46,7 +48,7 @@ def is_schedule_free(config: Any) -> bool:
     return "ScheduleFree" in cls.name
 
 
-def steps_alone(config: Any) -> bool:
+def steps_alone(config: RunConfig) -> bool:
     """Whether the optimizer remembers nothing but what belongs to one weight, and steps in the type that it is given.
 
     The 8-bit and paged ones of bitsandbytes have kernels of their own; those that find their rate look at all weights.
@@ -60,7 +62,7 @@ def steps_alone(config: Any) -> bool:
 # ---- classes and arguments by name
 
 
-def read_arguments(pairs: Iterable[str], option: str) -> dict[str, Any]:
+def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
     """["weight_decay=0.1", "betas=0.9,0.99"] -> Python values. Raises ConfigError naming all that cannot be read."""
     found, wrong = dict[str, Any](), list[Problem]()
     for pair in pairs:

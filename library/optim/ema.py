@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 # Why: docs/decisions/2026-11-22-ema-with-swa-utils.md
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.methods import TrainingMethod
 
@@ -18,7 +18,7 @@ from library.methods import TrainingMethod
 class ExponentialMovingAverage:
     """The average of all that learns, in float32: a step moves it by a share that half precision could not hold."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], config: Any, device: torch.device) -> None:
+    def __init__(self, parameters: list[torch.nn.Parameter], config: RunConfig, device: torch.device) -> None:
         self._parameters = parameters
         self._decay, self._every = config.optim.ema_decay, config.optim.ema_every_n_steps
         self._device = torch.device("cpu") if config.optim.ema_device == "cpu" else device
@@ -27,7 +27,7 @@ class ExponentialMovingAverage:
 
     @classmethod
     def wanted(
-        cls, method: TrainingMethod, config: Any, device: torch.device, main: bool
+        cls, method: TrainingMethod, config: RunConfig, device: torch.device, main: bool
     ) -> "ExponentialMovingAverage | None":
         """The average of a run, if it is to keep one. The process that saves is the only one that needs it."""
         on = config.optim.ema_decay and main

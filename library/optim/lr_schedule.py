@@ -5,7 +5,9 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
 from library.optim.classes import (
     OptimizerSpec,
@@ -34,7 +36,7 @@ FUNCTIONS = {
 }
 
 
-def schedule(optimizer: Any, config: Any, total_steps: int) -> Any:
+def schedule(optimizer: Any, config: RunConfig, total_steps: int) -> Any:
     """The learning rate over `total_steps` steps of the scheduler (optimizer steps times processes).
 
     Warm-up and decay that are shares are taken of that total. Raises ConfigError in the words of `problems`.
@@ -53,9 +55,9 @@ def schedule(optimizer: Any, config: Any, total_steps: int) -> Any:
     return import_class(FUNCTIONS[name])(optimizer, **{**_settings(name, config.optim, total_steps), **own})
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """What is wrong with the choice of schedule, a sentence each."""
-    own: dict[str, Any] = {}
+    own: JsonObject = {}
     try:
         own = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     except ConfigError as e:
@@ -73,7 +75,7 @@ def problems(config: Any) -> Iterator[Problem]:
         yield from unknown_arguments(import_class(FUNCTIONS[name]), own, "lr_scheduler_args", name)
 
 
-def _needs(name: str, config: Any, own: dict[str, Any]) -> Iterator[Problem]:
+def _needs(name: str, config: RunConfig, own: JsonObject) -> Iterator[Problem]:
     optim = config.optim
     if name == "adafactor" and spec_of(config).name != "Adafactor":
         yield Problem("lr_scheduler", "adafactor goes with optimizer_type Adafactor only, not {optimizer}",
@@ -93,7 +95,7 @@ def _needs(name: str, config: Any, own: dict[str, Any]) -> Iterator[Problem]:
             "piecewise_constant needs lr_scheduler_args, like step_rules='1:100,0.1' (0.1 from step 100)")  # fmt: skip
 
 
-def _custom_problems(config: Any, own: dict[str, Any]) -> Iterator[Problem]:
+def _custom_problems(config: RunConfig, own: JsonObject) -> Iterator[Problem]:
     cls = _custom(config)
     if absent := missing_package(cls.module):
         yield Problem("lr_scheduler_type", "{chosen} {absent}", chosen=config.optim.lr_scheduler_type,
@@ -105,12 +107,12 @@ def _custom_problems(config: Any, own: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("lr_scheduler_type", "{chosen}: {why}", chosen=config.optim.lr_scheduler_type, why=e)
 
 
-def _custom(config: Any) -> OptimizerSpec:
+def _custom(config: RunConfig) -> OptimizerSpec:
     module, _, name = config.optim.lr_scheduler_type.rpartition(".")
     return OptimizerSpec(module or "torch.optim.lr_scheduler", name)
 
 
-def _chosen(config: Any) -> tuple[str, str]:
+def _chosen(config: RunConfig) -> tuple[str, str]:
     """The schedule's name and what follows its colon. Adafactor with relative_step brings its own."""
     name, _, given = config.optim.lr_scheduler.partition(":")
     if relative_step(config):
@@ -123,13 +125,13 @@ def steps_of(value: int | float, total: int) -> int:
     return int(value * total) if isinstance(value, float) else value
 
 
-def _settings(name: str, optim: Any, total: int) -> dict[str, Any]:
+def _settings(name: str, optim: Any, total: int) -> JsonObject:
     warmup, decay = steps_of(optim.lr_warmup_steps, total), steps_of(optim.lr_decay_steps, total)
     # More of them than there are steps is no mistake to any schedule, nor to sd-scripts: the rate stops on its way.
-    plain: dict[str, Any] = {"num_warmup_steps": warmup}
+    plain: JsonObject = {"num_warmup_steps": warmup}
     whole = {**plain, "num_training_steps": total}
     least = optim.lr_scheduler_min_lr_ratio
-    settings: dict[str, Callable[[], dict[str, Any]]] = {
+    settings: dict[str, Callable[[], JsonObject]] = {
         "constant": dict,
         "piecewise_constant": dict,
         "constant_with_warmup": lambda: plain,

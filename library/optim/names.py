@@ -4,11 +4,12 @@ Nothing is loaded here, so that the page may ask. `library.optim.classes` loads 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from library import packages
 from library.config.fixes import other_optimizer
+from library.config.json_types import JsonObject
 from library.config.problems import Text
+from library.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class OptimizerSpec:
     module: str
     name: str
     needs: str = ""  # the package whose it is, where the module is not in it
-    always: dict[str, Any] = field(default_factory=dict)  # arguments the name stands for
-    defaults: dict[str, Any] = field(default_factory=dict)  # arguments optimizer_args may change
+    always: JsonObject = field(default_factory=dict)  # arguments the name stands for
+    defaults: JsonObject = field(default_factory=dict)  # arguments optimizer_args may change
     instead: tuple[str, ...] = ("AdamW",)  # what to use where the package does not work, the nearest first
     finds_rate: bool = False  # learning_rate is a factor on a rate that it finds itself: 1
     one_rate: bool = False  # that factor is the same for all weights
@@ -94,7 +95,7 @@ def nearest(name: str) -> str:
     return next((other for other in others if not trouble(other)), "AdamW")
 
 
-def advice(config: Any) -> tuple[Text, dict[str, Any]]:
+def advice(config: RunConfig) -> tuple[Text, JsonObject]:
     """What to set where the package of an optimizer does not work: in words, and as values of options."""
     name = config.optim.optimizer
     other = nearest(name)

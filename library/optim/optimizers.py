@@ -9,6 +9,8 @@ from typing import Any
 
 from library import packages
 from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
+from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
 from library.optim import fused_step, names, trial
 from library.optim.classes import (
@@ -35,7 +37,7 @@ USUAL_RATES = ("AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW
                "PagedLion8bit", "CAME", "AdamMini", "Muon")  # fmt: skip
 
 
-def optimizer(method: TrainingMethod, config: Any, seed: int = 0) -> Any:
+def optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> Any:
     """The optimizer over what learns, one group per learning rate. Call it when parameters are where they will stay.
 
     AdamW is fused on CUDA, unless optimizer_args say otherwise. Weights in half precision, and those that are stepped
@@ -58,14 +60,14 @@ def optimizer(method: TrainingMethod, config: Any, seed: int = 0) -> Any:
     )
 
 
-def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: Any) -> Any:
+def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunConfig) -> Any:
     """How the weights are cut into bundles that are stepped one after the other; None: all are stepped at once."""
     early = config.optim.stepped_early
     if early == "fused_backward_pass":
         return fused_step.one_by_one
     if early == "fused_optimizer_groups":
         total = sum(len(group["params"]) for group in groups)
-        return fused_step.by_count(config.optim.fused_optimizer_groups, total)
+        return fused_step.by_count(getattr(config.optim, early), total)
     if early == "blockwise_fused_optimizers":
         modules = method.denoiser.modules() if method.denoiser else ()
         return fused_step.by_block(m for m in modules if type(m).__name__ in method.block_classes)
@@ -73,7 +75,7 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: Any) -
     return fused_step.by_size if half and steps_alone(config) else None
 
 
-def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
+def _made(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
     cls, own = spec_of(config), arguments(config)
     always = dict(cls.always)
     # Weights that are swapped are on the host at this moment, and may be stepped there; the fused kernels do both.
@@ -89,7 +91,7 @@ def _made(config: Any, groups: list[dict[str, Any]]) -> Any:
             optimizer=config.optim.optimizer, why=error)) from error  # fmt: skip
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """What is wrong with the choice of optimizer and its arguments, a sentence each."""
     cls, own = spec_of(config), {}
     try:
@@ -110,13 +112,14 @@ def problems(config: Any) -> Iterator[Problem]:
     if (early := config.optim.stepped_early) and is_schedule_free(config):
         yield Problem(early, "cannot be used with {name}: use AdamW or Adafactor, or leave {early} out",
             name=cls.name, early=early)  # fmt: skip
-    encoders = next(iter(config.optim.text_encoder_lr), None) if config.adapters else None
-    if config.adapters and (wrong := _rates(config, {"unet_lr": config.optim.unet_lr, "text_encoder_lr": encoders})):
-        yield wrong
+    if isinstance(config, AdapterRun):
+        rates = {"unet_lr": config.optim.unet_lr, "text_encoder_lr": next(iter(config.optim.text_encoder_lr), None)}
+        if wrong := _rates(config, rates):
+            yield wrong
     yield from schedule_problems(config)
 
 
-def _rates(config: Any, rates: Mapping[str, float | None]) -> Problem | None:
+def _rates(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:
     """The problem where rates differ and the optimizer has one for all: it would stop at its first step."""
     if not spec_of(config).one_rate or len({rate for rate in rates.values() if rate}) < 2:
         return None
@@ -131,11 +134,11 @@ def _rates(config: Any, rates: Mapping[str, float | None]) -> Problem | None:
         optimizer=config.optim.optimizer, given=given, fix=fix)  # fmt: skip
 
 
-def still(config: Any) -> Iterator[Problem]:
+def still(config: RunConfig) -> Iterator[Problem]:
     """Nothing would learn, whatever the model is: every rate that counts here is 0."""
     if spec_of(config) is names.SPECS["adafactor"]:
         return
-    rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
+    rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     if rates and not any(rates.values()):
         usual = "1e-4" if config.adapters else "1e-5"
         told, fix = "is 0, so nothing would be trained: {usual} is usual", {"learning_rate": float(usual)}
@@ -143,7 +146,7 @@ def still(config: Any) -> Iterator[Problem]:
         yield Problem(option, told, usual=usual, fix=fix if option == "learning_rate" else {})
 
 
-def _rates_of_adapters(config: Any) -> dict[str, float]:
+def _rates_of_adapters(config: AdapterRun) -> dict[str, float]:
     """The options that say how fast each part learns, of those that carry adapters; {} where patterns say so."""
     optim, network, given = config.optim, config.network, tuple(config.optim.text_encoder_lr)
     if any("_reg_lrs" in pair for pair in network.network_args):
@@ -159,11 +162,11 @@ def _rates_of_adapters(config: Any) -> dict[str, float]:
     return found
 
 
-def _rates_of_models(config: Any) -> dict[str, float]:
+def _rates_of_models(config: RunConfig) -> dict[str, float]:
     optim = config.optim
     found = {"learning_rate": optim.learning_rate}
-    if optim.learning_rate and getattr(optim, "block_lrs", ()):
-        found = {"block_lr": max(optim.block_lrs)}
+    if optim.learning_rate and (rates := getattr(optim, "block_lrs", ())):
+        found = {"block_lr": max(rates)}
     if getattr(config.steps, "train_text_encoder", False):
         own = {name: getattr(optim, name) for name in ("learning_rate_te1", "learning_rate_te2")}
         found |= {name: rate for name, rate in own.items() if rate is not None}
@@ -172,7 +175,7 @@ def _rates_of_models(config: Any) -> dict[str, float]:
     return found
 
 
-def notes(config: Any) -> Iterator[Problem]:
+def notes(config: RunConfig) -> Iterator[Problem]:
     """What is allowed but seldom meant, or has no effect, a sentence each."""
     name = spec_of(config).name
     if spec_of(config).finds_rate and config.optim.learning_rate <= 0.1:
@@ -183,7 +186,7 @@ def notes(config: Any) -> Iterator[Problem]:
             "hinders {name}, which limits its steps by itself: set max_grad_norm = 0", name=name,
             fix={"max_grad_norm": 0.0})  # fmt: skip
     most = HIGH_FOR_ADAPTERS if config.adapters else HIGH_FOR_MODELS
-    rates = _rates_of_adapters(config) if config.adapters else _rates_of_models(config)
+    rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     for option, rate in (rates or {"learning_rate": config.optim.learning_rate}).items():
         if rate > (most if name in USUAL_RATES else HIGH_FOR_ANY):
             usual = Text("1e-4 for LoRA" if config.adapters else "1e-5 for a whole model")
@@ -212,7 +215,7 @@ def notes(config: Any) -> Iterator[Problem]:
             )  # fmt: skip
 
 
-def describe(config: Any) -> str:
+def describe(config: RunConfig) -> str:
     """The optimizer as metadata names it: module.Class(k=v,...)."""
     cls, own = spec_of(config), arguments(config)
     made = theirs(import_class(cls))

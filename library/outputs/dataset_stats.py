@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
+from library.data.images import ImageSet
 
 SUBSET = (
     *("color_aug", "flip_aug", "random_crop", "shuffle_caption", "keep_tokens", "keep_tokens_separator"),
@@ -13,7 +15,9 @@ SUBSET = (
 )
 
 
-def dataset_stats(images: Any, config: Any, batches_per_epoch: int, epochs: int, total_batch_size: int) -> JsonObject:
+def dataset_stats(
+    images: ImageSet, config: RunConfig, batches_per_epoch: int, epochs: int, total_batch_size: int
+) -> JsonObject:
     """Metadata about the data, by ss_ key without the prefix, values not yet text.
 
     `images` is what data.scan returned, `total_batch_size` counts all processes. With a dataset_config there is one
@@ -45,7 +49,7 @@ def tag_frequency(items: Iterable[Any]) -> dict[str, dict[str, int]]:
     return {folder: dict(counter) for folder, counter in found.items()}
 
 
-def _single(images: Any, dataset: JsonMapping, total_batch_size: int) -> JsonObject:
+def _single(images: ImageSet, dataset: JsonMapping, total_batch_size: int) -> JsonObject:
     template = images.datasets[0]
     subset = template.subsets[0] if template.subsets else template.template
     same = ("batch_size_per_device", "resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_info")
@@ -62,7 +66,7 @@ def _single(images: Any, dataset: JsonMapping, total_batch_size: int) -> JsonObj
     }
 
 
-def _dataset(images: Any, position: int) -> JsonObject:
+def _dataset(images: ImageSet, position: int) -> JsonObject:
     dataset = images.datasets[position]
     items = [image for image in images.items if image.dataset == position]
     subsets: dict[int, list[Any]] = {}

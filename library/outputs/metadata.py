@@ -14,11 +14,13 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import values
+from library.config.sections import AdapterRun
+from library.families.base import Family
 
 # ss_ keys that are options of the same name; one that this kind of run does not have is left out.
 OPTIONS = (
@@ -47,25 +49,27 @@ PLAIN = ("author", "description", "license", "tags")
 class MetadataBuilder:
     """The metadata of one run's files. Made at the start; base models are hashed in the background meanwhile."""
 
-    def __init__(self, config: Any, family: Any, dataset_stats: JsonMapping, optimizer: str = "") -> None:
+    def __init__(self, config: RunConfig, family: Family, dataset_stats: JsonMapping, optimizer: str = "") -> None:
         """`dataset_stats` is what the function of that name answered, `optimizer` what `optimizers.describe` said."""
         self._config, self._family = config, family
         self._started = time.time()
         self._session = random.SystemRandom().randint(0, 2**32)  # not the run's generator: that one is part of the seed
         self._facts = {**_options(config), **dataset_stats, "optimizer": optimizer} if config.adapters else {}
-        self._hashes = Hashes(_bases(config)) if config.adapters and not config.network.no_metadata else None
+        self._hashes = (
+            Hashes(_bases(config)) if isinstance(config, AdapterRun) and not config.network.no_metadata else None
+        )
 
     def of_file(self, epoch: int, step: int) -> dict[str, str]:
         """The metadata of a file that is saved now. The first call may wait for the hashes."""
         spec = modelspec(self._config, self._family.architecture)
-        if not self._config.adapters:
+        if not isinstance(config := self._config, AdapterRun):
             return spec
         facts = {**self._facts, "session_id": self._session, "training_started_at": self._started}
         facts |= {
-            "base_model_version": families.facts(self._config.family).base_model_version,
-            "network_module": self._config.network.module,
+            "base_model_version": families.facts(config.family).base_model_version,
+            "network_module": config.network.module,
         }
-        facts |= _network_args(self._config)
+        facts |= _network_args(config)
         if self._hashes is None:
             return _texts({key: facts[key] for key in LEAST if key in facts}) | spec
         facts |= self._hashes.result()
@@ -120,7 +124,7 @@ def long_hash(path: Path) -> str:
         return "IsADirectory" if path.is_dir() else "NOFILE"
 
 
-def modelspec(config: Any, architecture: str) -> dict[str, str]:
+def modelspec(config: RunConfig, architecture: str) -> dict[str, str]:
     """The modelspec.* keys, of a file that is saved now."""
     now, meta = datetime.now().replace(microsecond=0), config.metadata
     kind = "LoRA" if config.adapters else "Checkpoint"
@@ -145,7 +149,7 @@ def modelspec(config: Any, architecture: str) -> dict[str, str]:
     return {f"modelspec.{key}": str(value) for key, value in out.items() if value is not None}
 
 
-def _options(config: Any) -> JsonObject:
+def _options(config: RunConfig) -> JsonObject:
     known = values(config)
     out = {key: known[key] for key in OPTIONS if key in known}
     out["text_encoder_lr"] = list(known["text_encoder_lr"]) or None
@@ -158,7 +162,7 @@ def _options(config: Any) -> JsonObject:
     }
 
 
-def _network_args(config: Any) -> JsonObject:
+def _network_args(config: AdapterRun) -> JsonObject:
     if not config.network.network_args:
         return {}
     pairs = (pair.partition("=") for pair in config.network.network_args)
@@ -166,13 +170,13 @@ def _network_args(config: Any) -> JsonObject:
     return {"network_args": {**own, "dropout": own.get("dropout", config.network.network_dropout)}}
 
 
-def _bases(config: Any) -> dict[str, str]:
+def _bases(config: RunConfig) -> dict[str, str]:
     """What the training starts from, by the name its keys have."""
     files = {"sd_model": config.model.pretrained_model_name_or_path, "vae": config.model.vae}
     return {key: str(place) for key, place in files.items() if place}
 
 
-def _resolution(config: Any) -> str:
+def _resolution(config: RunConfig) -> str:
     sides = str(config.data.resolution or "1024").replace("x", ",").split(",")
     return f"{sides[0].strip()}x{sides[-1].strip()}"
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
 from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
+from library.methods import TrainingMethod
 from library.methods.lycoris import unused_alphas
 from library.tools.storage import FilePlan, holds, is_finite
 
@@ -83,7 +85,7 @@ class Names:
         return sorted(path for path in self.folder.iterdir() if self.owns(path.name)) if self.folder.is_dir() else []
 
 
-def names(config: Any) -> Names:
+def names(config: RunConfig) -> Names:
     """The names of this run's files."""
     return Names(Path(config.save.output_dir or "."), config.save.output_name, extension(config))
 
@@ -93,13 +95,13 @@ def saved_kind(path: Path) -> str:
     return "state" if path.is_dir() and path.name.endswith("-state") else "file"
 
 
-def tidy(config: Any) -> None:
+def tidy(config: RunConfig) -> None:
     """Remove what an earlier training of this name has left unfinished, when it was killed while it saved."""
     if config.save.output_dir:
         clean_up(config.save.output_dir, names(config).owns)
 
 
-def extension(config: Any) -> str:
+def extension(config: RunConfig) -> str:
     """The ending that save_model_as asks for; where it says nothing, the kind of the model the training starts from.
 
     A diffusers folder has none.
@@ -110,12 +112,12 @@ def extension(config: Any) -> str:
     if asked is None:
         source = config.model.pretrained_model_name_or_path or ".safetensors"
         if source.lower().endswith(PICKLED):
-            return ".safetensors" if config.save.use_safetensors else ".ckpt"
+            return ".safetensors" if getattr(config.save, "use_safetensors", False) else ".ckpt"
         return ".safetensors" if source.lower().endswith(".safetensors") else ""
     return "" if asked in FOLDERS else f".{asked}"
 
 
-def free_name(config: Any) -> JsonObject:
+def free_name(config: RunConfig) -> JsonObject:
     """The fix that is an output name like this one that no file has yet."""
     stem, number = re.sub(r"-\d+$", "", config.save.output_name or config.script), 2
     folder = Path(config.save.output_dir or ".")
@@ -124,7 +126,7 @@ def free_name(config: Any) -> JsonObject:
     return {"output_name": f"{stem}-{number}"}
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """What stands in the way of saving; nothing is written or overwritten to find out."""
     if not config.save.output_dir:
         yield Problem("output_dir", "is not set: choose a folder for the results")
@@ -157,14 +159,16 @@ def problems(config: Any) -> Iterator[Problem]:
             fix=free_name(config))  # fmt: skip
 
 
-def result(path: Path, method: Any, config: Any, metadata: Mapping[str, str], progress: tuple[int, int]) -> Path:
+def result(
+    path: Path, method: TrainingMethod, config: RunConfig, metadata: Mapping[str, str], progress: tuple[int, int]
+) -> Path:
     """Write what has been learned, as a file or as a folder of diffusers'; see `model`."""
     if extension(config):
         return model(path, method.state_dict(), config, metadata, progress)
     return folder(path, method, config)
 
 
-def folder(path: Path, method: Any, config: Any) -> Path:
+def folder(path: Path, method: Any, config: RunConfig) -> Path:
     """Write a whole model as a diffusers folder, which is there only when it is complete.
 
     Weights are always safetensors, written tensor by tensor. Raises ConfigError as `model` does.
@@ -184,7 +188,7 @@ def folder(path: Path, method: Any, config: Any) -> Path:
 def model(
     path: Path,
     tensors: Mapping[str, Tensor],
-    config: Any,
+    config: RunConfig,
     metadata: Mapping[str, str],
     progress: tuple[int, int] = (0, 0),
 ) -> Path:
@@ -214,14 +218,14 @@ def model(
     return written
 
 
-def every_n_epochs(config: Any, num_epochs: int) -> int | None:
+def every_n_epochs(config: RunConfig, num_epochs: int) -> int | None:
     """After how many epochs a file is due: save_n_epoch_ratio wins over save_every_n_epochs."""
     if ratio := config.save.save_n_epoch_ratio:
         return max(1, num_epochs // ratio)
     return config.save.save_every_n_epochs
 
 
-def outdated_epoch(config: Any, epoch: int, state: bool = False, every: int | None = None) -> Path | None:
+def outdated_epoch(config: RunConfig, epoch: int, state: bool = False, every: int | None = None) -> Path | None:
     """The file, or state folder, that is no longer wanted once that of `epoch` is written.
 
     `every` is what `every_n_epochs` answered.
@@ -234,7 +238,7 @@ def outdated_epoch(config: Any, epoch: int, state: bool = False, every: int | No
     return names(config).state(epoch=old) if state else names(config).epoch(old)
 
 
-def outdated_step(config: Any, step: int, state: bool = False) -> Path | None:
+def outdated_step(config: RunConfig, step: int, state: bool = False) -> Path | None:
     """The same for step files: the newest multiple that is more than `save_last_n_steps` steps ago."""
     last, every = _last(config.save, "steps", state), config.save.save_every_n_steps
     if not last or not every:
@@ -270,7 +274,7 @@ def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False
         log.warning("%s: %d tensors hold NaN or infinity, first %s", path.name, len(broken), broken[0])
 
 
-def _types(config: Any) -> Callable[[str, Tensor], torch.dtype]:
+def _types(config: RunConfig) -> Callable[[str, Tensor], torch.dtype]:
     """In which type each tensor is stored."""
     wanted = config.save.save_precision
     dtype = getattr(torch, DTYPES[wanted]) if wanted else None

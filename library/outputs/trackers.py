@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import load_toml, options, values
 
 logger = logging.getLogger(__name__)
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 class Trackers:
     """Wherever the curves go besides the run's folder. Without `logging_dir` and W&B: nowhere."""
 
-    def __init__(self, config: Any, folder: Path) -> None:
+    def __init__(self, config: RunConfig, folder: Path) -> None:
         log = config.log
         wanted = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
         self._network, self._last = config.adapters, {}
@@ -31,7 +33,7 @@ class Trackers:
         """Whether there is anything to write to."""
         return bool(self._board or self._wandb)
 
-    def log(self, line: Mapping[str, Any]) -> None:
+    def log(self, line: JsonMapping) -> None:
         """Write one step."""
         if self._last and line["epoch"] != self._last["epoch"]:
             self._epoch_ended()
@@ -77,7 +79,7 @@ class Trackers:
             self._board = None
             logger.warning("logging to TensorBoard stopped: %s", e)
 
-    def _tags(self, line: Mapping[str, Any]) -> dict[str, float]:
+    def _tags(self, line: JsonMapping) -> dict[str, float]:
         loss = (
             {"loss/current": line["loss"], "loss/average": line["avr_loss"]}
             if self._network
@@ -94,25 +96,25 @@ class Trackers:
         if self._wandb:  # which has one axis for all that does not say otherwise
             self._wandb.log({name: self._last["avr_loss"], "epoch": epoch}, step=self._last["step"])
 
-    def _open_board(self, config: Any) -> Any:
+    def _open_board(self, config: RunConfig) -> Any:
         from torch.utils.tensorboard import SummaryWriter, summary
 
         log = config.log
         run = (log.log_prefix or "") + time.strftime("%Y%m%d%H%M%S")
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
-        board = SummaryWriter(str(Path(log.logging_dir) / run / project))
+        board = SummaryWriter(str(Path(log.logging_dir or "") / run / project))
         if log.log_config:  # into this run, and not into one beside it as `add_hparams` would
             for part in summary.hparams(settings(config), {}):
                 board._get_file_writer().add_summary(part)
         return board
 
-    def _open_wandb(self, config: Any, folder: Path) -> Any:
+    def _open_wandb(self, config: RunConfig, folder: Path) -> Any:
         import wandb
 
         log = config.log
         if log.wandb_api_key:
             os.environ["WANDB_API_KEY"] = log.wandb_api_key
-        how: dict[str, Any] = {"name": log.wandb_run_name} if log.wandb_run_name else {}
+        how: JsonObject = {"name": log.wandb_run_name} if log.wandb_run_name else {}
         if log.log_tracker_config:
             how = load_toml(log.log_tracker_config).get("wandb", {})
         project = log.log_tracker_name or ("network_train" if self._network else "finetuning")
@@ -140,7 +142,7 @@ def _rates(found: Mapping[str, float], network: bool) -> dict[str, float]:
     return made
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """Why the curves could not be written, a sentence each."""
     log = config.log
     if log.log_with in ("wandb", "all") and importlib.util.find_spec("wandb") is None:
@@ -152,7 +154,7 @@ def problems(config: Any) -> Iterator[Problem]:
             yield from (Problem("log_tracker_config", ": {why}", why=why) for why in e.problems)
 
 
-def settings(config: Any) -> dict[str, bool | int | float | str]:
+def settings(config: RunConfig) -> dict[str, bool | int | float | str]:
     """The options of a run as a tracker shows them, without files, folders and keys."""
     known = options(type(config))
     shown = {

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 
@@ -11,6 +10,8 @@ from library import families
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
+from library.config.sections import AdapterRun
+from library.methods import TrainingMethod
 from library.tools.verify import verify
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 # Why: docs/decisions/2026-11-20-saved-files-are-read-back.md
-def expected(method: Any) -> Shapes:
+def expected(method: TrainingMethod) -> Shapes:
     """The names and shapes that a file of this method holds; they stay the same for the whole run."""
     return {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
 
@@ -34,7 +35,7 @@ def check(path: Path, shapes_of: Callable[[], Shapes], config: RunConfig) -> Jso
         return {}
     shapes = shapes_of()
     try:
-        wrong = differences(path, shapes) or (_verified(path, config) if config.adapters else "")
+        wrong = differences(path, shapes) or (_verified(path, config) if isinstance(config, AdapterRun) else "")
     except Exception as error:  # of a file that is broken, or a disk that is gone
         log.warning("%s could not be checked", path, exc_info=True)
         wrong = f"it cannot be read back: {error}"
@@ -54,7 +55,7 @@ def differences(path: Path, shapes: Shapes) -> str:
     return "; ".join(f"{len(names)} tensors are {words}, first {names[0]}" for words, names in parts.items() if names)
 
 
-def _verified(path: Path, config: RunConfig) -> str:
+def _verified(path: Path, config: AdapterRun) -> str:
     """The first problem that `kohya tools verify` finds, with the base model's header where it can be read."""
     if config.network.module not in families.facts(config.family).adapter_modules:
         return ""

@@ -20,7 +20,8 @@ class JobRecord:
     """What a command does, written into the folder of its job; nowhere without one. A context manager."""
 
     def __init__(self, kind: str, folder: Path | None) -> None:
-        self.kind, self.folder, self._said = kind, folder, ("", 0.0)
+        self.kind, self._said = kind, ("", 0.0)
+        self.folder: Any = folder  # a Path; None where nothing is written
         self._facts: JsonObject = {}
         self._end = {"state": "finished", "error": ""}
         self._usual: Any = None  # what a polite kill does otherwise

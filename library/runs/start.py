@@ -35,11 +35,11 @@ class TrainingJob:
     queued: str = ""  # the entry of the queue that it comes from
 
 
-def job(config: Any, **how: Any) -> TrainingJob:
+def job(config: RunConfig, **how: Any) -> TrainingJob:
     """The job of a config; see `launch`. Raises ConfigError for launch options that do not go together."""
     launch_options(how)
     secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
-    output = Path(config.save.output_dir).absolute()
+    output = Path(config.save.output_dir or "").absolute()
     kept = {name: value for name, value in how.items() if value is not None}
     name = config.save.output_name or config.script
     return TrainingJob(config.script, config.title, name, str(output), to_toml(config), kept, secrets, str(Path.cwd()))

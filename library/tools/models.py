@@ -32,7 +32,7 @@ class ModelFile:
         self.made_of = self.names.tensors_of(str(self.path), shapes)
         self.shapes = {
             name: (sum(shapes[part][0] for part in parts), *shapes[parts[0]][1:])
-            if len(parts) > 1
+            if len(parts) != 1
             else shapes[parts[0]]
             for name, parts in self.made_of.items()
         }

@@ -6,12 +6,13 @@ import importlib.metadata
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import platformdirs
 import torch
 
 from library.compiler import cache
+from library.config.json_types import JsonObject
 from library.config.schema import values
 from library.files import write_atomic
 from library.memory import attention
@@ -84,7 +85,7 @@ def _shares(kinds: Counter[tuple[int, int, int]]) -> list[list[int]]:
     return sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items())
 
 
-def read(name: str, passes: int) -> list[dict[str, Any]]:
+def read(name: str, passes: int) -> list[JsonObject]:
     """What was measured; nothing where that is unknown, cannot be read, or left out what pays in a longer training."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
@@ -94,7 +95,7 @@ def read(name: str, passes: int) -> list[dict[str, Any]]:
     return []
 
 
-def write(name: str, results: list[dict[str, Any]], passes: int, complete: bool) -> None:
+def write(name: str, results: list[JsonObject], passes: int, complete: bool) -> None:
     """Keep it. A folder that cannot be written only means that it will be measured again."""
     with contextlib.suppress(OSError, ValueError):
         facts = {"version": VERSION, "passes": passes, "complete": complete, "results": results}

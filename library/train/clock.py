@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.data.length import length
 
 
@@ -20,7 +21,7 @@ class Clock:
     in_epoch: int = 0  # steps done of it
 
     @classmethod
-    def of(cls, config: Any, num_batches: int) -> "Clock":
+    def of(cls, config: RunConfig, num_batches: int) -> "Clock":
         """Length of a run over `num_batches` batches per epoch and process."""
         per_epoch, total, epochs = length(config.steps, num_batches)
         clock = cls(total=total, per_epoch=per_epoch, epochs=epochs)

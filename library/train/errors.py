@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data.folders import some
 from library.measuring.candidates import advised, saving_memory
@@ -17,7 +18,7 @@ Newest = Mapping[str, Path]  # "file" and "state" -> what was saved last
 NO_ROOM = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
-def explain_error(error: BaseException, config: Any, doing: str, newest: Newest) -> BaseException:
+def explain_error(error: BaseException, config: RunConfig, doing: str, newest: Newest) -> BaseException:
     """The error as the user should read it; itself, where there is nothing better to say.
 
     `doing` is the phase or step that it ended, `newest` what was saved last.
@@ -55,7 +56,7 @@ class NonFiniteWatch:
         return "gradient"
 
 
-def non_finite_message(what: str, line: Mapping[str, Any], images: list[str], config: Any, newest: Newest) -> str:
+def non_finite_message(what: str, line: Mapping[str, Any], images: list[str], config: RunConfig, newest: Newest) -> str:
     """The sentence about a loss or gradient that is NaN or infinite; `images` are those whose loss it is."""
     ways = ["lower the learning rate"]
     if config.precision.mixed_precision == "fp16":
@@ -82,7 +83,7 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
     return f"after step {step} the weights hold NaN or infinity: lower the learning rate{_go_on(newest)}"
 
 
-def _smaller(config: Any, doing: str) -> Iterator[str]:
+def _smaller(config: RunConfig, doing: str) -> Iterator[str]:
     """What would need less while this is done, in words."""
     if doing.startswith("caching latents"):
         yield from ["lower vae_batch_size"] * (config.cache.vae_batch_size > 1)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonMapping
+from library.config.run_config import RunConfig
 from library.config.schema import changed
 from library.data.loading import Batches
 from library.outputs import paths
@@ -27,13 +29,13 @@ class Journal:
     What is said in any process but the first is dropped.
     """
 
-    def __init__(self, config: Any, world: World, seed: int) -> None:
+    def __init__(self, config: RunConfig, world: World, seed: int) -> None:
         self._config, self._world = config, world
         self.record: Record | None = None
         if world.main:
             known = changed(config, secrets=True)  # so that they can be kept out of whatever is written
             save = config.save
-            self.record = Record.start(known, config.script, save.output_dir, save.output_name, config.title)
+            self.record = Record.start(known, config.script, save.output_dir or "", save.output_name, config.title)
             self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
         self.trackers: Trackers | None = None
         self.uploads = Uploads(config, self)
@@ -113,7 +115,7 @@ class Journal:
         """Who is told that a graph is begun, which may be in a thread of the compiler."""
         return self.record.phase if self.record else None
 
-    def plan(self, clock: Clock, data: Mapping[str, Any], batches: Batches) -> None:
+    def plan(self, clock: Clock, data: JsonMapping, batches: Batches) -> None:
         """Say what lies ahead."""
         if self.record:
             self.record.plan(clock.total, epochs=clock.epochs, data=data)
@@ -123,7 +125,7 @@ class Journal:
             f"{clock.total} steps in {clock.epochs} epochs"
         )
 
-    def step(self, line: Mapping[str, Any], total: int) -> None:
+    def step(self, line: JsonMapping, total: int) -> None:
         """The numbers of a step: all of them for record and trackers, a line on the console now and then."""
         if not self.record or not self.trackers:
             return

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from library import data, families, methods
 from library.compiler import blocks, prewarm, torch_settings
 from library.compiler.log import CompileLog
+from library.config.run_config import RunConfig
 from library.data import encoding
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
@@ -34,7 +34,7 @@ from library.train.validation import ValidationRunner
 from library.train.world import World
 
 
-def run_training(config: Any, remarks: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
+def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
     """Train what `config` describes and return the file that came of it.
 
     `remarks` and `notes` go into the run's record; the notes have been said before.

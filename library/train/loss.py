@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from library.compiler.log import CompileLog
+from library.config.run_config import RunConfig
 from library.data.loading import Batch
 from library.families.base import Family, ModelComponents, NoisedBatch
 from library.methods import TrainingMethod
@@ -37,7 +38,7 @@ class LossFunction:
     family: Family
     components: ModelComponents
     method: TrainingMethod
-    config: Any
+    config: RunConfig
     machine: Machine
     generators: StepGenerators
     compile_log: CompileLog

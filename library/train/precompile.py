@@ -10,6 +10,7 @@ import torch
 from library.compiler import blocks
 from library.compiler.log import CompileLog
 from library.config.problems import Problem
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data.loading import Batches
 from library.memory.prepare import compiles_size_by_size
@@ -45,7 +46,7 @@ class Listener(Protocol):
 class Precompiler:
     """Makes the graphs of a training, and keeps account of those that come later."""
 
-    def __init__(self, config: Any, world: World, journal: Listener, log: CompileLog, clock: Clock) -> None:
+    def __init__(self, config: RunConfig, world: World, journal: Listener, log: CompileLog, clock: Clock) -> None:
         self.log, self._config, self._options = log, config, config.compile
         self._world, self._journal, self._clock = world, journal, clock
 

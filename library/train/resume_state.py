@@ -12,8 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import options
+from library.config.sections import AdapterRun
 from library.families.shared.weights import header
 from library.files import need_space, write_folder_atomic
 from library.optim.names import spec_of
@@ -53,8 +56,8 @@ class State:
     """What a state folder will hold. Its tensors are those of the training, not copies."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]  # by the name of the file
-    values: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    values: JsonMapping
+    facts: JsonMapping
 
     @property
     def size(self) -> int:
@@ -132,7 +135,7 @@ def resume(folder: Path, training: "Training") -> None:
     training.journal.say(f"Resumed {folder} after step {clock.step}.")
 
 
-def _move_clock(facts: Mapping[str, Any], training: "Training") -> None:
+def _move_clock(facts: JsonMapping, training: "Training") -> None:
     """Set clock and data to where the state was saved, or to where the config says that this training begins."""
     clock, batches, accumulation = training.clock, training.batches, training.config.steps.gradient_accumulation_steps
     if training.config.steps.moved:
@@ -145,7 +148,7 @@ def _move_clock(facts: Mapping[str, Any], training: "Training") -> None:
     training.step_log.meter.load(facts["losses"][: clock.per_epoch])
 
 
-def _compare(facts: Mapping[str, Any], training: "Training", data: str) -> None:
+def _compare(facts: JsonMapping, training: "Training", data: str) -> None:
     """Say all that keeps this run from going on exactly as the saved one would have."""
     config = training.config
     now = deciding_options(config, training.clock.total)
@@ -158,7 +161,7 @@ def _compare(facts: Mapping[str, Any], training: "Training", data: str) -> None:
         training.journal.warn(f"resume: the training continues, but not bit-exactly: {'; '.join(found)}")
 
 
-def problems(folder: Path, config: Any = None, total: int | None = None) -> list[Problem]:
+def problems(folder: Path, config: RunConfig | None = None, total: int | None = None) -> list[Problem]:
     """Why a folder cannot be resumed, without loading a model; by the run of this config, if there is one, which has
     `total` steps, where its epochs have been counted."""
     if not folder.is_dir():
@@ -190,7 +193,7 @@ def problems(folder: Path, config: Any = None, total: int | None = None) -> list
     return [why] if (why := finished(folder, facts, total, names(config).last)) else []
 
 
-def _other_training(folder: Path, facts: Mapping[str, Any], config: Any) -> Iterator[Problem]:
+def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
     """What the state says of itself that cannot go on with this config, whatever the model is."""
     stored, known = header(folder / WEIGHTS), facts.get("settings", {})
     whole = any(name.startswith(f"{part}.") for name in stored for part in WHOLE)
@@ -214,7 +217,7 @@ def _other_training(folder: Path, facts: Mapping[str, Any], config: Any) -> Iter
         yield Problem("resume",
             ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}", folder=folder,
             saved=saved or "AdamW", now=now, advice=advice)  # fmt: skip
-    if not config.adapters:
+    if not isinstance(config, AdapterRun):
         return
     network = config.network
     if str(known.get("network_module") or network.module) != network.module:
@@ -244,7 +247,7 @@ def counts(folder: Path) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
-def finished(folder: Path, facts: Mapping[str, Any], total_steps: int, result: Path) -> Problem | None:
+def finished(folder: Path, facts: JsonMapping, total_steps: int, result: Path) -> Problem | None:
     """The problem of a training that has nothing left to do, not even to write its result."""
     if facts["current_step"] < total_steps or (facts["current_step"] == total_steps and not result.exists()):
         return None
@@ -254,7 +257,7 @@ def finished(folder: Path, facts: Mapping[str, Any], total_steps: int, result: P
         total=total_steps)  # fmt: skip
 
 
-def read_progress(folder: Path) -> dict[str, Any]:
+def read_progress(folder: Path) -> JsonObject:
     """Where the run stood: current_step, current_epoch, seed and more. ConfigError for a state of another program."""
     try:
         facts = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
@@ -305,7 +308,7 @@ def _size(value: Any) -> int:
 # ---- what decides the numbers of a training
 
 
-def deciding_options(config: Any, total_steps: int) -> dict[str, Any]:
+def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
     """The options that decide numbers, as JSON knows them; of files and folders the name, as they may move."""
     found = {}
     for name, option in options(type(config)).items():
@@ -320,7 +323,7 @@ def deciding_options(config: Any, total_steps: int) -> dict[str, Any]:
     return json.loads(json.dumps(found, default=str))
 
 
-def differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def differences(known: JsonMapping, now: JsonMapping) -> Iterator[str]:
     """What is not as it was. Options that one of the two versions of this program does not have are left out."""
     for name, value in now.items():
         if name in known and known[name] != value:

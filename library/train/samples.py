@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.files import write_atomic
 from library.outputs import prompts
@@ -24,7 +25,7 @@ class SampleRunner:
     the blocks run eagerly while drawing.
     """
 
-    def __init__(self, family: Family, components: ModelComponents, config: Any) -> None:
+    def __init__(self, family: Family, components: ModelComponents, config: RunConfig) -> None:
         self._components, self._config = components, config
         sample = config.sample
         self.wanted = bool(sample.sample_prompts)  # they can be asked for at any time, whatever the plan
@@ -33,7 +34,7 @@ class SampleRunner:
             return
         self._sampler = family.sampler(components)
         defaults = {**family.sample_defaults, "sample_sampler": sample.sample_sampler}
-        read = prompts.read(sample.sample_prompts)
+        read = prompts.read(sample.sample_prompts or "")
         self._prompts = [prompts.with_defaults(p, defaults, family.sample_multiple) for p in read]
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
@@ -101,4 +102,4 @@ class SampleRunner:
         seed = "" if prompt.seed is None else f"_{prompt.seed}"
         name = f"{save.output_name}_" if save.output_name else ""
         moment = time.strftime("%Y%m%d%H%M%S")
-        return Path(save.output_dir) / "sample" / f"{name}{when}_{number:02d}_{moment}{seed}.png"
+        return Path(save.output_dir or "") / "sample" / f"{name}{when}_{number:02d}_{moment}{seed}.png"

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.train import errors
 from library.train.clock import Clock
@@ -20,7 +21,9 @@ from library.train.world import World
 class StepLog:
     """Takes the numbers of each step and hands them to the journal. As a context manager it hands on the last ones."""
 
-    def __init__(self, config: Any, clock: Clock, world: World, journal: Journal, precompiler: Precompiler) -> None:
+    def __init__(
+        self, config: RunConfig, clock: Clock, world: World, journal: Journal, precompiler: Precompiler
+    ) -> None:
         self._config, self._clock, self._world, self._journal = config, clock, world, journal
         self._precompiler, self._log = precompiler, precompiler.log
         self.meter = Meter(clock.total, clock.per_epoch)

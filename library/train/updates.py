@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from library.compiler import torch_private
+from library.config.run_config import RunConfig
+from library.config.sections import AdapterRun
 from library.memory import swapping
 from library.methods import TrainingMethod
 from library.optim import optimizers
@@ -53,10 +55,10 @@ def _within(optimizer: Any) -> Iterator[Any]:
 class Updates:
     """Optimizer and schedule of a training, stepped together, and the average of its weights."""
 
-    def __init__(self, method: TrainingMethod, config: Any, world: World, seed: int, total_steps: int) -> None:
+    def __init__(self, method: TrainingMethod, config: RunConfig, world: World, seed: int, total_steps: int) -> None:
         self._world, self._method, self._parameters = world, method, method.parameters()
         self._limit = config.optim.max_grad_norm
-        self._norm_limit = config.network.scale_weight_norms if config.adapters else None
+        self._norm_limit = config.network.scale_weight_norms if isinstance(config, AdapterRun) else None
         self.bare = optimizers.optimizer(method, config, seed)
         self._early = bool(config.optim.stepped_early)
         if self._early:

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor, nn
 
+from library.config.run_config import RunConfig
 from library.config.sections.machine import Distributed
 from library.families.base import ModelComponents
 from library.memory.quantization import fp8_storage
@@ -26,7 +27,7 @@ class World:
     As a context manager it ends the process group, where there is one.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: RunConfig) -> None:
         options = config.distributed
         handlers: list[Any] = [
             DistributedDataParallelKwargs(gradient_as_bucket_view=options.ddp_gradient_as_bucket_view)

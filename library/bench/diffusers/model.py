@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from library.bench import random_weights
 from library.bench.diffusers.inputs import DiffusersInputs
 from library.bench.subjects import TrainableModel, usual
 from library.compiler.torch_private import pytree
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build
 from library.config.values import did_you_mean
 from library.families.base import ModelComponents
@@ -34,7 +36,7 @@ class DiffusersFamily:
     """What the trainer has to know of a model that is no family of ours."""
 
     name = "diffusers"
-    block_inputs: Mapping[str, Any] = {}
+    block_inputs: JsonMapping = {}
 
     def __init__(self, block_classes: tuple[str, ...]) -> None:
         self.block_classes = block_classes
@@ -68,7 +70,7 @@ class DiffusersLora:
         """All that learns."""
         return [p for layer in self.layers for p in (*layer.lora_down.parameters(), *layer.lora_up.parameters())]
 
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[JsonObject]:
         """One group for the optimizer."""
         return [{"params": self.parameters(), "lr": self.rate, "name": "adapters"}]
 
@@ -80,7 +82,7 @@ class DiffusersLora:
 class DiffusersSubject:
     """A transformer of diffusers with random weights, trained as a LoRA."""
 
-    def __init__(self, name: str, given: Mapping[str, Any], values: Mapping[str, Any], inputs: Mapping[str, Any]):
+    def __init__(self, name: str, given: JsonMapping, values: JsonMapping, inputs: JsonMapping):
         """`given` are the arguments of the class; `inputs` shapes of parameters that have no usual name, and how many
         `frames` of latents a video has. Raises ConfigError where they do not fit together."""
         self.cls, self.given = class_of(name), arguments(name, given)
@@ -91,11 +93,11 @@ class DiffusersSubject:
         blank = self._empty()
         self.inputs.settle(blank)
         self.block_classes = repeated_classes(self.cls, blank)
-        self.about = {"family": "diffusers", "class": name, "config": dict(given), "size": None, "script": SCRIPT,
-                      "model": "random weights"}  # fmt: skip
-        self.resolutions = (512, 1024)
+        about = {"class": name, "config": dict(given), "size": None, "script": SCRIPT, "model": "random weights"}
+        self.about: JsonMapping = {"family": "diffusers", **about}
+        self.resolutions: tuple[int, ...] = (512, 1024)
 
-    def config(self, given: Mapping[str, Any]) -> Any:
+    def config(self, given: JsonMapping) -> RunConfig:
         """The settings with these options on top."""
         return build(families.config_class(SCRIPT), {**self.values, **given}, notes=[])
 
@@ -127,7 +129,7 @@ class DiffusersSubject:
 
         return call
 
-    def encoders(self) -> Mapping[str, Any]:
+    def encoders(self) -> JsonMapping:
         """None: only the transformer is built."""
         return {}
 
@@ -163,7 +165,7 @@ def repeated_classes(cls: type[Any], model: nn.Module) -> tuple[str, ...]:
     return found
 
 
-def arguments(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(name: str, given: JsonMapping) -> JsonObject:
     """The entries of a config.json that the class takes. Raises ConfigError for others, which would be ignored."""
     known = inspect.signature(class_of(name).__init__).parameters
     own = {key: value for key, value in given.items() if not key.startswith("_")}
@@ -174,7 +176,7 @@ def arguments(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> JsonObject:
     """A config.json. Raises ConfigError when it is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

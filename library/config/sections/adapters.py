@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from library.config.problems import Problem
+from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.inputs import Data
 from library.config.sections.learning import Optim, Steps
@@ -64,7 +65,7 @@ class Network:
         """The kind of adapter that is meant."""
         return self.network_module or self.usual
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """Rules about which adapters learn and where they start."""
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield Problem("network_train_unet_only", "and {other} leave nothing to train: choose one",
@@ -106,7 +107,7 @@ class AdapterOptim(Optim):
         label="Text encoder learning rates",
     )
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What is for the whole model only."""
         if self.fused_backward_pass:
             yield Problem("fused_backward_pass", "has no effect here: adapters have few gradients to save",
@@ -135,7 +136,7 @@ class AdapterSteps(Steps):
         """Whether the training begins somewhere else than at its first step, or than its state says."""
         return self.initial_step is not None or self.initial_epoch is not None
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """The first step lies before the last."""
         yield from Steps.check(self, run)
         if self.max_train_epochs and (self.initial_epoch or 0) > self.max_train_epochs and self.initial_step is None:
@@ -146,7 +147,7 @@ class AdapterSteps(Steps):
                 also="max_train_steps max_train_epochs", first=self.initial_step,
                 last=self.max_train_steps)  # fmt: skip
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What begins anew all the same."""
         if self.initial_epoch and self.initial_step is not None:
             yield Problem(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from library.config.problems import ConfigError, Problem, Text
 from library.config.reading import switch
+from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.values import did_you_mean, quoted
 
@@ -115,7 +116,7 @@ class Compile:
     # What compile_blocks calls the repeated blocks of a family -> their classes.
     kinds: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """Names of blocks, a budget that holds, and a comparison that has something to time."""
         try:
             self.ranges()
@@ -134,7 +135,7 @@ class Compile:
             yield from self._against_recording(run)
         yield from self._against_the_scope(run)
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What does nothing without compiling."""
         if not self.compile and self.compile_activation_budget < 1:
             yield Problem("compile_activation_budget",
@@ -158,7 +159,7 @@ class Compile:
         except ConfigError:
             return {self.compile_backend}
 
-    def _against_recording(self, run: Any) -> Iterator[Problem]:
+    def _against_recording(self, run: RunConfig) -> Iterator[Problem]:
         other = "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
         option, what, fix = "compile_mode", f"= {self.compile_mode}", {"compile_mode": other}
         if recorded := "cudagraphs" in self._backends:
@@ -182,7 +183,7 @@ class Compile:
                 "which {which} asks for: use {other}, or drop one of them", which=which,
                 also=f"{named} gradient_checkpointing compile_scope", **facts)  # fmt: skip
 
-    def _against_the_scope(self, run: Any) -> Iterator[Problem]:
+    def _against_the_scope(self, run: RunConfig) -> Iterator[Problem]:
         memory = run.memory
         if self.compile_scope == "inner" and getattr(memory, "checkpoint_keep_attention", False):
             yield _wide(
@@ -203,7 +204,7 @@ class Compile:
                 "= model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "
                 "use compile_activation_budget, or compile_scope = blocks", "gradient_checkpointing")  # fmt: skip
 
-    def _against_the_budget(self, run: Any) -> Iterator[Problem]:
+    def _against_the_budget(self, run: RunConfig) -> Iterator[Problem]:
         if run.memory.checkpointing:
             yield _budget(
                 "cannot be used with gradient_checkpointing, its offloading or blocks_to_swap, which all keep no "

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from library.config.fixes import bucket_limits
 from library.config.problems import Problem
 from library.config.reading import LARGEST, count, extension, pair, positive_pair, resolution, token_length
+from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
 
 
@@ -71,12 +72,12 @@ class Model:
         advanced=True,
     )
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """SD 2.x has no trainer here."""
         if self.v2:
             yield Problem("v2", "must be off: Stable Diffusion 2.x is not trained here")
 
-    def missing(self, run: Any) -> Iterator[Problem]:
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A training needs a model."""
         if not self.pretrained_model_name_or_path:
             yield Problem("pretrained_model_name_or_path", "is not set: choose the model to start from")
@@ -192,7 +193,7 @@ class Data:
         low, high = self.face_crop_aug_range.split(",")
         return float(low), float(high)
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """Rules about buckets and about which data is meant."""
         if self.enable_bucket and self.bucket_reso_steps % run.grid:
             yield Problem("bucket_reso_steps", "must be a multiple of {grid} for {title}, got {steps}",
@@ -213,14 +214,14 @@ class Data:
                 "in_json", "needs train_data_dir, the folder its images are in", also="train_data_dir dataset_config"
             )
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What a dataset config replaces."""
         ignored = [name for name in ("train_data_dir", "reg_data_dir", "in_json") if getattr(self, name)]
         if self.dataset_config and ignored:
             yield Problem(ignored[0], "{others}not used: dataset_config describes the data",
                 others="".join(f"and {name} " for name in ignored[1:]), also=ignored[1:])  # fmt: skip
 
-    def missing(self, run: Any) -> Iterator[Problem]:
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A training needs images and a size."""
         if not self.train_data_dir and not self.dataset_config:
             yield Problem("train_data_dir", "is not set: choose the folder of your images", also="dataset_config")
@@ -306,7 +307,7 @@ class Cache:
         """Whether captions are encoded once: to disk means in any case."""
         return self.cache_text_encoder_outputs or self.cache_text_encoder_outputs_to_disk
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """What changes from epoch to epoch cannot be encoded once."""
         if self.latents:
             for name in ("color_aug", "random_crop"):
@@ -321,7 +322,7 @@ class Cache:
                         also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk",
                         fix=defaults(run, name))  # fmt: skip
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What a cached caption freezes without being wrong."""
         if self.text and run.captions.caption_dropout_every_n_epochs:
             yield Problem("caption_dropout_every_n_epochs",

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from library.config.fixes import exclusive, other_optimizer
 from library.config.problems import Problem
 from library.config.reading import count, steps_or_share
+from library.config.run_config import RunConfig
 from library.config.schema import opt
 
 OptimizerName = Literal[
@@ -112,7 +113,7 @@ class Noise:
         advanced=True,
     )
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """Rules about noise."""
         if self.adaptive_noise_scale is not None and self.noise_offset is None:
             yield Problem("adaptive_noise_scale", "needs noise_offset: set it too, or leave both off",
@@ -121,7 +122,7 @@ class Noise:
             yield Problem("min_timestep", "({least}) must not be above max_timestep ({most})",
                 also="max_timestep", least=self.min_timestep, most=self.max_timestep)  # fmt: skip
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What is allowed but seldom meant."""
         if self.zero_terminal_snr and not run.model.v_parameterization:
             yield Problem("zero_terminal_snr",
@@ -168,7 +169,7 @@ class Loss:
         advanced=True,
     )
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """Weights that belong to one kind of prediction."""
         if self.scale_v_pred_loss_like_noise_pred and not run.model.v_parameterization:
             yield Problem("scale_v_pred_loss_like_noise_pred",
@@ -269,7 +270,7 @@ class Optim:
         old = "AdamW8bit" if self.use_8bit_adam else "Lion" if self.use_lion_optimizer else "AdamW"
         return self.optimizer_type or old
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """One optimizer, and what it can be combined with."""
         chosen = {"use_8bit_adam": self.use_8bit_adam, "use_lion_optimizer": self.use_lion_optimizer}
         chosen["optimizer_type"] = bool(self.optimizer_type)
@@ -319,7 +320,7 @@ class FullOptim(Optim):
         """The option that asks for steps within the backward pass, or nothing."""
         return next((name for name in EARLY if getattr(self, name, None)), "")
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """One way of stepping early, and only with gradients that are whole and unscaled."""
         yield from Optim.check(self, run)
         chosen = [name for name in EARLY if getattr(self, name, None)]
@@ -365,7 +366,7 @@ class Steps:
         """Whether the training begins somewhere else than at its first step, or than its state says."""
         return False
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """A state on the hub needs a name."""
         if self.resume_from_huggingface and not re.fullmatch(ON_HUB, self.resume or ""):
             yield Problem("resume_from_huggingface",

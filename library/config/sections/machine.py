@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from library.config.fixes import exclusive
 from library.config.problems import Problem
+from library.config.run_config import RunConfig
 from library.config.schema import opt
 
 
@@ -42,7 +43,7 @@ class Precision:
         """Whether the frozen text encoders are kept in 8 bits."""
         return self.fp8_base
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """What needs which mixed precision."""
         if self.full_fp16 and self.full_bf16:
             yield exclusive(run, "full_fp16", "full_bf16")
@@ -68,7 +69,7 @@ class Precision:
                 "needs mixed_precision = bf16, which GPUs that multiply in 8 bits have too",
                 also="mixed_precision", fix={"mixed_precision": "bf16"})  # fmt: skip
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """A model that learns cannot be kept in 8 bits."""
         if self.fp8_base and not run.adapters:
             yield Problem("fp8_base",
@@ -126,7 +127,7 @@ class Memory:
         """Whether activations are computed again in backward: offloading them means so too."""
         return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """Opposite wishes, and two ways of using the same road to host memory."""
         if self.blocks_to_swap and self.cpu_offload_checkpointing:
             yield exclusive(run, "blocks_to_swap", "cpu_offload_checkpointing")
@@ -135,7 +136,7 @@ class Memory:
         if self.lowram and self.highvram:
             yield exclusive(run, "lowram", "highvram")
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """The attention that is really used, what needs checkpointing, and what is slow."""
         if self.blocks_to_swap and not run.adapters and not run.optim.stepped_early:
             yield Problem("blocks_to_swap",

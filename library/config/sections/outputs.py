@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from library.config.problems import Problem
 from library.config.reading import count, count_or_off, minutes
+from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.values import quoted
 
@@ -62,7 +63,7 @@ class Save:
         parse=minutes,
     )
 
-    def missing(self, run: Any) -> Iterator[Problem]:
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A result needs a place."""
         if not self.output_dir:
             yield Problem("output_dir", "is not set: choose a folder for the results")
@@ -174,7 +175,7 @@ class Hub:
     save_state_to_huggingface: bool = opt(False, "Upload saved states too.", label="Upload states")
     async_upload: bool = opt(False, "Upload in the background, during the training.", label="Upload in the background")
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """An upload needs an address."""
         if self.save_state_to_huggingface and not self.huggingface_repo_id:
             yield Problem("save_state_to_huggingface",
@@ -223,7 +224,7 @@ class Log:
     )
     console_log_simple: bool = opt(False, "Print plain lines, without colors.", label="Simple log", advanced=True)
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """TensorBoard writes into a folder."""
         if self.log_with in ("tensorboard", "all") and not self.logging_dir:
             yield Problem("log_with", "= {chosen} needs logging_dir, the folder for the logs",

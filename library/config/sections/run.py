@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from library.config import converted, schema
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.names import ALIASES, FOREIGN, RETIRED
 from library.config.problems import Problem, Text
 
@@ -39,7 +40,7 @@ class Run:
     old: ClassVar[Mapping[str, schema.Option]] = {}  # options that `convert` makes others of
 
     @staticmethod
-    def convert(old: Mapping[str, Any], given: Collection[str]) -> tuple[dict[str, Any], list[Problem]]:
+    def convert(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:
         """Checked values of `old` options -> values of those that took their place, and what to tell the user.
 
         `given` are the options that are set besides.

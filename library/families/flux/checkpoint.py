@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.flux import keys
 from library.families.flux.facts import FACTS
@@ -21,7 +23,7 @@ from library.families.shared import autoencoder, clip, hub, weights
 logger = logging.getLogger(__name__)
 
 Shapes = Mapping[str, Sequence[int]]
-Entries = Mapping[str, Mapping[str, Any]]  # dtype and shape by key, as a header has them
+Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ PARTS = {
 }
 
 
-def named(config: Any, part: str) -> str | None:
+def named(config: RunConfig, part: str) -> str | None:
     """What the user gave for a part: its option, or the base model where that is a whole model."""
     given = getattr(config.model, PARTS[part].option)
     base = config.model.pretrained_model_name_or_path
@@ -91,13 +93,16 @@ def within(folder: Path, part: str) -> Path | None:
     return folder if own else None
 
 
-def located(config: Any, part: str, fetch: bool = True) -> Path | None:
-    """Where a part is on this machine; None when it is on the hub and `fetch` is off. Raises ConfigError."""
-    about, name = PARTS[part], named(config, part)
+def present(config: RunConfig, part: str) -> Path | None:
+    """Where a part is on this machine; None when it is on the hub. Raises ConfigError."""
+    return None if hub.is_id(named(config, part) or "") else located(config, part)
+
+
+def located(config: RunConfig, part: str) -> Path:
+    """Where a part is on this machine, fetched when it is on the hub. Raises ConfigError."""
+    about, name = PARTS[part], named(config, part) or ""
     if problem := hub.missing(about.option, name, about.what):
         raise ConfigError(problem)
-    if hub.is_id(name) and not fetch:
-        return None
     path = hub.local(name, about.option, lambda names: wanted_files(names, part), config.hub.huggingface_token)
     if not path.is_dir():
         return path
@@ -121,14 +126,14 @@ def wanted_files(names: Iterable[str], part: str) -> list[str]:
     raise ConfigError(Problem(PARTS[part].option, ": this repository has no {what}", what=Text(PARTS[part].what)))
 
 
-def problems(config: Any) -> Iterator[Problem]:
+def problems(config: RunConfig) -> Iterator[Problem]:
     """What is missing or wrong among the four parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
     for part, about in PARTS.items():
         if part == "denoiser" and not named(config, part):
             continue  # the config itself says so
         try:
-            path = located(config, part, fetch=False)
+            path = present(config, part)
             if path is None:  # on the hub; what is fetched is checked when it is there
                 if problem := _far(config, part):
                     yield problem
@@ -146,7 +151,7 @@ def problems(config: Any) -> Iterator[Problem]:
     yield from mismatched(found)
 
 
-def _far(config: Any, part: str) -> Problem | None:
+def _far(config: RunConfig, part: str) -> Problem | None:
     """Why a part on the hub cannot be fetched; of a repository that has several parts, the first one says so."""
     name = named(config, part) or ""
     if name == named(config, "denoiser") and part != "denoiser":
@@ -155,9 +160,9 @@ def _far(config: Any, part: str) -> Problem | None:
     return hub.unreachable(about.option, name, lambda names: wanted_files(names, part), token)
 
 
-def read_entries(path: Path) -> dict[str, dict[str, Any]]:
+def read_entries(path: Path) -> dict[str, JsonObject]:
     """Shape and type by key, over all files of a part, from their headers alone."""
-    entries: dict[str, dict[str, Any]] = {}
+    entries: dict[str, JsonObject] = {}
     for file in weights.files(path):
         if file.suffix.lower() in weights.PICKLED:
             raise ConfigError("{file} may hold code and is not opened: convert it to .safetensors", file=file)

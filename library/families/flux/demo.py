@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.families.shared import weights
 from library.families.shared.diffusers_layers import ADAPTER, Sizes, layers
 
@@ -30,7 +32,7 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     }
 
 
-def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Sizes]:
+def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     import torch
     from diffusers import FluxTransformer2DModel, loaders
@@ -48,13 +50,13 @@ def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Siz
             pooled_projection_dim=known["vector_in.in_layer.weight"][1],
             guidance_embeds="guidance_in.in_layer.weight" in known,
         )
-    found = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
+    found: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."
     found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
     return {name: _as_narrow_again(name, tensor, width) for name, tensor in found.items()}, layers(model)
 
 
-def _as_wide_as_the_real_one(tensors: dict[str, Any], width: int) -> dict[str, Any]:
+def _as_wide_as_the_real_one(tensors: JsonObject, width: int) -> JsonObject:
     """Fused outputs of single blocks (q, k, v, mlp) padded with zeros to FLUX.1's own sizes, as diffusers cuts them."""
     out = dict(tensors)
     for name, tensor in tensors.items():
@@ -74,7 +76,7 @@ def _as_narrow_again(name: str, tensor: Any, width: int) -> Any:
     return tensor
 
 
-def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor's shape in the FLUX file, without the prefix that some tools put before the names."""
-    known = weights.header(config.model.pretrained_model_name_or_path)
+    known = weights.header(config.model.pretrained_model_name_or_path or "")
     return {name.removeprefix("model.diffusion_model."): shape for name, shape in known.items()}

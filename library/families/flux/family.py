@@ -14,6 +14,7 @@ from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux import checkpoint, packing
 from library.families.flux.model import Sizes
+from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
 from library.families.shared import clip, t5, tokenizers
 from library.objectives import flow
@@ -66,7 +67,7 @@ class FluxFamily:
     scale = 0.3611  # latents are (VAE sample - shift) * scale
     shift = 0.1159
 
-    def __init__(self, config: Any):
+    def __init__(self, config: FluxLora | FluxTrain):
         self.config = config
         self.grid: int = type(config).grid
         self.positions = packing.Positions()
@@ -115,7 +116,7 @@ class FluxFamily:
 
     def notes(self) -> Iterator[Problem]:
         """What is set and has no meaning for this very model, unless that has to be fetched to be known."""
-        if not checkpoint.located(self.config, "denoiser", fetch=False):
+        if not checkpoint.present(self.config, "denoiser"):
             return
         if not self.guided and self.config.model.guidance_scale != 3.5:
             yield idle.remark("guidance_scale", "FLUX.1 schnell takes no guidance")
@@ -136,7 +137,7 @@ class FluxFamily:
         found: dict[str, checkpoint.Shapes] = {}
         for part in checkpoint.PARTS:
             with contextlib.suppress(ConfigError):
-                if path := checkpoint.located(self.config, part, fetch=False):
+                if path := checkpoint.present(self.config, part):
                     shapes = checkpoint.plain_shapes(checkpoint.read_entries(path))
                     found["vae" if part == "ae" else part] = shapes
         if "denoiser" in found:
@@ -195,9 +196,10 @@ class FluxFamily:
 
     def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> scaled and shifted samples, float32 [B, 16, H / 8, W / 8]."""
-        first = next(parts.vae.parameters())
+        vae: Any = parts.vae  # an AutoencoderKL
+        first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            posterior = parts.vae.encode(pixels.to(first.device, first.dtype)).latent_dist
+            posterior = vae.encode(pixels.to(first.device, first.dtype)).latent_dist
             return (posterior.sample(generator).float() - self.shift) * self.scale
 
     def text(

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.families.shared.network_args import (
     LARGEST,
@@ -58,7 +59,7 @@ class FluxArgs(NetworkArgs):
     ggpo_sigma: float | None = opt(None, "strength of GGPO's weight-scaled noise", min=0.0)
     ggpo_beta: float | None = opt(None, "strength of GGPO's gradient-scaled noise", min=0.0)
 
-    def check(self, _run: Any = None) -> Iterator[Problem]:
+    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""
         for name in ("train_double_block_indices", "train_single_block_indices", "in_dims"):
             try:
@@ -71,7 +72,7 @@ class FluxArgs(NetworkArgs):
             except ConfigError as e:
                 yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
 
-    def notes(self, _run: Any = None) -> Iterator[Problem]:
+    def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """What has no effect, and why."""
         for name in ("conv_dim", "conv_alpha"):
             if getattr(self, name) is not None:

@@ -12,6 +12,7 @@ from library.config.converted import OLD_BLOCKS
 from library.config.names import FOREIGN
 from library.config.problems import Problem, Text
 from library.config.reading import count
+from library.config.run_config import RunConfig
 from library.config.schema import Option, opt, section
 
 _NOISE = "it is for diffusion models, and FLUX.1 is trained by flow matching"
@@ -73,7 +74,7 @@ class FluxModel(sections.Model):
     )
     model_type: Literal["flux", "chroma"] = opt("flux", "The type of the transformer.", advanced=True)
 
-    def missing(self, run: Any) -> Iterator[Problem]:
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
         yield from sections.Model.missing(self, run)
         base = self.pretrained_model_name_or_path or ".safetensors"
@@ -142,7 +143,7 @@ class Flow(sections.Noise):
 class FluxLoss(sections.Loss):
     """Loss function and loss weighting."""
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """A straight path has no signal-to-noise table to take a threshold from."""
         if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
             yield Problem("huber_schedule",
@@ -203,7 +204,7 @@ class FluxFullSave(sections.FullSave):
 
     only_safetensors: ClassVar[bool] = True
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """One kind of file."""
         if self.save_model_as not in (None, "safetensors"):
             yield Problem("save_model_as", "has no effect here: FLUX.1 is always saved as safetensors",

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from library.families.flux.family import FluxFamily
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import autoencoder, clip, random_networks, random_tokenizers
 from library.families.shared.random_networks import CLIP_WORDS, T5_WORDS, InputShapes, RandomNetworks
@@ -80,18 +81,18 @@ def _t5(sizes: FluxSizes, words: int) -> nn.Module:
         num_heads=sizes.t5_heads,
         feed_forward_proj="gated-gelu",
     )
-    made = random_networks.empty(lambda: T5EncoderModel(config))
+    made: Any = random_networks.empty(lambda: T5EncoderModel(config))
     made.encoder.embed_tokens = made.shared
     return made
 
 
-def adopt(family: Any, denoiser: Flux) -> None:
+def adopt(family: FluxFamily, denoiser: Flux) -> None:
     """Tell a family what it otherwise reads from the header of its checkpoint."""
     family.guided = denoiser.sizes.guidance
     family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
 
 
-def input_shapes(family: Any, denoiser: Flux) -> InputShapes:
+def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     """What this denoiser reads, for one image."""
     length, sizes = family.text_length, denoiser.sizes
     text = {"l_pooled": (sizes.vector_channels,), "t5_out": (length, sizes.text_channels)}

@@ -1,5 +1,7 @@
 """Sample images of FLUX.1: Euler steps along the straight path, from seeded noise to an image."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -8,11 +10,16 @@ from library.families.flux import packing
 from library.families.shared.sampler import Sampler, generator_of
 from library.objectives import flow
 
+if TYPE_CHECKING:
+    from library.families.flux.family import FluxFamily
+
 SIDE = 16  # pixels of one token
 
 
 class FluxSampler(Sampler):
     """Euler steps, whatever sample_sampler says."""
+
+    family: "FluxFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
         """Whether the negative prompt is steered away from."""

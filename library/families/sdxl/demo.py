@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from library import families
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
 from library.families.shared.diffusers_layers import Sizes, layers
 
 # All kinds of blocks of a U-Net take minutes to compile on a processor; these take seconds, and do most of the work.
@@ -20,12 +22,12 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     }
 
 
-def converted(tensors: dict[str, Any], config: Any) -> tuple[dict[str, Any], Sizes]:
+def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     import torch
     from diffusers import loaders, utils
 
     unet = families.family_for(config).load(torch.float32).denoiser
-    converted, _ = loaders.StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)
+    converted = loaders.StableDiffusionXLLoraLoaderMixin.lora_state_dict(dict(tensors), unet_config=unet.config)[0]
     found = {name.removeprefix("unet."): tensor for name, tensor in converted.items() if name.startswith("unet.")}
     return utils.convert_unet_state_dict_to_peft(found), layers(unet)

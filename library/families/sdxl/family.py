@@ -1,7 +1,7 @@
 """SDXL as a family: how its checkpoint becomes networks, captions become conditions, latents become a training step."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.sdxl import conditions, folder, keys, model
 from library.families.sdxl.network_args import block_of
+from library.families.sdxl.options import SdxlLora, SdxlTrain
 from library.families.shared import clip, hub, tokenizers, weights
 from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
@@ -54,7 +55,7 @@ class SdxlFamily:
         options=("weighted_captions",),
     )
 
-    def __init__(self, config: Any):
+    def __init__(self, config: SdxlLora | SdxlTrain):
         self.config = config
         self.layout = keys.Layout()
         self.objective = Diffusion(config.noise, config.loss, config.model.v_parameterization, model.SCALE)
@@ -67,7 +68,7 @@ class SdxlFamily:
     def problems(self) -> Iterator[Problem]:
         """What is wrong with the files of this run, each in a sentence; reads headers only."""
         options = self.config.model
-        name, vae = options.pretrained_model_name_or_path, options.vae
+        name, vae = options.pretrained_model_name_or_path or "", options.vae
         wrong = []
         if problem := hub.missing(f"--{OPTION}", name, WANTED):
             wrong = [problem]
@@ -123,7 +124,7 @@ class SdxlFamily:
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
-        where = hub.local(options.pretrained_model_name_or_path, f"--{OPTION}", choose, self.token)
+        where = hub.local(options.pretrained_model_name_or_path or "", f"--{OPTION}", choose, self.token)
         stored = model.opened(where, half, mmap)
         if options.vae:
             place = hub.local(options.vae, "--vae", _vae_files, self.token)
@@ -145,15 +146,14 @@ class SdxlFamily:
         folder = tokenizers.find(name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token)
         return tokenizers.load(folder, name)
 
-    def latents(
-        self, parts: ModelComponents, pixels: Tensor, generator: torch.Generator | list[torch.Generator] | None = None
-    ) -> Tensor:
+    def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> raw samples of the VAE's posterior, float32 [B, 4, H/8, W/8].
 
         The VAE computes in its own dtype, out of autocast's reach; the sample is drawn in float32.
         """
+        vae: Any = parts.vae  # an AutoencoderKL
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-            posterior = parts.vae.encode(pixels.to(next(parts.vae.parameters()).dtype)).latent_dist
+            posterior = vae.encode(pixels.to(next(vae.parameters()).dtype)).latent_dist
             return type(posterior)(posterior.parameters.float()).sample(generator)
 
     @property
@@ -201,9 +201,7 @@ class SdxlFamily:
             out |= keys.to_single(part, clip.tensors_of(encoder))
         return {name: tensor.contiguous() for name, tensor in out.items()}
 
-    def write_folder(
-        self, parts: ModelComponents, place: Path, put: Callable[[Path, dict[str, Tensor]], object]
-    ) -> None:
+    def write_folder(self, parts: ModelComponents, place: Path, put: folder.Put) -> None:
         """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
         noise, model_options = self.config.noise, self.config.model
         folder.write(parts, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
@@ -247,10 +245,11 @@ def compute_dtype(denoiser: nn.Module, device: str) -> torch.dtype:
     """What the denoiser computes in: autocast's dtype where that is on, else its weights'."""
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
-    return getattr(denoiser, "module", denoiser).conv_in.weight.dtype
+    unet: Any = getattr(denoiser, "module", denoiser)
+    return unet.conv_in.weight.dtype
 
 
-def _vae_files(names: Sequence[str]) -> list[str]:
+def _vae_files(names: Iterable[str]) -> list[str]:
     return [n for n in names if n.endswith((".safetensors", ".json")) and "/" not in n.removeprefix("vae/")]
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from library.config.json_types import JsonObject
 from library.families.base import ModelComponents
 from library.families.sdxl import model
 from library.families.shared import clip
 from library.files import write_atomic
 from library.objectives import diffusion
 
-Put = Callable[[Path, Mapping[str, Tensor]], object]
+Put = Callable[[Path, Mapping[str, Tensor]], None]
 
 # Folder -> the package and the class that read it. The class's name is the one that old versions know as well.
 LIBRARY = {
@@ -47,7 +48,7 @@ def write(parts: ModelComponents, folder: Path, put: Put, v_prediction: bool, ze
     _tokenizer(parts.tokenizers["clip_l"], folder / "tokenizer")
     _tokenizer(parts.tokenizers["clip_g"], folder / "tokenizer_2")
     scheduler = _scheduler(parts, folder / "scheduler", v_prediction, zero_snr)
-    index: dict[str, Any] = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": diffusers.__version__}
+    index: JsonObject = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": diffusers.__version__}
     index |= {"force_zeros_for_empty_prompt": True, "scheduler": ["diffusers", scheduler]}
     index |= {"feature_extractor": [None, None], "image_encoder": [None, None]}
     _text(folder / "model_index.json", index | {name: list(reader) for name, reader in LIBRARY.items()})
@@ -89,5 +90,5 @@ def _scheduler(parts: ModelComponents, place: Path, v_prediction: bool, zero_snr
     return settings["_class_name"]
 
 
-def _text(path: Path, value: dict[str, Any]) -> None:
+def _text(path: Path, value: JsonObject) -> None:
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.families.shared.network_args import (
     LARGEST,
@@ -39,7 +39,7 @@ class SdxlArgs(NetworkArgs):
     up_lr_weight: str = opt("", f"factors of the learning rate of the {UP} output blocks, or a shape's name")
     block_lr_zero_threshold: float = opt(0.0, "factors up to this count as 0", min=0.0)
 
-    def check(self, _run: Any = None) -> Iterator[Problem]:
+    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The lists that must have one value per block."""
         for name in ("block_dims", "block_alphas", "conv_block_dims", "conv_block_alphas"):
             if (given := len(getattr(self, name))) not in (0, NUM_BLOCKS):

@@ -10,6 +10,7 @@ from library.config import sections
 from library.config.names import FOREIGN
 from library.config.problems import Problem
 from library.config.reading import numbers
+from library.config.run_config import RunConfig
 from library.config.schema import opt, section
 
 # Parsed by sd-scripts for every family, without a meaning for this one.
@@ -73,7 +74,7 @@ class SdxlNetwork(sections.Network):
 class SdxlAdapterPrecision(sections.AdapterPrecision):
     """The kind of numbers that are used, when adapters learn."""
 
-    def notes(self, run: Any) -> Iterator[Problem]:
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
         """8-bit products that do not pay."""
         if self.fp8_compute:
             told = "makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
@@ -120,7 +121,7 @@ class SdxlFullOptim(sections.FullOptim):
         """The 23 rates of block_lr, or none."""
         return tuple(float(rate) for rate in self.block_lr.split(",")) if self.block_lr else ()
 
-    def check(self, run: Any) -> Iterator[Problem]:
+    def check(self, run: RunConfig) -> Iterator[Problem]:
         """The U-Net has 23 places for a rate."""
         yield from sections.FullOptim.check(self, run)
         if self.block_lrs and len(self.block_lrs) != 23:

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from library.families.sdxl import keys, model
+from library.families.sdxl.family import SdxlFamily
 from library.families.sdxl.folder import usual_scheduler
 from library.families.shared import clip, random_networks, random_tokenizers
 from library.families.shared.random_networks import CLIP_WORDS, InputShapes, RandomNetworks
@@ -55,8 +56,9 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
     from diffusers import UNet2DConditionModel
 
     attention = tuple(depth > 0 for depth in sizes.depth)
+    unet: Any = UNet2DConditionModel  # which declares numbers where it takes one for each level
     made = random_networks.empty(
-        lambda: UNet2DConditionModel(
+        lambda: unet(
             block_out_channels=sizes.unet,
             down_block_types=tuple("CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attention),
             up_block_types=tuple("CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attention)),
@@ -72,12 +74,12 @@ def _unet(sizes: SdxlSizes) -> nn.Module:
     return model.empty_unet({name: tuple(p.shape) for name, p in made.state_dict().items()})
 
 
-def adopt(family: Any, denoiser: nn.Module) -> None:
+def adopt(family: SdxlFamily, denoiser: nn.Module) -> None:
     """Tell a family what it otherwise reads from the header of its checkpoint."""
     family.layout = keys.Layout.of({name: tuple(p.shape) for name, p in denoiser.named_parameters()})
 
 
-def input_shapes(_: Any, denoiser: nn.Module) -> InputShapes:
+def input_shapes(_: Any, denoiser: Any) -> InputShapes:
     """What this denoiser reads, for one image."""
     wide = denoiser.config.cross_attention_dim
     pooled = denoiser.add_embedding.linear_1.in_features - 6 * model.SIZE_CHANNELS

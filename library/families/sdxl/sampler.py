@@ -1,7 +1,7 @@
 """Sample images of SDXL with the parts of a training, without a pipeline and without touching global random state."""
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import diffusers
 import torch
@@ -15,6 +15,9 @@ from library.families.sdxl import conditions
 from library.families.shared.sampler import Sampler, generator_of
 from library.objectives import diffusion
 from library.objectives.base import NoisedBatch
+
+if TYPE_CHECKING:
+    from library.families.sdxl.family import SdxlFamily
 
 LONGEST = 3  # chunks of 75 tokens that a prompt may have
 # --sample_sampler -> the scheduler's class in diffusers, and what differs from its defaults.
@@ -72,6 +75,8 @@ def _lms() -> type:
 
 class SdxlSampler(Sampler):
     """Denoises with the scheduler that sample_sampler names."""
+
+    family: "SdxlFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
         """Whether the negative prompt is steered away from."""

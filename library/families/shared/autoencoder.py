@@ -1,6 +1,7 @@
 """The image autoencoder (AutoencoderKL) of SDXL and FLUX: its names in single files, its sizes from its tensors."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from accelerate import init_empty_weights
 from torch import Tensor, nn
@@ -65,10 +66,11 @@ def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = Non
     """An AutoencoderKL of the sizes of its tensors (diffusers names), which it takes over without a copy."""
     from diffusers import AutoencoderKL
 
+    vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
     levels, layers = _counts(tensors)
     channels = [tensors[f"encoder.down_blocks.{i}.resnets.0.conv1.weight"].shape[0] for i in range(levels)]
     with init_empty_weights(include_buffers=False):
-        model = AutoencoderKL(
+        model = vae(
             in_channels=tensors["encoder.conv_in.weight"].shape[1],
             out_channels=tensors["decoder.conv_out.weight"].shape[0],
             down_block_types=("DownEncoderBlock2D",) * levels,

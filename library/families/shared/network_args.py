@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.values import quoted
 
@@ -77,7 +78,7 @@ class NetworkArgs:
     )
     conv_alpha: float | None = opt(None, "alpha of adapters on 3x3 convolutions", min=0.0)
 
-    def notes(self, _run: Any = None) -> Iterator[Problem]:
+    def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """What has no effect, and why."""
         if self.conv_alpha is not None and not self.conv_dim:
             yield Problem("network_args", "conv_alpha has no effect without conv_dim")

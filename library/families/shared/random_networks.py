@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -62,8 +63,9 @@ def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_conv
     """An image autoencoder; SDXL's has convolutions around its latents (`quant_convs`), FLUX.1's has none."""
     from diffusers import AutoencoderKL
 
+    vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
     return empty(
-        lambda: AutoencoderKL(
+        lambda: vae(
             down_block_types=("DownEncoderBlock2D",) * len(widths),
             up_block_types=("UpDecoderBlock2D",) * len(widths),
             block_out_channels=widths,

@@ -51,7 +51,7 @@ def clip_tokenizer(folder: Path, merges: int = 120, pad: str = "<|endoftext|>") 
 
 def t5_tokenizer(folder: Path) -> int:
     """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; returns the size of its vocabulary."""
-    from transformers import T5TokenizerFast
+    from transformers import T5Tokenizer
 
     counts = Counter(f"\u2581{word}" for word in _words(SENTENCES))
     total = sum(counts.values())
@@ -60,7 +60,7 @@ def t5_tokenizer(folder: Path) -> int:
     known = {word for word, _ in pieces}
     pieces += [(letter, -12.0) for letter in ["\u2581", *letters] if letter not in known]
     vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces]
-    tokenizer = T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=512)
+    tokenizer = T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=512)
     tokenizer.save_pretrained(str(folder))
     return len(tokenizer)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
 
@@ -72,8 +72,8 @@ class Sampler(ABC):
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Latents -> pixels [3, H, W] in [0, 1]. The VAE comes to the latents' device for this and goes back."""
-        vae = self.parts.vae
-        if not isinstance(vae, nn.Module):
+        vae: Any = self.parts.vae  # an AutoencoderKL
+        if vae is None:
             raise TypeError("sample images need a VAE")
         first = next(vae.parameters())
         home, dtype = first.device, first.dtype

@@ -79,11 +79,11 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
 
 
 @functools.cache
-def _dense(cls: type[nn.Module]) -> type[nn.Module]:
+def _dense(cls: type[nn.Module]) -> Any:
     """The layers after attention, without their cast to the type that the last matrix is kept in: it may be 8 bits."""
 
     class Dense(cls):
-        def forward(self, hidden_states: Tensor) -> Tensor:
+        def forward(self: Any, hidden_states: Tensor) -> Tensor:
             if hasattr(self, "wi_0"):
                 made = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
             else:
@@ -107,7 +107,7 @@ def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, T
     return made.input_ids, made.attention_mask
 
 
-def encode(model: nn.Module, ids: Tensor, mask: Tensor | None) -> Tensor:
+def encode(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
     """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]. Without mask, padding is read too."""
     device = model.shared.weight.device
     if mask is not None:

@@ -116,9 +116,9 @@ def keep(folder: Path, target: Path) -> Path:
 
 def load(folder: Path, name: str) -> Any:
     """Read a tokenizer from its folder. Nothing is unpickled and no network is asked."""
-    from transformers import CLIPTokenizer, T5TokenizerFast
+    from transformers import CLIPTokenizer, T5Tokenizer
 
-    reader = T5TokenizerFast if kind(name) == "Unigram" else CLIPTokenizer
+    reader = T5Tokenizer if kind(name) == "Unigram" else CLIPTokenizer
     try:
         return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
     except Exception as e:

@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.values import quoted
 
@@ -46,7 +47,7 @@ def header(path: str | Path) -> dict[str, tuple[int, ...]]:
     return {name.replace(COMPILED, ""): tuple(about["shape"]) for name, about in entries(path).items()}
 
 
-def entries(path: str | Path) -> dict[str, dict[str, Any]]:
+def entries(path: str | Path) -> dict[str, JsonObject]:
     """The raw header of a .safetensors file: dtype, shape and data_offsets by tensor name."""
     path = Path(path)
     if not path.is_file():
@@ -73,7 +74,7 @@ def entries(path: str | Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _data_length(path: Path, table: Mapping[str, Any]) -> int:
+def _data_length(path: Path, table: JsonMapping) -> int:
     """The bytes behind a header. ConfigError unless each tensor has a place of its own, of the size that it needs."""
     places = []
     for name, about in table.items():
@@ -137,13 +138,13 @@ def _opened(path: Path, mmap: bool) -> Any:
         raise ConfigError("{path} is a damaged safetensors file ({why}): download it again", path=path, why=e) from e
 
 
-def _without_numbers(about: Mapping[str, Any]) -> Any:
+def _without_numbers(about: JsonMapping) -> Any:
     import torch
 
     return torch.empty(about["shape"], dtype=getattr(torch, TYPES.get(about["dtype"], "float32")), device="meta")
 
 
-def _unpickled(path: Path) -> dict[str, Any]:
+def _unpickled(path: Path) -> JsonObject:
     """Tensors of a .ckpt or .bin, without running any code that may hide in it."""
     import torch
 
@@ -198,7 +199,7 @@ def _main(folder: Path, variant: str | None) -> Path:
     raise ConfigError("{folder}: no .safetensors weights in this folder", folder=folder)
 
 
-def assign(model: Any, tensors: Mapping[str, Any]) -> Any:
+def assign(model: Any, tensors: JsonMapping) -> Any:
     """Give a model built without memory its tensors, without a copy; every one must be there and fit."""
     model.load_state_dict(dict(tensors), strict=True, assign=True)
     return model.eval().requires_grad_(False)
@@ -209,7 +210,7 @@ def cast(tensor: Any, dtype: Any) -> Any:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
-def stored_oddly(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> str | None:
+def stored_oddly(path: Path, entries: Mapping[str, JsonMapping]) -> str | None:
     """Why the way the numbers are stored cannot be read: 8 bits with scales, other kinds of 8 bits, 4 bits."""
     scaled = ("scaled_fp8", "scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant")
     if any(name.rsplit(".", 1)[-1] in scaled for name in entries):

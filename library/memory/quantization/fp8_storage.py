@@ -9,18 +9,19 @@ from torch.nn import functional as F
 
 from library import families
 from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type
+from library.config.run_config import RunConfig
 from library.memory.quantization import fp8_matmul, int8
 
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8 = torch.float8_e4m3fn
 
 
-def compute_type(config: Any) -> torch.dtype:
+def compute_type(config: RunConfig) -> torch.dtype:
     """The type of matrix products, from `mixed_precision`."""
     return TYPES[config.precision.mixed_precision]
 
 
-def storage_type(config: Any) -> torch.dtype:
+def storage_type(config: RunConfig) -> torch.dtype:
     """The type the denoiser is loaded in.
 
     Adapters learn on a frozen base in the compute type. A whole model learns on float32 masters, unless `full_bf16` or
@@ -33,7 +34,7 @@ def storage_type(config: Any) -> torch.dtype:
     return torch.float32
 
 
-def store_blocks(blocks: Iterable[Sequence[nn.Module]], config: Any, device: torch.device) -> None:
+def store_blocks(blocks: Iterable[Sequence[nn.Module]], config: RunConfig, device: torch.device) -> None:
     """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
 
     With `fp8_compute` linear layers multiply in 8 bits too, where the device can. With `int8_base` the matrices are
@@ -48,7 +49,7 @@ def store_blocks(blocks: Iterable[Sequence[nn.Module]], config: Any, device: tor
             _store(block, device if multiply else None)
 
 
-def store_encoders(encoders: Mapping[str, nn.Module], config: Any) -> None:
+def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None:
     """The same for the layers of text encoders. Call it before they are used, and before they get adapters."""
     if config.adapters and config.precision.fp8_encoders:
         for encoder in encoders.values():
