@@ -1,12 +1,15 @@
 """How long files and functions may be. A reader's patience is a budget like any other."""
 
 import ast
+import re
+import tomllib
 
 from tests import source
 
 FILE_LINES = 400
 FUNCTION_LINES = 60
 LATE_IMPORTS = 80  # inside functions, where loading torch or another package of seconds late is the reason
+ANY_PER_100 = 6.5  # annotations that say nothing, of 100: values of other packages, and what a file may hold
 
 # Longer functions, each with the reason why cutting it would make it worse.
 EXCEPTIONS: dict[str, str] = {}
@@ -35,3 +38,21 @@ def test_imports_inside_functions_are_few():
     late = [f"{source.module(p)}:{line}" for p in source.files()
             for line in sorted({found.line for found in source.imports(p) if found.when == "call"})]  # fmt: skip
     assert len(late) <= LATE_IMPORTS, "import with the module, or mend the circle:\n" + "\n".join(late)
+
+
+def test_few_annotations_are_any():
+    every = [text for path in source.files() for text in annotations(ast.parse(path.read_text(encoding="utf-8")))]
+    unsaid = [text for text in every if re.search(r"\bAny\b", text)]
+    assert len(unsaid) / len(every) * 100 <= ANY_PER_100, f"{len(unsaid)} of {len(every)} annotations say Any"
+
+
+def annotations(tree):
+    for node in ast.walk(tree):
+        found = [getattr(node, name, None) for name in ("annotation", "returns")]
+        yield from (ast.unparse(one) for one in found if isinstance(one, ast.AST))
+
+
+def test_the_types_of_all_rooms_are_checked():
+    config = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pyright"]
+    assert {"library", "kohya_gui", "benchmarks"} <= {*config["include"]}
+    assert not {"exclude", "ignore"} & config.keys() and config["typeCheckingMode"] == "standard"

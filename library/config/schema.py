@@ -24,9 +24,6 @@ from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.config.values import Option, closest, did_you_mean
 
-if typing.TYPE_CHECKING:
-    from library.config.sections.run import Run
-
 __all__ = [
     "ConfigError",
     "Layer",
@@ -138,12 +135,12 @@ def _option(field: dataclasses.Field, hint: Any, section: str) -> Option:
     return Option(field.name, section, kind, many, optional, choices, is_open, field.default, field.metadata)
 
 
-def values(config: "RunConfig | Run") -> JsonObject:
+def values(config: Any) -> JsonObject:
     """Every option's value by name."""
     return {o.name: getattr(getattr(config, o.section), o.name) for o in options(type(config)).values()}
 
 
-def changed(config: "RunConfig | Run", secrets: bool = False) -> dict[str, JsonObject]:
+def changed(config: Any, secrets: bool = False) -> dict[str, JsonObject]:
     """What differs from the defaults, by section: a preset, a run's TOML and its record are all this.
 
     Tokens and keys stay out of files unless `secrets` is asked for.
@@ -239,7 +236,7 @@ def notes(config: RunConfig) -> list[Problem]:
     return list(_ask(config, "notes"))
 
 
-def defaults(config: "RunConfig | Run", *names: str) -> JsonObject:
+def defaults(config: Any, *names: str) -> JsonObject:
     """The defaults of some options, for a fix that switches them off; of those that the config has."""
     known = options(type(config))
     return {name: known[name].default for name in names if name in known}
@@ -293,9 +290,7 @@ def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, probl
     return None
 
 
-def _convert(
-    config: type[RunConfig], old: JsonMapping, chosen: dict[str, tuple[str, str, Any]], told: list[Problem]
-) -> None:
+def _convert(config: type[RunConfig], old: JsonMapping, chosen: dict[str, Any], told: list[Problem]) -> None:
     """Choose the options that checked values of old ones became."""
     if old:
         converted, said = config.convert(old, chosen.keys())

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config import dataset as datasets
-from library.config.dataset import DatasetConfig, SubsetConfig
+from library.config.dataset import DatasetConfig, SubsetConfig, drafted
 from library.config.problems import ConfigError, Problem, Text, counted
 from library.config.run_config import RunConfig
 from library.data import captions, folders, metadata
@@ -72,7 +71,7 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     With `keep` false nothing is written, whatever cache_info says.
     """
     result = Survey(ImageSet([], ()), report, keep)
-    made, result.problems = datasets.drafted(config)
+    made, result.problems = drafted(config)
     every = tuple(
         _with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
     )
@@ -146,7 +145,7 @@ def _images_of(result: Survey, position: int, dataset: DatasetConfig, seed: int)
             continue
         made = [
             image
-            for one, size, words in _sized_and_read(result, subset, _find(result, subset))
+            for one, size, words in _read_sizes(result, subset, _find(result, subset))
             if (image := _image(result, rules, (position, subset), one._replace(size=size, caption=words)))
         ]
         if subset.is_reg:
@@ -282,9 +281,7 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
     return sorted(found, key=lambda one: one.path)
 
 
-def _sized_and_read(
-    result: Survey, subset: SubsetConfig, found: list[FoundImage]
-) -> list[tuple[FoundImage, Size, str]]:
+def _read_sizes(result: Survey, subset: SubsetConfig, found: list[FoundImage]) -> list[tuple[FoundImage, Size, str]]:
     """Look into image headers and caption files where that is still needed."""
     known = _Remembered(result, subset)
     phase = "reading image sizes" if any(one.size is None for one in found) else "reading captions"
@@ -364,8 +361,7 @@ def _facts(result: Survey, subset: SubsetConfig, known: _Remembered, one: FoundI
 
 def _count_unread(result: Survey, subset: SubsetConfig, name: str, text: str, others: int = 0) -> None:
     """Remember how many lines of a caption are not used, besides others that are known of."""
-    more = 0 if subset.enable_wildcard else captions.lines(text).count("\n") + others
-    if more:
+    if more := 0 if subset.enable_wildcard else captions.lines(text).count("\n") + others:
         result.unread[name] = more
 
 

@@ -116,7 +116,7 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield lighter if config.precision.full_bf16 else {"full_bf16": True}
 
 
-def advised(changes: Overrides, config: Any) -> str:
+def advised(changes: Overrides, config: RunConfig) -> str:
     """What to do to a config, in words: "use fp8_base", "lower train_batch_size"."""
 
     def one(name: str, value: Any) -> str:
