@@ -7,7 +7,6 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
-from library.data.images import ImageSet
 
 SUBSET = (
     *("color_aug", "flip_aug", "random_crop", "shuffle_caption", "keep_tokens", "keep_tokens_separator"),
@@ -16,7 +15,7 @@ SUBSET = (
 
 
 def dataset_stats(
-    images: ImageSet, config: RunConfig, batches_per_epoch: int, epochs: int, total_batch_size: int
+    images: Any, config: RunConfig, batches_per_epoch: int, epochs: int, total_batch_size: int
 ) -> JsonObject:
     """Metadata about the data, by ss_ key without the prefix, values not yet text.
 
@@ -49,7 +48,7 @@ def tag_frequency(items: Iterable[Any]) -> dict[str, dict[str, int]]:
     return {folder: dict(counter) for folder, counter in found.items()}
 
 
-def _single(images: ImageSet, dataset: JsonMapping, total_batch_size: int) -> JsonObject:
+def _single(images: Any, dataset: JsonMapping, total_batch_size: int) -> JsonObject:
     template = images.datasets[0]
     subset = template.subsets[0] if template.subsets else template.template
     same = ("batch_size_per_device", "resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_info")
@@ -66,7 +65,7 @@ def _single(images: ImageSet, dataset: JsonMapping, total_batch_size: int) -> Js
     }
 
 
-def _dataset(images: ImageSet, position: int) -> JsonObject:
+def _dataset(images: Any, position: int) -> JsonObject:
     dataset = images.datasets[position]
     items = [image for image in images.items if image.dataset == position]
     subsets: dict[int, list[Any]] = {}
