@@ -129,7 +129,7 @@ def advised(changes: Overrides, config: RunConfig) -> str:
     return " and ".join(one(name, value) for name, value in changes.items())
 
 
-def shown(changes: Mapping[str, Any]) -> str:
+def shown(changes: JsonMapping) -> str:
     """Options and their values, as a config file has them."""
     return ", ".join(f"{name} = {str(value).lower()}" for name, value in changes.items())
 
