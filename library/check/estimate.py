@@ -184,7 +184,7 @@ def tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
     places = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
     if block.is_convolution or not (words := families.facts(config.family).text_tokens):
         return places
-    return places + (getattr(config.model, "t5xxl_max_token_length", None) or words)
+    return places + (getattr(config.model, "text_tokens", None) or words)
 
 
 # ---- time

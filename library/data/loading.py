@@ -5,8 +5,10 @@ What a batch holds is a pure function of (seed, epoch, index). Workers, processe
 
 import functools
 import hashlib
+import itertools
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from random import Random
@@ -45,6 +47,7 @@ class Batch:
     text: dict[str, Tensor] | None = None  # by the names of the family's cache, when captions are cached
     mask: Tensor | None = None  # float32 [B,1,h,w]; the loss is multiplied by it
     keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's own answer
+    text_length: int | None = None  # tokens of its captions that a step reads; None: all
     full: int = 0  # how many images a batch of this data set has, where it is not the last of its bucket
 
     def __len__(self) -> int:
@@ -96,6 +99,7 @@ class Batches:
         self._buckets = images.buckets()
         self._sizes = {key: images.datasets[key[0]].batch_size for key in self._buckets}
         self._length = -(-sum(self.shapes.values()) // world)
+        self._text_lengths: dict[int, int] = {}  # by area of the latents
         self._workers = num_workers(config.data.max_data_loader_n_workers)
         self._pool: ThreadPoolExecutor | None = None
         self._pin = torch.cuda.is_available()
@@ -132,6 +136,20 @@ class Batches:
                 return self.make(Draw(self.epoch, 0, tuple(members[:number])))
         raise ValueError(f"there are no batches of {number} images with latents of {height} x {width}")
 
+    # Why: docs/decisions/2026-11-22-one-text-length-for-a-size.md
+    def cut_text(self, length: Callable[[Collection[str]], int | None]) -> list[int]:
+        """Let each batch say how much text a step reads: `length` of the captions of all images up to its size.
+
+        Returns the lengths that occur, none where nothing is cut.
+        """
+        areas: dict[int, set[str]] = {}
+        for image in self.images.items:
+            width, height = image.fit.bucket
+            areas.setdefault(height // LATENT * (width // LATENT), set()).add(image.caption)
+        found = {area: own for area in sorted(areas) if (own := length(areas[area])) is not None}
+        self._text_lengths = dict(zip(found, itertools.accumulate(found.values(), max), strict=True))
+        return sorted(set(self._text_lengths.values()))
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, or stay in the middle of it when it is the current one."""
         if epoch != self.epoch:
@@ -165,6 +183,7 @@ class Batches:
         parts = list(self.described(draw))
         batch = _together([self._sample(part) for part in parts], [part.image for part in parts])
         batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
+        batch.text_length = self._text_lengths.get(math.prod(batch.shape))
         return batch.pinned() if self._pin else batch
 
     # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md

@@ -1,6 +1,6 @@
 """What a model family answers, and the values it hands around. Importing this needs no torch."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -138,6 +138,13 @@ class Family(Protocol):
     @property
     def text_lengths(self) -> Mapping[str, int]:
         """How many tokens the arrays of the text cache are long, of those that are of tokens."""
+        ...
+
+    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+        """How many tokens of the arrays in `text_lengths` a training step reads, whose images have these captions.
+
+        None for all. Of more captions it is never less.
+        """
         ...
 
     def text(

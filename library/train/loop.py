@@ -1,5 +1,6 @@
 """The training, read from top to bottom."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +64,12 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         encoding.encode(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
         clock = Clock.of(config, len(batches))
+        cut = batches.cut_text(functools.partial(family.train_text_length, components))
         batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
         journal.plan(clock, data.summary(images), batches)
+        if cut:
+            lengths = " to ".join(map(str, dict.fromkeys([cut[0], cut[-1]])))
+            journal.say(f"Steps read {lengths} tokens of the captions, validation and samples read all.")
 
         # What learns: the whole model, or adapters inside it.
         method = methods.attach(components, family, config)

@@ -85,6 +85,9 @@ class LossFunction:
             learns = any(self.method.trained_parts.get(name) for name in live)
             with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
                 text |= self.family.text(self.components, batch.captions, tuple(live))
+        if length := batch.text_length:
+            cut = text.keys() & self.family.text_lengths.keys()
+            text |= {name: text[name][:, :length].contiguous() for name in cut}
         return text
 
     def _without_adapters(self, predict: Callable[[], Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """FLUX.1 as a family: how its files become networks, captions become conditions, latents become a training step."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, "tokenizer_2")}
 PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 BASE = checkpoint.PARTS["denoiser"].option
+T5_STEP = 64  # tokens that a cut length of text is a multiple of
 T5_LENGTH = {True: 512, False: 256}  # tokens that dev (with guidance) and schnell were trained with
 
 
@@ -97,6 +98,16 @@ class FluxFamily:
     def text_lengths(self) -> dict[str, int]:
         """Of the arrays in the text cache."""
         return dict.fromkeys(("t5_out", "txt_ids", "t5_attn_mask"), self.text_length)
+
+    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+        """Tokens of T5 that a step reads of these captions, as t5xxl_train_length says; None for all."""
+        wanted = self.config.model.t5xxl_train_length
+        if wanted == "max":
+            return None
+        longest = 256
+        if wanted == "longest":
+            longest = t5.longest(parts.tokenizers["t5xxl"], captions, self.text_length)
+        return min(-(-longest // T5_STEP) * T5_STEP, self.text_length)
 
     def problems(self) -> Iterator[Problem]:
         """What is missing or wrong among the model's files, each in a sentence; reads headers only."""

@@ -64,6 +64,12 @@ class FluxModel(sections.Model):
         ceiling=8192,
         label="T5 caption length",
     )
+    t5xxl_train_length: Literal["max", "256", "longest"] = opt(
+        "max",
+        "T5 tokens that a step reads: all, up to 256, or as many as the longest caption has. Fewer are faster.",
+        label="T5 length in training",
+        advanced=True,
+    )
     apply_t5_attn_mask: bool = opt(
         False,
         "Mask the padding after a caption, in the attention of T5 and the transformer.",
@@ -73,6 +79,26 @@ class FluxModel(sections.Model):
         3.5, "The guidance value that the model is given during training. 1 is usual for FLUX.1 dev.", min=0.0
     )
     model_type: Literal["flux", "chroma"] = opt("flux", "The type of the transformer.", advanced=True)
+
+    @property
+    def text_tokens(self) -> int | None:
+        """The most tokens of text that a step reads, where the options say it."""
+        known, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
+        return min(known, most) if known and most else known or most
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Captions that are encoded in each step may have another length each time."""
+        yield from sections.Model.check(self, run)
+        if self.t5xxl_train_length == "longest" and not run.cache.text:
+            yield Problem("t5xxl_train_length",
+                "= longest needs cache_text_encoder_outputs: switch that on, or use 256",
+                also="cache_text_encoder_outputs", fix={"t5xxl_train_length": "256"})  # fmt: skip
+
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
+        """There may be nothing to cut."""
+        if self.t5xxl_train_length == "256" and (self.t5xxl_max_token_length or 512) <= 256:
+            yield Problem("t5xxl_train_length", "has no effect: t5xxl_max_token_length is {length}",
+                length=self.t5xxl_max_token_length, fix={"t5xxl_train_length": "max"})  # fmt: skip
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
         """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""

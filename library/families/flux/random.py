@@ -94,7 +94,7 @@ def adopt(family: FluxFamily, denoiser: Flux) -> None:
 
 def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     """What this denoiser reads, for one image."""
-    length, sizes = family.text_length, denoiser.sizes
+    length, sizes = min(family.text_length, family.config.model.text_tokens or family.text_length), denoiser.sizes
     text = {"l_pooled": (sizes.vector_channels,), "t5_out": (length, sizes.text_channels)}
     return InputShapes(sizes.in_channels // 4, text | {"txt_ids": (length, 3), "t5_attn_mask": (length,)})
 

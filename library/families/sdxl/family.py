@@ -1,7 +1,7 @@
 """SDXL as a family: how its checkpoint becomes networks, captions become conditions, latents become a training step."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +161,10 @@ class SdxlFamily:
         """Of the arrays in the text cache."""
         chunks = clip.chunks_of(self.config.model.max_token_length)
         return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * chunks + 2)
+
+    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+        """All of it."""
+        return None
 
     def text(
         self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None

@@ -107,6 +107,12 @@ def tokens(tokenizer: Any, texts: Sequence[str], length: int) -> tuple[Tensor, T
     return made.input_ids, made.attention_mask
 
 
+def longest(tokenizer: Any, texts: Iterable[str], length: int) -> int:
+    """The most tokens that one of these texts has, with the end mark, of at most `length`."""
+    ids = tokenizer(list(texts), max_length=length, truncation=True, add_special_tokens=True).input_ids
+    return max(map(len, ids), default=0)
+
+
 def encode(model: Any, ids: Tensor, mask: Tensor | None) -> Tensor:
     """Token ids [B, L] -> the last hidden states after the final norm [B, L, C]. Without mask, padding is read too."""
     device = model.shared.weight.device

@@ -1,6 +1,6 @@
 """The toy as a family."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,10 @@ class Toy:
     def text_lengths(self) -> Mapping[str, int]:
         """Of the arrays in the text cache."""
         return {"words": 77}
+
+    def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
+        """All of it."""
+        return None
 
     def text(
         self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None

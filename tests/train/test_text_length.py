@@ -1,0 +1,106 @@
+"""A step that reads fewer tokens of text: as if T5 had given no more, and with no graph more than before."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from library.config.problems import ConfigError
+from library.train.loss import LossFunction
+from tests.training import config_of, train, untouched
+
+SCRIPT = "flux_train_network"
+DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
+SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (96, 48), (64, 96), (96, 64), (48, 80), (80, 48), (80, 80), (48, 112),
+         (112, 48)]  # fmt: skip
+BUCKETS = {"resolution": "80", "min_bucket_reso": 16, "bucket_reso_steps": 16, "bucket_no_upscale": True}
+
+
+def described(folder, sizes, words):
+    """Pictures, each with a caption of so many words."""
+    place = folder / "1_zorb toy"
+    place.mkdir(parents=True)
+    for number, (size, count) in enumerate(zip(sizes, words, strict=True)):
+        colour = np.random.default_rng(number).integers(0, 255, 3)
+        Image.new("RGB", size, tuple(map(int, colour))).save(place / f"{number:02}.png")
+        (place / f"{number:02}.txt").write_text("red " * count, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def run(demo, tmp_path):
+    count = iter(range(100))
+
+    def start(folder, script=SCRIPT, **values):
+        given = {"t5xxl_max_token_length": 256, "output_dir": tmp_path / f"run{next(count)}", "max_train_steps": 3}
+        return train(config_of(demo, script, train_data_dir=folder, **given | values))
+
+    return start
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The tokens of image and of text that each loss was made with, and whether gradients were on."""
+    found, text_of = [], LossFunction.text
+
+    def text(self, batch):
+        text = text_of(self, batch)
+        found.append((batch.shape[0] * batch.shape[1] // 4, text["t5_out"].shape[1], torch.is_grad_enabled()))
+        assert text["t5_out"].shape[:2] == text["t5_attn_mask"].shape == text["txt_ids"].shape[:2]
+        return text
+
+    monkeypatch.setattr(LossFunction, "text", text)
+    return found
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_masked_run_gives_the_numbers_of_a_shorter_maximum(run, read, tmp_path, cached):
+    folder = described(tmp_path / "set", [(64, 64)] * 3, (5, 30, 90))
+    values = {"apply_t5_attn_mask": True, "cache_text_encoder_outputs": cached, "train_batch_size": 2}
+    cut = run(folder, t5xxl_max_token_length=320, t5xxl_train_length="256", **values)
+    assert {length for _, length, _ in read} == {256}
+    assert cut.losses == pytest.approx(run(folder, t5xxl_max_token_length=256, **values).losses, rel=1e-5)
+    assert cut.losses != run(folder, t5xxl_max_token_length=320, **values | {"apply_t5_attn_mask": False}).losses
+
+
+def test_files_keep_all_tokens_and_serve_every_length(run, read, tmp_path):
+    folder = described(tmp_path / "set", [(64, 64)] * 3, (5, 30, 90))
+    whole = run(folder, **DISK)
+    with untouched(folder):
+        longest = run(folder, t5xxl_train_length="longest", **DISK)
+        assert run(folder, t5xxl_train_length="longest", cache_text_encoder_outputs=True).losses == longest.losses
+        assert run(folder, **DISK).losses == whole.losses != longest.losses
+    for file in folder.rglob("*_te.npz"):
+        with np.load(file) as npz:
+            assert npz["t5_out"].shape[0] == npz["t5_attn_mask"].shape[0] == 256
+    assert {length for _, length, _ in read} == {256, 128}  # 90 words and the end mark
+
+
+def test_validation_and_previews_read_all(run, read, tmp_path):
+    folder = described(tmp_path / "set", [(64, 64)] * 6, (5, 30, 20, 30, 8, 9))
+    measured = run(folder, t5xxl_train_length="longest", validation_split=0.3, validate_every_n_steps=1)
+    assert measured.events("validation")
+    assert {(length, learns) for _, length, learns in read} == {(64, True), (256, False)}
+
+
+@pytest.mark.parametrize("dynamic", ["auto", "false"])
+def test_a_dozen_sizes_and_lengths_need_the_graphs_of_one_length(run, read, tmp_path, dynamic):
+    folder = described(tmp_path / "set", SIDES, (5, 70, 12, 9, 61, 130, 3, 8, 4, 220, 62, 100))
+    eager = {"script": "flux_train", "max_train_steps": 12, "t5xxl_train_length": "longest", **BUCKETS}
+    compiled = eager | {"compile": True, "compile_backend": "eager", "compile_dynamic": dynamic}
+    cut, plain = run(folder, **compiled), run(folder, **compiled | {"t5xxl_train_length": "max", "max_train_steps": 1})
+    graphs = cut.facts["compile"]
+    assert graphs["graphs"] == graphs["predicted"] == plain.facts["compile"]["graphs"]
+    assert not graphs["recompiles"] and {event["step"] for event in cut.events("compile")} == {0}
+    lengths = sorted({(image, text) for image, text, _ in read if text < 256})
+    assert len({image for image, _ in lengths}) == len(lengths) >= 5
+    assert [text for _, text in lengths] == sorted(text for _, text in lengths) and len({t for _, t in lengths}) >= 3
+    assert cut.losses == pytest.approx(run(folder, **eager).losses)
+
+
+def test_what_cannot_be_known_ahead_is_refused_and_what_changes_nothing_is_said(demo, tmp_path):
+    with pytest.raises(ConfigError, match="t5xxl_train_length = longest needs cache_text_encoder_outputs"):
+        config_of(demo, SCRIPT, cache_text_encoder_outputs=False, t5xxl_train_length="longest")
+    short = config_of(demo, SCRIPT, t5xxl_train_length="256")
+    assert ["has no effect: t5xxl_max_token_length is 32" in note for note in short.model.notes(short)] == [True]
+    assert config_of(demo, SCRIPT, t5xxl_max_token_length=512, t5xxl_train_length="256").model.text_tokens == 256
