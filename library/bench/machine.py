@@ -1,4 +1,4 @@
-"""The machine that is measured on: what it is, and how fast it multiplies matrices."""
+"""The machine that is measured on: what it is, and what is free on it."""
 
 import platform
 
@@ -7,10 +7,7 @@ import torch
 
 from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
-from library.measuring import timing
-
-SECONDS, MOST = 0.4, 2000  # of multiplying, per size
-SIZES = {"cuda": (4096, 8192), "cpu": (512, 1024)}
+from library.measuring import matrix_rate, timing
 
 
 def device(asked: str) -> torch.device:
@@ -28,7 +25,7 @@ def device(asked: str) -> torch.device:
         raise ConfigError(
             "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first(error)
         ) from error
-    if made.type not in SIZES:
+    if made.type not in matrix_rate.SIZES:
         raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=asked)
     return made
 
@@ -67,18 +64,6 @@ def free_bytes(on: torch.device) -> int:
     if on.type == "cuda":
         return torch.cuda.mem_get_info(on)[0]
     return psutil.virtual_memory().available
-
-
-def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
-    """The best rate of plain matrix products of this type, in TFLOP/s: what utilisation is measured against."""
-    best: JsonObject = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
-    for size in SIZES[on.type]:
-        a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
-        plan = timing.TimingPlan(steps=MOST, seconds=SECONDS)
-        rate = 2 * size**3 / timing.measure(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
-        if rate > best["tflops"]:
-            best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}
-    return best
 
 
 def _first(error: BaseException) -> str:

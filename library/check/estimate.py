@@ -8,13 +8,14 @@ earlier run where there is one, else a share of what its GPU can do on paper.
 
 from dataclasses import asdict, dataclass, field
 
-from library import families
-from library.check.model_stats import BlockStats, ModelStats, model_stats
 from library.config.json_types import JsonObject
 from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import build, read_toml, replace
 from library.config.sections import AdapterRun
+from library.measuring import matrix_rate
+from library.measuring.model_stats import ModelStats, model_stats
+from library.measuring.operations import operations_of_image, tokens
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
 
@@ -37,12 +38,6 @@ USUAL_STATES = 8  # two float32 numbers, as AdamW has them
 CONTEXT = 0.7 * GIB  # what the driver, cuBLAS and cuDNN take for themselves
 SLACK = 1.05  # holes between tensors
 
-# Dense bf16 matrix products on paper, in TFLOP/s, by a part of the GPU's name. The first that fits counts.
-PAPER = {"B200": 2250, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800": 312, "L40S": 362,
-         "RTX 6000 Ada": 364, "RTX PRO 6000": 500, "A6000": 155, "A40": 150, "L4": 121, "A10": 125, "T4": 65,
-         "V100": 112,
-         "5090": 210, "5080": 113, "5070 Ti": 88, "5070": 62, "5060": 48, "4090": 165, "4080": 98, "4070 Ti": 80,
-         "4070": 58, "4060": 30, "3090": 71, "3080": 60, "3070": 41, "3060": 26}  # fmt: skip
 LAUNCH = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, which small steps wait for
 FULL = 64  # a rank about as large as LoKr's factors without a low-rank part
 RUNS = 30  # earlier runs to learn from
@@ -86,11 +81,9 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     counted = "counted parameters" if model.counted else "the parameters of the published model"
     rate, known = last_run_rate(config, gpu, model)
     if not rate and gpu:
-        tflops, share = (
-            next((v for part, v in PAPER.items() if part in gpu), 0),
-            model.utilization[config.compile.compile],
-        )
-        rate, known = tflops * 1e12 * share, Text("{share} of what this GPU can do on paper", share=f"{share:.0%}")
+        share = model.utilization[config.compile.compile]
+        rate = matrix_rate.on_paper(gpu) * 1e12 * share
+        known = Text("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
@@ -179,28 +172,13 @@ def _activations(config: RunConfig, model: ModelStats, size: tuple[int, int]) ->
     return largest + (0 if memory.cpu_offload_checkpointing else doors)
 
 
-def tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:
-    """Places of the picture in a block, and the words beside them where it reads both in one stream."""
-    places = (size[0] // 8 // block.downsampling) * (size[1] // 8 // block.downsampling)
-    if block.is_convolution or not (words := families.facts(config.family).text_tokens):
-        return places
-    return places + (getattr(config.model, "text_tokens", None) or words)
-
-
 # ---- time
 
 
 def operations(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> float:
     """Floating point operations of one optimizer step of one process."""
-    forward = 0.0
-    for block in model.blocks:
-        places = tokens(config, block, size)
-        attention = 4 * places**2 * block.width if not block.is_convolution else 0
-        forward += 2 * block.parameters * places * block.cost.used + attention
-    memory = config.memory  # what is computed a second time in the backward pass, as a share of a forward pass
-    again = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
-    passes = (2 if config.adapters else 3) + again
-    return forward * passes * config.data.train_batch_size * config.steps.gradient_accumulation_steps
+    images = config.data.train_batch_size * config.steps.gradient_accumulation_steps
+    return operations_of_image(config, model, size) * images
 
 
 def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float, str]:

@@ -18,7 +18,6 @@ import torch
 from library import data, families
 from library.check import estimate as fitting
 from library.check import isolated, preflight
-from library.check.model_stats import model_stats
 from library.compiler import checks
 from library.config.command import Launch
 from library.config.json_types import JsonObject
@@ -31,6 +30,7 @@ from library.data.images import ImageSet
 from library.families import config_class
 from library.files import free_space
 from library.measuring.candidates import saving_memory
+from library.measuring.model_stats import model_stats
 from library.train.clock import Clock
 
 # Sections of the config -> the topic that a sentence about one of their options belongs to.

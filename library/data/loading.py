@@ -99,7 +99,7 @@ class Batches:
         self._buckets = images.buckets()
         self._sizes = {key: images.datasets[key[0]].batch_size for key in self._buckets}
         self._length = -(-sum(self.shapes.values()) // world)
-        self._text_lengths: dict[int, int] = {}  # by area of the latents
+        self.text_lengths: dict[int, int] = {}  # that steps read, by area of the latents; empty: all of the text
         self._workers = num_workers(config.data.max_data_loader_n_workers)
         self._pool: ThreadPoolExecutor | None = None
         self._pin = torch.cuda.is_available()
@@ -137,18 +137,14 @@ class Batches:
         raise ValueError(f"there are no batches of {number} images with latents of {height} x {width}")
 
     # Why: docs/decisions/2026-11-22-one-text-length-for-a-size.md
-    def cut_text(self, length: Callable[[Collection[str]], int | None]) -> list[int]:
-        """Let each batch say how much text a step reads: `length` of the captions of all images up to its size.
-
-        Returns the lengths that occur, none where nothing is cut.
-        """
+    def cut_text(self, length: Callable[[Collection[str]], int | None]) -> None:
+        """Let each batch say how much text a step reads: `length` of the captions of all images up to its size."""
         areas: dict[int, set[str]] = {}
         for image in self.images.items:
             width, height = image.fit.bucket
             areas.setdefault(height // LATENT * (width // LATENT), set()).add(image.caption)
         found = {area: own for area in sorted(areas) if (own := length(areas[area])) is not None}
-        self._text_lengths = dict(zip(found, itertools.accumulate(found.values(), max), strict=True))
-        return sorted(set(self._text_lengths.values()))
+        self.text_lengths = dict(zip(found, itertools.accumulate(found.values(), max), strict=True))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, or stay in the middle of it when it is the current one."""
@@ -183,7 +179,7 @@ class Batches:
         parts = list(self.described(draw))
         batch = _together([self._sample(part) for part in parts], [part.image for part in parts])
         batch.full = self.images.datasets[self.images.items[draw.images[0]].dataset].batch_size
-        batch.text_length = self._text_lengths.get(math.prod(batch.shape))
+        batch.text_length = self.text_lengths.get(math.prod(batch.shape))
         return batch.pinned() if self._pin else batch
 
     # Why: docs/decisions/2026-11-20-debug-dataset-makes-the-same-draws.md

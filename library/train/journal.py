@@ -124,6 +124,9 @@ class Journal:
             f"{data['images']} images, {len(batches)} batches per epoch in {sizes} size{'s' * (sizes != 1)}; "
             f"{clock.total} steps in {clock.epochs} epochs"
         )
+        if lengths := sorted(set(batches.text_lengths.values())):
+            span = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else lengths[0]
+            self.say(f"Steps read {span} tokens of the captions, validation and samples read all")
 
     def step(self, line: JsonMapping, total: int) -> None:
         """The numbers of a step: all of them for record and trackers, a line on the console now and then."""

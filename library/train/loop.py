@@ -18,7 +18,7 @@ from library.data.loading import Batch, Batches
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
-from library.train import autotune, resume_state, rng
+from library.train import autotune, resume_state, rng, utilization
 from library.train.checkpointer import Checkpointer
 from library.train.clock import Clock
 from library.train.journal import Journal
@@ -64,12 +64,9 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         encoding.encode(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
         clock = Clock.of(config, len(batches))
-        cut = batches.cut_text(functools.partial(family.train_text_length, components))
+        batches.cut_text(functools.partial(family.train_text_length, components))
         batches.go_to(clock.epoch, clock.in_epoch * config.steps.gradient_accumulation_steps)
         journal.plan(clock, data.summary(images), batches)
-        if cut:
-            lengths = " to ".join(map(str, dict.fromkeys([cut[0], cut[-1]])))
-            journal.say(f"Steps read {lengths} tokens of the captions, validation and samples read all.")
 
         # What learns: the whole model, or adapters inside it.
         method = methods.attach(components, family, config)
@@ -127,7 +124,21 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
         checkpointer.when_due()
 
     journal.completed = clock.done
-    return checkpointer.final()
+    file = checkpointer.final()
+    tell_utilization(training)
+    return file
+
+
+def tell_utilization(training: Training) -> None:
+    """Say which share of the GPU's matrix rate the steps reached, where enough of them were timed."""
+    seconds = training.step_log.meter.speed(training.clock.step).get("s_it")
+    if not seconds or training.world.device.type != "cuda" or not training.world.main:
+        return
+    operations = utilization.step_operations(training.config, training.batches.kinds())
+    found = utilization.utilization(operations, seconds, training.world.device)
+    if found:
+        training.journal.note(utilization=found)
+        training.journal.say(utilization.sentence(found))
 
 
 def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from

@@ -8,10 +8,10 @@ import torch
 
 from kohya_gui.panel import actions, history
 from library.check import estimate, report
-from library.check.model_stats import model_stats
 from library.config.schema import ConfigError, build, replace, to_toml
 from library.families import config_class
 from library.files import remove_folder
+from library.measuring.model_stats import model_stats
 from library.outputs import paths
 from library.runs import reader, resume
 from library.runs.lineage import step_of

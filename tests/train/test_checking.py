@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from library.bench import probe
-from library.check import estimate, model_stats
+from library.check import estimate
 from library.check import report as checking
 from library.cli import main
 from library.config.idle import ADAPTERS, FLOW, SHARED, WHOLE, idle
@@ -27,6 +27,7 @@ from library.config.schema import (
     values,
 )
 from library.families import RUNS, config_class
+from library.measuring import model_stats
 from library.measuring.result import Measured
 from library.runs import layout
 from tests.training import command

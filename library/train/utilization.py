@@ -1,0 +1,41 @@
+"""Which share of what a GPU can multiply the steps of a training made use of (MFU, model FLOPs utilisation)."""
+
+from collections import Counter
+
+import torch
+
+from library.config.run_config import RunConfig
+from library.data.caches import LATENT
+from library.measuring import matrix_rate
+from library.measuring.model_stats import model_stats
+from library.measuring.operations import operations_of_image
+
+
+def step_operations(config: RunConfig, kinds: Counter[tuple[int, int, int]]) -> float:
+    """Floating point operations of a mean step of one process, by the kinds of its batches (`Batches.kinds`)."""
+    model, done = model_stats(config), 0.0
+    for (images, height, width), number in kinds.items():
+        done += number * images * operations_of_image(config, model, (width * LATENT, height * LATENT))
+    return done / kinds.total() * config.steps.gradient_accumulation_steps
+
+
+def utilization(operations: float, seconds: float, device: torch.device) -> dict[str, float]:
+    """TFLOP/s of steps with so many operations and seconds, those of the GPU, and the share; nothing on a CPU.
+
+    The GPU's are those in its data sheet, for bf16, or measured where its name is not known and memory is left.
+    """
+    if device.type != "cuda":
+        return {}
+    rate = matrix_rate.on_paper(torch.cuda.get_device_name(device))
+    try:
+        rate = rate or matrix_rate.measured(device, torch.bfloat16)["tflops"]
+    except torch.OutOfMemoryError:
+        return {}
+    reached = operations / seconds / 1e12
+    return {"tflops": round(reached, 1), "gpu_tflops": rate, "share": round(reached / rate, 3)}
+
+
+def sentence(found: dict[str, float]) -> str:
+    """The same in words."""
+    rates = f"about {found['tflops']:.3g} of {found['gpu_tflops']:g} TFLOP/s"
+    return f"The steps reached {found['share']:.0%} of this GPU's bf16 matrix rate ({rates})."
