@@ -55,10 +55,10 @@ def machine():
     import torch
 
     from library.bench import machine
-    from library.measuring import matrix_rate
+    from library.measuring import timing
 
     device = machine.device("auto")
-    return {**machine.facts(device), "matmul": matrix_rate.measured(device, torch.bfloat16)}
+    return {**machine.facts(device), "matmul": timing.matmul_rate(device, torch.bfloat16)}
 
 
 def case(family, number, name, size, count):

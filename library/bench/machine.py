@@ -7,7 +7,7 @@ import torch
 
 from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
-from library.measuring import matrix_rate, timing
+from library.measuring import timing
 
 
 def device(asked: str) -> torch.device:
@@ -25,7 +25,7 @@ def device(asked: str) -> torch.device:
         raise ConfigError(
             "--device {asked} cannot be used here ({why}); use auto or cpu", asked=asked, why=_first(error)
         ) from error
-    if made.type not in matrix_rate.SIZES:
+    if made.type not in timing.MATRICES:
         raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=asked)
     return made
 

@@ -13,7 +13,7 @@ from library.bench.shapes import flops
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
-from library.measuring import matrix_rate, timing
+from library.measuring import timing
 from library.measuring.candidates import Candidate
 from library.memory.quantization import fp8_storage
 from library.runs.job_work import JobRecord
@@ -42,7 +42,7 @@ class BenchRun:
         plain = self.subject.config({})
         began, total = time.time(), len(todo)
         work.phase("the rate of matrix products", 0, total)
-        self.rate = matrix_rate.measured(self.device, fp8_storage.compute_type(plain))
+        self.rate = timing.matmul_rate(self.device, fp8_storage.compute_type(plain))
         try:
             for number, (first, act) in enumerate(todo):
                 work.phase(titled(first), number, total)

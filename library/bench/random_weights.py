@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from library.bench import machine
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
+from library.families.shared.random_networks import DRAWN
 
 GIB = 2**30
-DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them
 
 
 def placement(model: nn.Module, device: torch.device, dtype: torch.dtype, config: RunConfig) -> torch.device:

@@ -13,9 +13,8 @@ from library.config.problems import Text
 from library.config.run_config import RunConfig
 from library.config.schema import build, read_toml, replace
 from library.config.sections import AdapterRun
-from library.measuring import matrix_rate
 from library.measuring.model_stats import ModelStats, model_stats
-from library.measuring.operations import operations_of_image, tokens
+from library.measuring.operations import on_paper, operations_of_image, tokens
 from library.memory.quantization import fp8_storage
 from library.runs import layout, reader
 
@@ -82,7 +81,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     rate, known = last_run_rate(config, gpu, model)
     if not rate and gpu:
         share = model.utilization[config.compile.compile]
-        rate = matrix_rate.on_paper(gpu) * 1e12 * share
+        rate = on_paper(gpu) * 1e12 * share
         known = Text("{share} of what this GPU can do on paper", share=f"{share:.0%}")
     passes = (3 + bool(config.memory.checkpointing)) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH[config.compile.compile]  # of kernels by the host

@@ -4,7 +4,7 @@ Small on purpose, and in a few shapes, so that a training on a CPU takes seconds
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -24,14 +24,17 @@ GROUNDS: dict[str, Colour] = {
 SCALE = 4  # drawn this much larger and then reduced, which smooths the edges
 
 
-def write(folder: Path, seed: int = 0) -> Path:
-    """Draw a dozen pictures with captions into `N_name` folders below `folder`, the same ones for the same seed."""
+def write(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES) -> Path:
+    """Draw a dozen pictures with captions into `N_name` folders below `folder`, the same ones for the same seed.
+
+    Each concept gets a picture of every size (width, height), six at most.
+    """
     chance = random.Random(seed)
     for concept, (what, draw) in CONCEPTS.items():
         place = folder / concept
         place.mkdir(parents=True)
-        grounds = chance.sample(list(GROUNDS), len(SIZES))
-        for number, (size, ground) in enumerate(zip(SIZES, grounds, strict=True), start=1):
+        grounds = chance.sample(list(GROUNDS), len(sizes))
+        for number, (size, ground) in enumerate(zip(sizes, grounds, strict=True), start=1):
             picture, where = _picture(size, GROUNDS[ground], draw, chance)
             picture.save(place / f"{number:02d}.png")
             caption = f"{what}, {where}, {ground}\n"

@@ -1,8 +1,21 @@
-"""How many floating point operations a training step has, by rules of thumb over what a model consists of."""
+"""How many floating point operations a training step has, by rules of thumb over what a model consists of, and how
+many a GPU does in a second on paper."""
 
 from library import families
 from library.config.run_config import RunConfig
 from library.measuring.model_stats import BlockStats, ModelStats
+
+# Dense bf16 matrix products on paper, in TFLOP/s, by a part of the GPU's name. The first that fits counts.
+PAPER = {"B200": 2250, "H200": 989, "H100": 989, "H800": 989, "A100": 312, "A800": 312, "L40S": 362,
+         "RTX 6000 Ada": 364, "RTX PRO 6000": 500, "A6000": 155, "A40": 150, "L4": 121, "A10": 125, "T4": 65,
+         "V100": 112,
+         "5090": 210, "5080": 113, "5070 Ti": 88, "5070": 62, "5060": 48, "4090": 165, "4080": 98, "4070 Ti": 80,
+         "4070": 58, "4060": 30, "3090": 71, "3080": 60, "3070": 41, "3060": 26}  # fmt: skip
+
+
+def on_paper(gpu: str) -> float:
+    """TFLOP/s of dense bf16 products in the data sheet of a GPU of this name; 0 where that is not known."""
+    return next((rate for part, rate in PAPER.items() if part in gpu), 0)
 
 
 def tokens(config: RunConfig, block: BlockStats, size: tuple[int, int]) -> int:

@@ -17,6 +17,7 @@ from library.config.schema import ConfigError
 from library.measuring.result import OUT_OF_MEMORY
 
 GIB = 2**30
+MATRICES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # sides of those that devices multiply to show their rate
 FEWEST = 3  # measured repetitions, however long each takes
 SETTLED = 1.15  # warm-up goes on while a repetition takes less than the one before, divided by this
 
@@ -145,3 +146,15 @@ def measure_passes(
         first += times[0] - usual
         steady += usual * share
     return steady, max(first, 0.0), cudagraph.peak(device) / GIB if device.type == "cuda" else 0.0
+
+
+def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
+    """The best rate of plain matrix products of this type, in TFLOP/s: what utilisation is measured against."""
+    best: JsonObject = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
+    for size in MATRICES[on.type]:
+        a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
+        plan = TimingPlan(steps=2000, seconds=0.4)
+        rate = 2 * size**3 / measure(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
+        if rate > best["tflops"]:
+            best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}
+    return best

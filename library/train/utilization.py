@@ -6,9 +6,9 @@ import torch
 
 from library.config.run_config import RunConfig
 from library.data.caches import LATENT
-from library.measuring import matrix_rate
+from library.measuring import timing
 from library.measuring.model_stats import model_stats
-from library.measuring.operations import operations_of_image
+from library.measuring.operations import on_paper, operations_of_image
 
 
 def step_operations(config: RunConfig, kinds: Counter[tuple[int, int, int]]) -> float:
@@ -26,9 +26,9 @@ def utilization(operations: float, seconds: float, device: torch.device) -> dict
     """
     if device.type != "cuda":
         return {}
-    rate = matrix_rate.on_paper(torch.cuda.get_device_name(device))
+    rate = on_paper(torch.cuda.get_device_name(device))
     try:
-        rate = rate or matrix_rate.measured(device, torch.bfloat16)["tflops"]
+        rate = rate or timing.matmul_rate(device, torch.bfloat16)["tflops"]
     except torch.OutOfMemoryError:
         return {}
     reached = operations / seconds / 1e12

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from library.measuring import matrix_rate
+from library.measuring import timing
 from library.measuring.model_stats import model_stats
 from library.measuring.operations import operations_of_image
 from library.train import loop, utilization
@@ -39,13 +39,13 @@ def test_the_rate_is_that_of_the_data_sheet_or_measured(gpu, monkeypatch):
         "The steps reached 40% of this GPU's bf16 matrix rate (about 396 of 989 TFLOP/s)."
     )
     gpu("NVIDIA Unheard 9")
-    monkeypatch.setattr(matrix_rate, "measured", lambda device, dtype: {"tflops": 100.0})
+    monkeypatch.setattr(timing, "matmul_rate", lambda device, dtype: {"tflops": 100.0})
     assert utilization.utilization(1e13, 0.5, CUDA)["share"] == 0.2
 
     def full(device, dtype):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(matrix_rate, "measured", full)
+    monkeypatch.setattr(timing, "matmul_rate", full)
     assert utilization.utilization(1e13, 0.5, CUDA) == {}
 
 

@@ -104,13 +104,15 @@ def write(
 ) -> dict[str, Path]:
     """Write the four files of a tiny dev (schnell without `guidance`) model and its tokenizers into a folder.
 
+    With `sizes` of FULL the text encoders know more words than these tokenizers.
     Returns paths by part: flux, clip_l, t5xxl, ae (all .safetensors), tokenizer and tokenizer_2 (folders).
     """
     folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer", "tokenizer_2": folder / "tokenizer_2"}
     clip_words = random_tokenizers.clip_tokenizer(places["tokenizer"])
     t5_words = random_tokenizers.t5_tokenizer(places["tokenizer_2"])
-    made = random(replace(sizes, guidance=guidance), clip_words, t5_words)
+    words = (CLIP_WORDS, T5_WORDS) if sizes == FULL else (clip_words, t5_words)  # other programs expect the former
+    made = random(replace(sizes, guidance=guidance), *words)
     networks = {
         "flux": (f"tiny-flux1-{'dev' if guidance else 'schnell'}", made.denoiser()),
         "clip_l": ("clip_l", made.encoders["clip_l"]()),

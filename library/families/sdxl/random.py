@@ -121,7 +121,7 @@ def _tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> d
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
-    made = random(sizes, words)
+    made = random(sizes, CLIP_WORDS if sizes == FULL else words)  # other programs expect so many in a full one
     networks = {"denoiser": made.denoiser(), "vae": made.vae(), **{n: make() for n, make in made.encoders.items()}}
     out = {}
     for i, (part, network) in enumerate(networks.items()):

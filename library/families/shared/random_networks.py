@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from library.families.shared import clip
 
+DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them, as drawing billions takes minutes
 CLIP_WORDS, T5_WORDS = 49408, 32128  # vocabularies of the published tokenizers
 
 
@@ -91,6 +92,7 @@ def random_weights(shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int, dty
             tensor = one + 0.02 * torch.randn(shape, generator=generator)
         else:
             inputs = 1.0 if "embed" in name and len(shape) == 2 and "token" in name else math.prod(shape[1:])
-            tensor = torch.randn(shape, generator=generator) * (0.7 / math.sqrt(inputs))
+            few = torch.randn(min(math.prod(shape), DRAWN), generator=generator) * (0.7 / math.sqrt(inputs))
+            tensor = few.to(dtype).repeat(-(-math.prod(shape) // DRAWN))[: math.prod(shape)].view(shape)
         out[name] = tensor.to(dtype)
     return out

@@ -1,0 +1,246 @@
+"""This trainer and others, side by side: the same TOML on the same files, each in an environment of its own.
+
+    python -m benchmarks.versus --rival sd-scripts=../sd-scripts:../sd-scripts/venv/bin/python --out results
+    python -m benchmarks.versus --family sdxl --kind lora --cases checkpointing recorded --steps 60
+    python -m benchmarks.versus --tiny --family sdxl            # tiny models, on a CPU too: to try it, not to measure
+
+A rival is NAME=PATH or NAME=PATH:PYTHON: a checkout with the scripts of sd-scripts (`flux_train_network.py` and so on)
+in its folder, and the Python that has the packages it wants; without one it runs with this Python. Models are of full
+size with random weights; there are 12 images of three sizes. Every training is started as a user starts it, in a
+process of its own that is measured from outside: seconds a step over the second half of the steps, by the lines that it
+prints; the most memory in use on the whole GPU; seconds until the first step is done; the wall from launch to the saved
+file. Each program has its own copy of the images, so its first case of a family makes the caches (marked *). Each case
+compiles with an empty cache.
+
+OUT.json has everything, OUT.md the table: a row for each program and case, in which a program that fails says why.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import versus_files, versus_measure
+from benchmarks.versus_files import HERE, Case
+
+OURS = "this trainer"
+HEAD = ("case", "program", "s/it", "x", "GiB", "first step s", "wall s", "loss", "file, beside this trainer's")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A trainer: the folder of its checkout, that of its scripts, and the Python it runs with."""
+
+    name: str
+    folder: Path
+    scripts: Path
+    python: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Program":
+        """A rival as the command line has it. Raises ValueError."""
+        name, _, places = text.partition("=")
+        cuts = [i for i, letter in enumerate(places) if letter == ":"]
+        # A colon is part of a path on Windows: it counts where what stands on both sides exists.
+        pairs = [(places, sys.executable), *((places[:i], places[i + 1 :]) for i in cuts)]
+        for folder, python in pairs:
+            if name and folder and Path(folder).is_dir() and (shutil.which(python) or Path(python).is_file()):
+                path = Path(folder).resolve()
+                return cls(name, path, path, python if shutil.which(python) else str(Path(python).absolute()))
+        raise ValueError(f"--rival {text}: use NAME=PATH or NAME=PATH:PYTHON, a folder and a Python that exist")
+
+    def environment(self, work: Path, case: str) -> dict[str, str]:
+        """Its packages alone, no network, and caches of the compiler that are of this case alone."""
+        own = work / "caches" / self.name.replace(" ", "-") / case.replace(" ", "-")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))}
+        known = os.environ.get("PYTHONPATH", "") if self.name == OURS else ""
+        return {
+            **kept,
+            "PYTHONPATH": os.pathsep.join([str(self.folder), *filter(None, [known])]),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "utf-8",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "KOHYA_HOME": str(work / "home"),
+            "XDG_CACHE_HOME": str(own),
+            "TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"),
+            "TRITON_CACHE_DIR": str(own / "triton"),
+        }
+
+    def lacks(self, case: Case) -> str:
+        """Why it cannot do a case: a script or an option that it does not have. sd-scripts ignores unknown options."""
+        script = self.scripts / f"{case.script}.py"
+        if not script.is_file():
+            return f"has no {script.name}"
+        if self.name == OURS:
+            return ""
+        sources = [*self.folder.glob("*.py"), *self.folder.glob("library/*.py")]
+        known = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sources)
+        missing = [name for name in case.own if f'"--{name}"' not in known]
+        return f"has no {', '.join(missing)}" if missing else ""
+
+    def commit(self) -> str:
+        """What git says of the checkout; "" where it is none."""
+        done = subprocess.run(
+            ["git", "-C", str(self.folder), "describe", "--always", "--dirty"], capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+
+def run(program: Program, case: Case, work: Path, limit: float) -> Row:
+    """One training of one program: what was measured, and the file that came of it."""
+    row: Row = {"case": case.title, "program": program.name}
+    if lacking := program.lacks(case):
+        return {**row, "failed": lacking}
+    place = work / program.name.replace(" ", "-")
+    images, out = place / "images", place / "out"
+    row["caches"] = "found" if any(images.rglob(f"*{case.family}*.npz")) else "made"
+    if not images.exists():
+        shutil.copytree(work / "inputs" / "images", images)
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier time: this trainer writes over nothing
+    out.mkdir(parents=True)
+    name = case.title.replace(" ", "-")
+    toml = versus_files.write_toml(case, work, work / "inputs")
+    command = [program.python, str(program.scripts / f"{case.script}.py"), "--config_file", str(toml),
+               "--train_data_dir", str(images), "--output_dir", str(out), "--output_name", name]  # fmt: skip
+    steps = int(case.options["max_train_steps"])
+    environment = program.environment(work, case.title)
+    log = place / f"{name}.log"
+    row |= versus_measure.measure(command, steps, log, environment, program.folder, limit)
+    file = out / f"{name}.safetensors"
+    if not file.is_file():
+        row.setdefault("failed", "left no file")
+        return row
+    return {**row, "file": describe(file)}
+
+
+# ---- the files that came of it
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """The tensors of a file by name (type and shape), and the names in its metadata."""
+    from library.families.shared import weights
+
+    tensors = {name: [about["dtype"], list(about["shape"])] for name, about in weights.entries(file).items()}
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        metadata = json.loads(opened.read(size)).get("__metadata__", {})
+    return {"bytes": file.stat().st_size, "tensors": tensors, "metadata": sorted(metadata)}
+
+
+def compare(file: dict[str, Any], ours: dict[str, Any] | None) -> str:
+    """What differs between a file and this trainer's of the same case, in words."""
+    if ours is None:
+        return ""
+    mine, theirs = ours["tensors"], file["tensors"]
+    both = mine.keys() & theirs.keys()
+    found = {
+        "more tensors": len(theirs.keys() - mine.keys()),
+        "tensors missing": len(mine.keys() - theirs.keys()),
+        "of another shape": sum(mine[name][1] != theirs[name][1] for name in both),
+        "of another type": sum(mine[name][0] != theirs[name][0] for name in both),
+        "more metadata": len(set(file["metadata"]) - set(ours["metadata"])),
+        "metadata missing": len(set(ours["metadata"]) - set(file["metadata"])),
+    }
+    told = ", ".join(f"{number} {what}" for what, number in found.items() if number)
+    return told or f"the same {len(both)} tensors and metadata"
+
+
+# ---- the table
+
+
+def table(rows: list[Row]) -> Iterator[str]:
+    """The rows in Markdown; `x` is the seconds a step of the first rival over those of a row."""
+    yield f"| {' | '.join(HEAD)} |"
+    yield "|" + "---|" * len(HEAD)
+    for row in rows:
+        same = [other for other in rows if other["case"] == row["case"]]
+        rival = next((other["s_it"] for other in same if other["program"] != OURS and "s_it" in other), None)
+        mine = next((other.get("file") for other in same if other["program"] == OURS), None)
+        file = compare(row["file"], mine) if "file" in row and row["program"] != OURS else ""
+        faster = f"{rival / row['s_it']:.2f}" if rival and row.get("s_it") else ""
+        mark = "*" if row.get("caches") == "made" else ""
+        cells = [row["case"], row["program"], row.get("s_it"), faster, row.get("gib"), row.get("first_step_s"),
+                 f"{row['wall_s']}{mark}" if "wall_s" in row else None, row.get("loss"), file]  # fmt: skip
+        if "failed" in row:
+            cells[-1] = f"failed: {row['failed']}".replace("|", "\\|")
+        yield f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |"
+
+
+def document(found: dict[str, Any]) -> str:
+    """The machine, the versions and the table."""
+    machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
+    lines = [f"Machine: {machine}.", f"{found['steps']} steps; * makes its caches.", ""]
+    for name, about in found["programs"].items():
+        packages = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
+        lines.append(f"- {name} {about['commit']}: {packages}")
+    return "\n".join([*lines, "", *table(found["rows"])]) + "\n"
+
+
+def keep(found: dict[str, Any], out: Path) -> None:
+    """Write down what is known so far."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    out.with_suffix(".md").write_text(document(found), encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cases; 1 where this trainer failed one that it has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rival", action="append", default=[], metavar="NAME=PATH[:PYTHON]")
+    parser.add_argument("--family", nargs="+", choices=("sdxl", "flux"), default=["sdxl", "flux"])
+    parser.add_argument("--kind", nargs="+", choices=("lora", "full"), default=["lora", "full"])
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help=f"only these of {versus_files.CASES.name}")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
+    parser.add_argument("--limit", type=float, default=900, help="seconds after which a training is ended")
+    parser.add_argument("--work", type=Path, default=Path("versus"), help="the folder of models, images and results")
+    parser.add_argument("--out", type=Path, help="OUT.json and OUT.md; default: results in the folder of --work")
+    asked = parser.parse_args(arguments)
+    try:
+        programs = [Program(OURS, HERE, HERE / "sd-scripts", sys.executable), *map(Program.parse, asked.rival)]
+    except ValueError as error:
+        parser.error(str(error))
+    every = [case for case in versus_files.cases(asked.tiny, asked.steps)
+             if case.family in asked.family and case.kind in asked.kind]  # fmt: skip
+    if unknown := {*(asked.cases or ())} - {case.name for case in every}:
+        parser.error(f"--cases: there is no {', '.join(sorted(unknown))} here")
+    every = [case for case in every if not asked.cases or case.name in asked.cases]
+    work, out = asked.work.resolve(), asked.out or asked.work / "results"
+    versus_files.make(work / "inputs", {case.family for case in every}, asked.tiny)
+    found: dict[str, Any] = {"machine": machine_facts(), "steps": asked.steps, "rows": [], "programs": {
+        one.name: {"commit": one.commit(), "versions": versus_measure.versions(one.python, one.environment(work, ""))}
+        for one in programs
+    }}  # fmt: skip
+    for case in every:
+        for program in programs:
+            found["rows"].append(run(program, case, work, asked.limit))
+            print([*table(found["rows"])][-1], flush=True)
+            keep(found, out)
+    print(document(found))
+    return int(any("failed" in row and row["program"] == OURS for row in found["rows"]))
+
+
+def machine_facts() -> dict[str, Any]:
+    """What all of this ran on."""
+    import platform
+
+    from library.runs.machine import driver_version, memory, read_gpus
+
+    gpus = [gpu.name for gpu in read_gpus()]
+    facts = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count() or 0}
+    facts |= {"memory": f"{memory()['total']} GiB", "GPU": gpus[0] if gpus else "none"}
+    return facts | ({"driver": driver_version()} if gpus else {}) | {"platform": platform.platform()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""One training in a process of its own, measured from outside: the same way for every program."""
+
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SPACING = 0.2  # seconds between two looks at the GPU's memory
+LOSS = re.compile(r"(?:avr_loss=|\(average )([0-9.]+|nan)")  # the mean of an epoch so far: tqdm's, and this trainer's
+NOISE = re.compile(r"^\s*(?:File \"|\^+|warnings\.warn|\S+%\||$)")
+
+
+@dataclass
+class Progress:
+    """Reads what a training prints, as it comes, and notes when each step was done."""
+
+    steps: int
+    began: float
+    seen: dict[int, float] = field(default_factory=dict)  # step -> seconds since the start
+    _rest: str = ""
+
+    def feed(self, text: str, now: float) -> None:
+        """More of what is printed. Progress bars write `12/60`, this trainer `step 12/60`."""
+        self._rest += text
+        for found in re.finditer(rf"(?<![\d/.])(\d+)/{self.steps}(?=[\s,\[\]])", self._rest):
+            if 1 <= int(found[1]) <= self.steps:
+                self.seen.setdefault(int(found[1]), now - self.began)
+        self._rest = self._rest[-40:]
+
+    def facts(self) -> dict[str, float]:
+        """Seconds until the first step was done, and seconds a step over the second half."""
+        if not self.seen:
+            return {}
+        found = {"first_step_s": round(min(self.seen.values()), 1)}
+        last = max(self.seen)
+        first = min((step for step in self.seen if step >= self.steps / 2), default=last)
+        if last > first:
+            found["s_it"] = round((self.seen[last] - self.seen[first]) / (last - first), 4)
+        return found
+
+
+class GpuMemory:
+    """The most memory that was in use on the whole GPU, as the driver tells; nothing without one."""
+
+    def __init__(self) -> None:
+        self.peak: float | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "GpuMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        from library.runs.machine import read_gpus
+
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+        while not self._stop.wait(SPACING):
+            for gpu in read_gpus():
+                if gpu.index == shown:
+                    self.peak = max(self.peak or 0.0, gpu.used)
+
+
+def measure(
+    command: list[str], steps: int, log: Path, environment: dict[str, str], folder: Path, limit: float
+) -> dict[str, Any]:
+    """Run a training to its end, or to `limit` seconds. What it took, and why it failed if it did."""
+    began = time.monotonic()
+    progress, expired = Progress(steps, began), threading.Event()
+    with GpuMemory() as memory, log.open("wb") as kept:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+        def end() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(limit, end)
+        timer.start()
+        try:
+            assert process.stdout
+            while data := os.read(process.stdout.fileno(), 1 << 16):
+                kept.write(data)
+                kept.flush()
+                progress.feed(data.decode("utf-8", "replace").replace("\r", "\n"), time.monotonic())
+            code = process.wait()
+        finally:
+            timer.cancel()
+            if process.poll() is None:
+                process.kill()
+    text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
+    found = {"wall_s": round(time.monotonic() - began, 1), "gib": memory.peak, **progress.facts(), **read_log(text)}
+    if expired.is_set():
+        found["failed"] = f"not done after {limit:.0f} s"
+    elif code:
+        found["failed"] = last_words(text) or f"exit code {code}"
+    return found
+
+
+def read_log(text: str) -> dict[str, Any]:
+    """What a log says at its end: the mean loss, and what compiling took."""
+    losses, compiled = LOSS.findall(text), re.findall(r"Compiled: (\d+ graphs .* in [\d.]+ s)", text)
+    found: dict[str, Any] = {"loss": float(losses[-1])} if losses else {}
+    return found | ({"compiled": compiled[-1]} if compiled else {})
+
+
+def last_words(text: str) -> str:
+    """Why a program ended: the last line that is an error's, else the last that is one."""
+    lines = [line.strip() for line in text.splitlines() if not NOISE.match(line)]
+    errors = [line for line in lines if re.match(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)\b.*:|error:|.*: error:", line)]
+    return (errors or lines or [""])[-1][:200]
+
+
+def versions(python: str, environment: dict[str, str]) -> dict[str, str]:
+    """The packages that a program runs with."""
+    names = ["torch", "transformers", "diffusers", "accelerate"]
+    code = "import importlib.metadata as m, json, sys\nfound = {'python': sys.version.split()[0]}\n"
+    code += f"for name in {names}:\n    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\n"
+    done = subprocess.run(
+        [python, "-c", code + "print(json.dumps(found))"], capture_output=True, text=True, env=environment, check=False
+    )
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else {}

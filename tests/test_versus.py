@@ -1,0 +1,153 @@
+"""benchmarks/versus.py: the same TOML for every program, what their output says, and the table that comes of it."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from benchmarks import versus, versus_files, versus_measure
+from benchmarks.versus import OURS, Program
+from library import families
+from library.config.schema import build
+
+# A stand-in for a trainer: it prints as sd-scripts or as this trainer does, and leaves a file.
+SCRIPT = """
+import sys, time, tomllib
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+config = tomllib.loads(Path(given["--config_file"]).read_text())
+steps, style = config["max_train_steps"], Path(__file__).with_name("style").read_text()
+pictures = sorted(Path(given["--train_data_dir"]).rglob("*.png"))
+assert len(pictures) == 12 and Path(config["pretrained_model_name_or_path"]).is_file()
+np.savez(pictures[0].with_name("01_sdxl.npz"), a=np.ones(1))
+if style == "broken":
+    raise ValueError("no such thing as a | b")
+for step in range(1, steps + 1):
+    time.sleep(0.05)
+    if style == "bar":
+        print(f"\\rsteps: 50%|#| {step}/{steps} [00:01<00:00, 1.2s/it, avr_loss=0.{step}]", end="", file=sys.stderr)
+    else:
+        print(f"step {step}/{steps}, epoch 1, loss 0.9000 (average 0.{step}), 0.05 s/it, 0:00:01 left")
+    sys.stdout.flush()
+tensors = {"a.weight": np.ones((2, 3 if style == "bar" else 4), np.float16), "b.weight": np.ones(2, np.float32)}
+if style != "bar":
+    tensors["c.weight"] = np.ones(1, np.float16)
+save_file(tensors, Path(given["--output_dir"]) / (given["--output_name"] + ".safetensors"), {"ss_" + style: "1"})
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A function: a folder that looks like the checkout of a trainer."""
+
+    def make(name, style):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "sdxl_train_network.py").write_text(SCRIPT)
+        (folder / "options.py").write_text('add("--gradient_checkpointing")')
+        (folder / "style").write_text(style)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """What a work folder has of an earlier time: a model and pictures, so that none are made."""
+    from library.demo import images
+
+    place = tmp_path / "work" / "inputs"
+    (place / "models").mkdir(parents=True)
+    save_file({"a": np.ones(1)}, place / "models" / "sdxl.safetensors")
+    images.write(place / "images")
+    return place.parent
+
+
+def test_every_case_is_a_config_of_this_trainer_without_a_remark():
+    found = [case for tiny in (False, True) for case in versus_files.cases(tiny, 60)]
+    assert {(case.family, case.kind) for case in found} == {(f, k) for f in families.FAMILIES for k in ("lora", "full")}
+    for case in found:
+        notes: list[str] = []
+        build(families.config_class(case.script), case.options, notes=notes)
+        assert [note for note in notes if "no effect" in note] == [], case.title
+
+
+def test_programs_are_run_in_turn_and_a_failure_is_a_row(checkout, inputs, monkeypatch, capsys):
+    ours, bar, broken = checkout("ours", "plain"), checkout("bar", "bar"), checkout("broken", "broken")
+    monkeypatch.setattr(versus, "HERE", ours)
+    (ours / "sd-scripts").symlink_to(ours)
+    rivals = [f"--rival={path.name}={path}:{sys.executable}" for path in (bar, broken)]
+    asked = ["--tiny", "--family", "sdxl", "--kind", "lora", "--steps", "6", "--work", str(inputs)]
+    assert versus.main([*asked, "--cases", "checkpointing", "compiled", *rivals]) == 0
+    found = json.loads((inputs / "results.json").read_text())
+    rows = {(row["case"], row["program"]): row for row in found["rows"]}
+    mine, other = (rows["sdxl lora checkpointing", name] for name in (OURS, "bar"))
+    for row in (mine, other):
+        assert row["loss"] == 0.6 and row["caches"] == "made" and 0 < row["first_step_s"] <= row["wall_s"]
+        assert row["s_it"] == pytest.approx(0.05, abs=0.04)
+    assert rows["sdxl lora checkpointing", "broken"]["failed"] == "ValueError: no such thing as a | b"
+    assert rows["sdxl lora compiled", "bar"]["failed"] == "has no compile"
+    assert rows["sdxl lora compiled", OURS]["caches"] == "found"
+    lines = (inputs / "results.md").read_text().splitlines()
+    table = [line for line in lines if line.startswith("| sdxl")]
+    assert len(table) == len(rows) == 6 and all(line.replace("\\|", "").count("|") == 10 for line in table)
+    assert "1 tensors missing, 1 of another shape, 1 more metadata, 1 metadata missing" in table[1]
+    assert f"| {other['s_it'] / mine['s_it']:.2f} |" in table[0] and "| 1.00 |" in table[1]
+    assert any(line.startswith(f"- {OURS}") and "torch" in line for line in lines)
+    assert versus.main([*asked, "--cases", "checkpointing"]) == 0  # the files of the first time are in nobody's way
+
+
+def test_a_training_that_takes_too_long_is_ended(tmp_path):
+    command = [sys.executable, "-c", "import time; print('1/9 ', flush=True); time.sleep(60)"]
+    found = versus_measure.measure(command, 9, tmp_path / "log", {}, tmp_path, limit=3)
+    assert found["failed"] == "not done after 3 s" and found["wall_s"] < 30 and "s_it" not in found
+
+
+LOGS = {
+    # Recorded: sd-scripts 48d368f and this trainer, their last lines of 40 steps.
+    "steps: 100%|##########| 40/40 [00:38<00:00,  1.03it/s, avr_loss=1.62]": 1.62,
+    "step 40/40, epoch 2, loss 1.6512 (average 1.6975), 0.75 s/it, 0:00:00 left": 1.6975,
+}
+
+
+@pytest.mark.parametrize("line", LOGS)
+def test_steps_are_read_from_both_kinds_of_log(line):
+    progress = versus_measure.Progress(40, began=100.0)
+    progress.feed("caching latents: 100%|###| 24/24 [00:05<00:00]\n 12/400 [x", 101.0)
+    assert not progress.facts()
+    for step in range(1, 41):
+        whole = line.replace("40/40", f"{step}/40")
+        progress.feed(whole[:25], 110.0 + 0.5 * step)  # output comes in pieces
+        progress.feed(whole[25:] + "\n", 110.0 + 0.5 * step)
+    assert progress.facts() == {"first_step_s": 10.5, "s_it": 0.5}
+    assert versus_measure.read_log(line) == {"loss": LOGS[line]}
+
+
+def test_a_rival_is_a_folder_and_a_python_that_exist(tmp_path, monkeypatch):
+    plain = Program.parse(f"sd-scripts={tmp_path}")
+    assert (plain.name, plain.folder, plain.python) == ("sd-scripts", tmp_path.resolve(), sys.executable)
+    assert Path(Program.parse(f"a={tmp_path}:{sys.executable}").python).samefile(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "C:").mkdir()  # a colon that is part of the path, as on Windows
+    assert Program.parse("a=C:").folder == tmp_path / "C:"
+    for wrong in (f"a={tmp_path}/none", f"a={tmp_path}:none", "a"):
+        with pytest.raises(ValueError, match="NAME=PATH or NAME=PATH:PYTHON"):
+            Program.parse(wrong)
+    from_elsewhere = plain.environment(tmp_path, "case")
+    assert from_elsewhere["PYTHONPATH"] == str(tmp_path.resolve())
+
+
+def test_the_reason_is_the_last_error_of_a_log():
+    log = 'Traceback:\n  File "x.py", line 3\ntorch.OutOfMemoryError: CUDA out of memory.\nsteps:  5%|# | 2/40\n'
+    assert versus_measure.last_words(log) == "torch.OutOfMemoryError: CUDA out of memory."
+    assert (
+        versus_measure.last_words("x.py: error: unrecognized arguments: --a")
+        == "x.py: error: unrecognized arguments: --a"
+    )
+    assert versus_measure.last_words("killed\n") == "killed" and versus_measure.last_words("") == ""
