@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kohya_gui.i18n.sentences import made
+from kohya_gui.i18n.sentences import how_made
 from kohya_gui.server.auth import HERE
 from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
@@ -118,7 +118,7 @@ class JsonApi:
 def refused(error: ConfigError) -> JsonObject:
     """The answer that says what is wrong, and which of its sentences ask to allow a folder."""
     folders = {problem: problem.arguments["folder"] for problem in error.problems if problem.code == "allow"}
-    return {"error": str(error), "texts": list(made(error.problems))} | ({"allow": folders} if folders else {})
+    return {"error": str(error), "texts": list(how_made(error.problems))} | ({"allow": folders} if folders else {})
 
 
 def _answered(answer: Handler, body: bytes) -> JsonObject:
@@ -131,7 +131,7 @@ def _answered(answer: Handler, body: bytes) -> JsonObject:
 
 
 def _json(found: JsonObject) -> Response:
-    found = {**found, "texts": [*found.get("texts", ()), *made(found)]}
+    found = {**found, "texts": [*found.get("texts", ()), *how_made(found)]}
     # File names may hold bytes that are no text at all; JSON's escapes carry them as they are.
     return Response(json.dumps(found, separators=(",", ":")), media_type="application/json")
 

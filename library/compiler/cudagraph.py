@@ -166,7 +166,7 @@ class GraphedModel:
         except RuntimeError as error:
             lines = str(error).splitlines()  # where a block could not be compiled, the first one only says so
             why = next((line for line in lines if "Error:" in line), lines[0])
-            raise ConfigError(Problem("compile_mode",  ": a CUDA graph could not be recorded ({why}); use default",
+            raise ConfigError(Problem("compile_mode", ": a CUDA graph could not be recorded ({why}); use default",
                 why=why)) from error  # fmt: skip
         if recording is None:
             self.most = len(self.made) // 2

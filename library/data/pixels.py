@@ -120,7 +120,7 @@ def resize(picture: np.ndarray, size: tuple[int, int], interpolation: str | None
         how = Image.Resampling.LANCZOS if method == "lanczos" else Image.Resampling.BOX
         return np.asarray(Image.fromarray(picture).resize(size, how))
     if method not in RESIZE:
-        raise ConfigError(Problem("resize_interpolation",  ": {interpolation} is not one of lanczos, box, {resize}",
+        raise ConfigError(Problem("resize_interpolation", ": {interpolation} is not one of lanczos, box, {resize}",
             interpolation=repr(interpolation), resize=', '.join(RESIZE)))  # fmt: skip
     import cv2
 

@@ -41,7 +41,7 @@ def prefer(device: torch.device, kernel: str = "auto") -> str:
     """
     if kernel != "auto" and kernel not in offered(device):
         known = ", ".join(["auto", *offered(device)])
-        raise ConfigError(Problem("attention_kernel",  ": there is no {kernel} on this machine; choose one of {known}",
+        raise ConfigError(Problem("attention_kernel", ": there is no {kernel} on this machine; choose one of {known}",
             kernel=kernel, known=known))  # fmt: skip
     _chosen.close()
     _replace_flash(kernel)
@@ -104,7 +104,7 @@ def _replace_flash(kernel: str) -> None:
         else:
             torch.nn.attention.restore_flash_attention_impl()
     except Exception as error:  # what a package raises that was made for another GPU or PyTorch is its own affair
-        raise ConfigError(Problem("attention_kernel",  ": {kernel} cannot be used here ({error}); use auto",
+        raise ConfigError(Problem("attention_kernel", ": {kernel} cannot be used here ({error}); use auto",
             kernel=kernel, error=error)) from error  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def _prepare(asked: TrainingJob, own: Sequence[str]) -> Path:
         layout.store(folder / layout.RUN, facts)
         registry.add(folder)
     except OSError as error:
-        raise ConfigError(Problem("output_dir",  ": {output} cannot be written ({why}).", output=asked.output,
+        raise ConfigError(Problem("output_dir", ": {output} cannot be written ({why}).", output=asked.output,
             why=error.strerror or error)) from error  # fmt: skip
     return folder
 

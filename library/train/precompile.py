@@ -148,7 +148,7 @@ class Precompiler:
         """From now on without compiling, or, where that is not wanted, a ConfigError that says what is wrong."""
         reason = blocks.why(error)
         if not self._options.compile_fallback:
-            raise ConfigError(Problem("compile",  ": PyTorch could not compile a block ({reason}); "
+            raise ConfigError(Problem("compile", ": PyTorch could not compile a block ({reason}); "
                 "add --compile_fallback to go on without, or switch compile off",
                 reason=reason)) from error  # fmt: skip
         self.log.fallback = reason

@@ -19,8 +19,10 @@ def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
         build(families.config_class(case.script), case.values, notes=notes)
         assert notes == []
     ways = [case for case in found if not case.cap]
-    assert len(ways) == sum(len(ways) for kind, ways in presets.WAYS.items() if kind.startswith(family))
-    assert all(way.values not in [case.values for case in held.values()] for way in ways)
+    profiles = [way for way in ways if " by " in way.name]
+    assert {way.name.split(" by ")[1] for way in profiles} == {"debug", "fast_start", "low_vram", "max_speed"}
+    assert len(ways) == len(profiles) + sum(len(ways) for kind, ways in presets.WAYS.items() if kind.startswith(family))
+    assert all(way.values not in [case.values for case in held.values()] for way in ways if way not in profiles)
 
 
 def test_one_measurement_is_of_the_fine_tune_and_of_dreambooth():

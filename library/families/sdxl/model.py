@@ -117,7 +117,7 @@ def absent(path: Path, shapes: Mapping[str, tuple[int, ...]], vae: str | None = 
     for part, names in parts.items():
         if not names and not (part == "vae" and vae):
             fix = "give a VAE with --vae" if part == "vae" else "choose a complete SDXL checkpoint"
-            return Text("{path} holds no {blame}: {fix}", path=path, blame=BLAME[part], fix=fix)
+            return Text("{path} holds no {blame}: {advice}", path=path, blame=BLAME[part], advice=fix)
     return misfit(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import diffusers
 import torch
+from diffusers.schedulers.scheduling_lms_discrete import LMSDiscreteScheduler  # diffusers' own name wants scipy
 from numpy.polynomial import Polynomial
 from torch import Tensor
 
@@ -40,7 +41,7 @@ SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a",
 def scheduler(name: str | None, v_prediction: bool) -> Any:
     """A diffusers scheduler on the schedule of the training. Latents are not clipped to [-1, 1]: they exceed it."""
     if (name or "ddim") not in SAMPLERS:
-        raise ConfigError(Problem("sample_sampler",  ": {name} is not one of {samplers}", name=repr(name),
+        raise ConfigError(Problem("sample_sampler", ": {name} is not one of {samplers}", name=repr(name),
             samplers=', '.join(SAMPLERS)))  # fmt: skip
     kind, changes = SAMPLERS[name or "ddim"]
     cls = _lms() if kind == "LMSDiscreteScheduler" else getattr(diffusers, kind)
@@ -59,7 +60,7 @@ def scheduler(name: str | None, v_prediction: bool) -> Any:
 def _lms() -> type:
     """LMS with its coefficients integrated exactly: they are polynomials, so scipy is not needed for them."""
 
-    class Lms(diffusers.LMSDiscreteScheduler):
+    class Lms(LMSDiscreteScheduler):
         def get_lms_coefficient(self, order: int, t: int, current_order: int) -> float:
             sigmas = [float(s) for s in self.sigmas]
             product = Polynomial([1.0])
