@@ -71,7 +71,7 @@ def case(family, number, name, size, count):
     device, side = machine.device("auto"), 1024 if size == "full" else 128
     values = {"mixed_precision": "bf16", "train_batch_size": int(number)}
     subject = subjects.FamilySubject(f"{family}_train_network", values, size)
-    config = subject.config(CASES[name])
+    config = subject.config({"cuda_graphs": "auto" if "CUDA" in name else "false", **CASES[name]})
     torch.manual_seed(0)
     made = subject.make(config, device)
     flops = stage.count_step(subject, made, config, side).step if count == "count" else None

@@ -39,13 +39,17 @@ PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which 
 LEAST = {"sdxl": 10, "flux": 28}  # GiB of a model in 16 bits with one pass
 AT_ONCE = 8  # processes that compile side by side
 CKPT = {"gradient_checkpointing": True}
+EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
+UNRECORDED = {"compile_mode": "default", "cuda_graphs": "false"}
 PLAYED = {"compile": True, "compile_mode": "reduce-overhead"}
 FP8 = {"fp8_base": True, "fp8_compute": True}
 # What a preset is compared with: a name, what changes, and the GiB that it needs, roughly, to compile side by side.
 WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     "sdxl lora": (
-        ("eager, checkpointing", "lora-12gb", {"compile": False, "compile_mode": "default"}, 9),
-        ("compiled, checkpointing, fp8 base", "lora-8gb", {"compile_mode": "default"}, 10),
+        ("eager, checkpointing", "lora-12gb", EAGER, 9),
+        ("eager, checkpointing, recorded", "lora-12gb", {**EAGER, "cuda_graphs": "true"}, 10),
+        ("eager, recorded", "lora-24gb", {**EAGER, "cuda_graphs": "true"}, 16),
+        ("compiled, checkpointing, fp8 base", "lora-8gb", UNRECORDED, 10),
         ("recorded, checkpointing, AdamW8bit", "lora-12gb", {"optimizer_type": "AdamW8bit"}, 10),
         ("recorded, batch 2", "lora-24gb", {"train_batch_size": 2}, 24),
         ("recorded, checkpointing, batch 4", "lora-12gb", {"train_batch_size": 4}, 16),
@@ -53,15 +57,15 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("recorded, half the activations", "lora-24gb", {"compile_activation_budget": 0.5}, 16),
         ("recorded, transformer blocks only", "lora-24gb", {"compile_blocks": "transformer:all"}, 20),
         ("recorded, fp8 base", "lora-24gb", {"fp8_base": True}, 16),
-        ("compiled, not recorded", "lora-24gb", {"compile_mode": "default"}, 14),
+        ("compiled, not recorded", "lora-24gb", UNRECORDED, 14),
     ),
     "sdxl finetune": (
         ("recorded", "finetune-24gb", {"gradient_checkpointing": False}, 26),
-        ("eager, checkpointing", "finetune-16gb", {"compile": False, **CKPT}, 12),
+        ("eager, checkpointing", "finetune-16gb", {**EAGER, **CKPT}, 12),
         ("checkpointing", "finetune-16gb", CKPT, 14),
     ),
     "flux lora": (
-        ("eager, checkpointing", "lora-80gb", {"compile": False, **CKPT}, 28),
+        ("eager, checkpointing", "lora-80gb", {**EAGER, **CKPT}, 28),
         ("fp8 products, checkpointing", "lora-24gb", {"checkpoint_keep_attention": False}, 17),
         ("fp8 products, half the activations", "lora-24gb",
          {"checkpoint_keep_attention": False, "gradient_checkpointing": False, "compile_activation_budget": 0.5}, 34),
@@ -218,7 +222,7 @@ def measured(case: Case, device: Any) -> dict[str, Any]:
         timing.clean(device)  # weights were drawn on the GPU, where a training reads them from a file
         watch = Watch(device)
         limit = case.cap and watch.hold_to(case.cap)
-        recorded = config.compile.compile and config.compile.records_graphs and not case.warm
+        recorded = config.compile.records_graphs and not case.warm
         losses = [ready.step() for _ in range(len(sizes) * (REHEARSED if recorded else 2))]
         timing.wait(device)
         settled = time.perf_counter()

@@ -100,8 +100,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     SETTINGS.want(wanted_settings(args, device, sizes))
     log = log or CompileLog()
     log.listen()
-    backends = backends or {}
-    options = torch_compile_options(args, sizes)
+    backends, options = backends or {}, torch_compile_options(args, sizes)
     known = bool(blocks)
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
     for block in blocks:
@@ -127,6 +126,10 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         _record(model, args.compile_mode, log)
     if waiting := getattr(args, "compile_compare_steps", 0):
         log.speedup = Speedup(waiting, functools.partial(_begin, blocks, options, backends))
+    elif first_steps := args.first_steps() if hasattr(args, "first_steps") else {}:
+        by_kind = {kind: [block for block in blocks if type(block).__name__ == kind] for kind in log.expected}
+        log.later = {kind: functools.partial(_begin, mine, options, backends) for kind, mine in by_kind.items()}
+        begin_due(log, first_steps, 1)
     else:
         _begin(blocks, options, backends)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
@@ -135,12 +138,18 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
 
 
 def _record(model: nn.Module, mode: str, log: CompileLog) -> None:
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if several and torch.distributed.get_world_size() > 1:
-        # Nobody has seen several processes play back what they recorded while they average gradients.
-        logger.warning("compile_mode: %s replays no CUDA graphs with several GPUs, it only compiles", mode)
+    if why := cudagraph.why_not():
+        logger.warning("compile_mode: %s replays no CUDA graphs with %s, it only compiles", mode, why)
         return
     cudagraph.attach(model, log)
+
+
+def begin_due(log: CompileLog, first_steps: Mapping[str, int], step: int) -> bool:
+    """Compile the blocks that are due at this step, and say whether there were any. Call it between steps only."""
+    due = [kind for kind in log.later if first_steps.get(kind, first_steps.get("", 0)) <= step]
+    for kind in due:
+        log.later.pop(kind)()
+    return bool(due)
 
 
 def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[nn.Module, str]) -> None:

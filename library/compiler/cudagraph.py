@@ -2,12 +2,13 @@
 
 A small batch leaves a fast GPU waiting for the processor, which has some 10,000 kernels to start in a step of SDXL.
 PyTorch's own recordings (`reduce-overhead` of inductor) belong to each compiled block and are made anew where the same
-graph meets the weights of another block, so that blocks which share their graphs never stop recording. Here what the
-blocks compile to is recorded as one piece, with all that stands between them.
+graph meets the weights of another block, so that blocks which share their graphs never stop recording. Here the whole
+denoiser is recorded as one piece, whether its blocks are compiled or not.
 
 A recording reads and writes memory that stays: inputs are copied to where they were when it was made, weights are
 expected where they were, and gradients come out in one place for all sizes. What a recording cannot hold runs as ever:
 passes without gradients, steps that are compared with, and a second forward pass before the backward pass of the first.
+Where recording itself fails, or has not enough memory, all recordings are let go, and the training goes on without.
 """
 
 import contextlib
@@ -17,22 +18,26 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from library.compiler import torch_private
+from library.compiler.graph_memory import GraphMemory
 from library.compiler.log import CompileLog
+from library.compiler.recompute import RecomputeStates
 from library.compiler.subclass import keep_class_name
 from library.compiler.torch_private import pytree
-from library.config.problems import Problem
-from library.config.schema import ConfigError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 WARMUP_PASSES = 2  # eager passes before a recording: the first compiles and allocates, the second is like all others
 MOST = 64  # sizes that are recorded; others run without
+PAYS = 0.95  # of the time of a pass may be left by a replay, where it is not asked for recording in any case
+SPARE = 2**29  # bytes of the GPU's memory that are left for all that is not recorded
 
 
 def leave_default_stream() -> None:
@@ -47,11 +52,38 @@ def leave_default_stream() -> None:
 
 
 # Why: docs/decisions/2026-11-22-cuda-graphs-of-the-whole-denoiser.md
-def attach(denoiser: nn.Module, log: CompileLog) -> None:
-    """From now on every call with gradients is recorded, and played back where it has been."""
+def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
+    """From now on every call with gradients is recorded, and played back where it has been.
+
+    With a `reserve`, the bytes that the optimizer will need, only as long as that fits beside it and is faster.
+    """
     leave_default_stream()
-    denoiser.__dict__["_recorder"] = GraphedModel(denoiser, log)
+    denoiser.__dict__["_recorder"] = GraphedModel(denoiser, log, reserve)
     denoiser.__class__ = _recorded(type(denoiser))
+
+
+def why_not() -> str:
+    """Why this process records nothing, "" where it can."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    # Nobody has seen several processes play back what they recorded while they average gradients.
+    return "several GPUs" if several and torch.distributed.get_world_size() > 1 else ""
+
+
+def recorder_of(denoiser: nn.Module) -> "GraphedModel | None":
+    """What records a denoiser, or a denoiser inside DistributedDataParallel; None where nothing does."""
+    return vars(getattr(denoiser, "module", denoiser)).get("_recorder")
+
+
+def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:
+    """What `call` answers. Where the GPU's memory is too small for it, recordings are let go, and made again later."""
+    recorder = recorder_of(denoiser)
+    try:
+        return call()
+    except torch.OutOfMemoryError:
+        if recorder is None or not recorder.made:
+            raise
+    recorder.make_room()  # where the error no longer holds what it met
+    return call()
 
 
 def peak(device: torch.device) -> int:
@@ -68,7 +100,7 @@ def _recorded(cls: type[nn.Module]) -> type[nn.Module]:
     class Recorded(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             recorder = self.__dict__.get("_recorder")
-            if recorder is None or not torch.is_grad_enabled() or recorder.log.waiting or recorder.log.fallback:
+            if recorder is None or recorder.why_not or not torch.is_grad_enabled() or recorder.log.waiting:
                 return super().__call__(*args, **kwargs)
             return recorder(super().__call__, args, kwargs)
 
@@ -108,14 +140,17 @@ class Call:
 class GraphedModel:
     """The recordings of one denoiser. They share their memory, as only one of them is at work at a time."""
 
-    def __init__(self, denoiser: nn.Module, log: CompileLog) -> None:
+    def __init__(self, denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> None:
         self.log = log
         self.denoiser: Callable[[], Any] = weakref.ref(denoiser)
         self.made: dict[Hashable, Recording] = {}
         self.learn: list[nn.Parameter] = []
         self.gradients: list[Tensor] = []  # of what learns, where recordings put them
-        self.pool: Any = None
         self.most = MOST
+        self.why_not = ""  # why nothing is recorded any more
+        self.automatic = reserve is not None
+        self._reserve, self._paid = reserve, False
+        self._memory: GraphMemory | None = None
         self._busy: Callable[[], Any] = lambda: None  # tells whether a forward pass waits for its backward pass
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -124,6 +159,8 @@ class GraphedModel:
         if self._busy() is not None or any(t.device.type != "cuda" for t in asked.tensors):
             return call(*args, **kwargs)
         recording = self.made.get(asked.key) or self.record(call, asked)
+        if recording and [p.data_ptr() for p in self.learn] != recording.addresses:
+            recording = self.give_up("weights have moved since they were recorded")
         if recording is None:
             return call(*args, **kwargs)
         in_flight = _InFlight(recording, self)
@@ -146,78 +183,145 @@ class GraphedModel:
         """Record a size; None where it has to run without, as enough are recorded or the GPU's memory was too small.
 
         Steps that are not recorded need memory besides the recordings, so half as many are then made, as they come.
+        Nothing that is drawn by chance changes.
         """
         if len(self.made) >= self.most:
             return None
-        began = time.perf_counter()
-        if not self.made:
-            self.learn = [p for p in self.denoiser().parameters() if p.requires_grad]
-            self.gradients = [torch.empty_like(p) for p in self.learn]
-            self.pool = torch.cuda.graph_pool_handle()
-        recording = None
+        began, drawn = time.perf_counter(), (torch.get_rng_state(), torch.cuda.get_rng_state())
+        recording, no_room, why = None, False, ""
         shape = " x ".join(map(str, asked.tensors[0].shape))
         try:
-            recording = Recording(call, asked, self)
-            recording.capture(self)
+            if self._memory is None:
+                self.learn = [p for p in self.denoiser().parameters() if p.requires_grad]
+                self.gradients = [torch.empty_like(p) for p in self.learn]
+                self._memory = GraphMemory()
+            recording = Recording(call, asked, self.learn, self._memory)
+            why = recording.capture(self.learn, self.gradients, self._memory) or self._too_dear(recording)
         except torch.OutOfMemoryError:
-            if not self.made:
-                raise
-            recording = None  # released below, where the error no longer holds what it met
-        except RuntimeError as error:
-            lines = str(error).splitlines()  # where a block could not be compiled, the first one only says so
-            why = next((line for line in lines if "Error:" in line), lines[0])
-            raise ConfigError(Problem("compile_mode", ": a CUDA graph could not be recorded ({why}); use default",
-                why=why)) from error  # fmt: skip
-        if recording is None:
-            self.most = len(self.made) // 2
-            self.made.clear()
-            self.learn, self.gradients, self.pool = [], [], None
-            gc.collect()
-            torch.cuda.empty_cache()
-            why = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
-            logger.warning(f"{why}: %d sizes are recorded from now on, the others train slower", shape, self.most)
+            no_room = True  # what the error holds is released below
+        finally:
+            torch.set_rng_state(drawn[0])
+            torch.cuda.set_rng_state(drawn[1])
+        if no_room and self.made:
+            recording = None
+            self._release(len(self.made) // 2)
+            told = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
+            logger.warning(f"{told}: %d sizes are recorded from now on, the others train slower", shape, self.most)
             return None
+        if no_room or why:
+            recording = None
+            return self.give_up(why or f"the GPU's memory is too small for those of inputs of {shape}")
+        assert recording is not None
         self.made[asked.key] = recording
-        logger.info("Recorded CUDA graphs for inputs of %s in %.1f s", shape, time.perf_counter() - began)
+        pace = f", {recording.seconds:.3f} s a pass instead of {recording.before:.3f} s" if recording.seconds else ""
+        logger.info("Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, time.perf_counter() - began, pace)
         return recording
+
+    def _too_dear(self, recording: "Recording") -> str:
+        """Why a recording that nobody insists on is not worth its memory, "" if it is."""
+        if self._reserve is None:
+            return ""
+        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info()[0] < SPARE + self._reserve:
+            return "they would leave too little of the GPU's memory for the optimizer"
+        if not self._paid and recording.time() > PAYS * recording.before:
+            return f"a pass takes {recording.before:.3f} s without them, and {recording.seconds:.3f} s with them"
+        self._paid = True
+        return ""
+
+    def give_up(self, why: str) -> None:
+        """Let all recordings go, and record nothing any more."""
+        self._release(0)
+        self.why_not = why
+        logger.warning("CUDA graphs are not recorded from now on: %s", why)
+
+    def make_room(self) -> None:
+        """Let all recordings go. Sizes are recorded again as they come."""
+        logger.warning("CUDA graphs are let go, as what comes now needs their memory; they are recorded again later")
+        self.forget()
+
+    def forget(self) -> None:
+        """Let all recordings go, as what they hold is no longer what would be computed."""
+        if self.made:
+            self._release(self.most)
+
+    def _release(self, most: int) -> None:
+        self.most = most
+        self.made.clear()
+        self.learn, self.gradients, self._memory = [], [], None
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 class Recording:
     """The CUDA graphs of one size, forward and backward, and the memory that they read and write."""
 
-    def __init__(self, call: Callable[..., Any], asked: Call, recorder: GraphedModel) -> None:
+    def __init__(
+        self, call: Callable[..., Any], asked: Call, learn: Sequence[nn.Parameter], memory: GraphMemory
+    ) -> None:
         """Run as usual, until everything is compiled and chosen that a recording must not meet."""
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in asked.tensors]
-        self.addresses = [p.data_ptr() for p in recorder.learn]
+        self.addresses = [p.data_ptr() for p in learn]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.before = self.seconds = 0.0  # of a pass, without the recording and with it
+        self.states = RecomputeStates(self.inputs[0].device)
         args, kwargs = asked.arguments(self.inputs)
         self._call: Any = lambda: call(*args, **kwargs)
-        self._targets = [*(t for t in self.inputs if t.requires_grad), *recorder.learn]
-        with _casts_included():
-            for _ in range(WARMUP_PASSES):
-                ends = [answer for answer in pytree.tree_leaves(self._call()) if answer.requires_grad]
+        self._targets = [*(t for t in self.inputs if t.requires_grad), *learn]
+        self._drawn_by_host = False
+        for _ in range(WARMUP_PASSES):
+            torch.cuda.synchronize()
+            began, drawn = time.perf_counter(), torch.get_rng_state()
+            with _casts_included(), memory.used():
+                with self.states.forward():
+                    ends = [answer for answer in pytree.tree_leaves(self._call()) if answer.requires_grad]
                 self._gradients(ends, [torch.zeros_like(end) for end in ends])
+            del ends
+            torch.cuda.synchronize()
+            self.before = time.perf_counter() - began
+            self._drawn_by_host = not torch.equal(drawn, torch.get_rng_state())
 
-    def capture(self, recorder: GraphedModel) -> None:
-        """Record both passes. Raises RuntimeError where something in them cannot be."""
-        # Other threads may load data meanwhile.
-        how = {"pool": recorder.pool, "stream": torch.cuda.current_stream(), "capture_error_mode": "thread_local"}
-        with _casts_included():
-            with torch.cuda.graph(self.forward, **how):
-                answers, self.tree = pytree.tree_flatten(self._call())
-            ends = [answer for answer in answers if answer.requires_grad]
-            self.incoming = [torch.zeros_like(end) for end in ends]
-            with torch.cuda.graph(self.backward, **how):
-                found = self._gradients(ends, self.incoming)
-                of_weights = found[len(found) - len(recorder.learn) :]
-                there = [(to, new) for to, new in zip(recorder.gradients, of_weights, strict=True) if new is not None]
-                if there:  # where only text encoders learn, nothing of the denoiser does
-                    torch_private.foreach_copy_([to for to, _ in there], [new for _, new in there])
+    def capture(self, learn: Sequence[nn.Parameter], gradients: Sequence[Tensor], memory: GraphMemory) -> str:
+        """Record both passes. Returns why something in them cannot be, "" if all can."""
+        if self._drawn_by_host:
+            return "the processor draws random numbers for each pass"
+        try:
+            with _casts_included():
+                with memory.capturing(self.forward), self.states.forward(capturing=True):
+                    answers, self.tree = pytree.tree_flatten(self._call())
+                ends = [answer for answer in answers if answer.requires_grad]
+                self.incoming = [torch.zeros_like(end) for end in ends]
+                self.states.register(self.backward)
+                with memory.capturing(self.backward):
+                    found = self._gradients(ends, self.incoming)
+                    of_weights = found[len(found) - len(learn) :]
+                    there = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
+                    if there:  # where only text encoders learn, nothing of the denoiser does
+                        torch_private.foreach_copy_([to for to, _ in there], [new for _, new in there])
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            first: BaseException = error
+            while isinstance(first.__context__, RuntimeError):
+                first = first.__context__  # ending a graph that has failed fails as well
+            return f"PyTorch could not record them ({str(first).splitlines()[0]})"
         self.learns = [new is not None for new in of_weights]
-        self.of_inputs = found[: len(found) - len(recorder.learn)]
+        self.of_inputs = found[: len(found) - len(learn)]
         self.with_gradient = [answer.requires_grad for answer in answers]
         self.answers = [answer.detach() for answer in answers]  # what led to them is let go, for the next recording
         self._call = None
+        return ""
+
+    def time(self) -> float:
+        """Seconds of both passes as they are replayed."""
+        for _ in range(2):  # the first brings the graphs to the GPU
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            self.forward.replay()
+            self.backward.replay()
+            torch.cuda.synchronize()
+            self.seconds = time.perf_counter() - began
+        return self.seconds
 
     def _gradients(self, ends: list[Tensor], incoming: list[Tensor]) -> Sequence[Tensor | None]:
         return torch.autograd.grad(ends, self._targets, incoming, allow_unused=True)
@@ -237,8 +341,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, in_flight: _InFlight, given: Sequence[Tensor], *learned: Tensor) -> tuple[Tensor, ...]:
         ctx.in_flight, recording = in_flight, in_flight.recording
-        if [p.data_ptr() for p in in_flight.recorder.learn] != recording.addresses:
-            raise ConfigError("compile_mode: weights have moved since the CUDA graph was recorded; use default")
+        ctx.place = recording.states.place
         torch_private.foreach_copy_(recording.inputs, [t.detach() for t in given])
         recording.forward.replay()
         answers = tuple(answer.clone() for answer in recording.answers)
@@ -252,6 +355,7 @@ class _Replay(torch.autograd.Function):
         recorder.keep_gradients()
         arrived = [g for g, grad in zip(gradients, recording.with_gradient, strict=True) if grad]
         torch_private.foreach_copy_(recording.incoming, arrived)
+        recording.states.rewind(*ctx.place)
         recording.backward.replay()
         recorder.free()
         weights = [g.detach() if does else None for g, does in zip(recorder.gradients, recording.learns, strict=True)]

@@ -113,6 +113,7 @@ class CompileLog:
         self.fallback = ""  # why compiled blocks were given up, if they were
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.speedup = Speedup()
+        self.later: dict[str, Callable[[], None]] = {}  # class of block that still runs eagerly -> begin to compile it
         self.bucket = ""  # size of the images that are learned from just now
         self._inside = ""
         self._owner: dict[str, str] = {}
@@ -233,7 +234,7 @@ class CompileLog:
         if self.waiting:
             return []
         made = {e.block for e in self.events if not e.failed}
-        return [kind for kind in self.expected if kind not in made]
+        return [kind for kind in self.expected if kind not in made and kind not in self.later]
 
     # Why: docs/decisions/2026-11-20-graph-breaks-are-reported.md
     def graph_breaks(self) -> list[str]:

@@ -7,8 +7,9 @@ the two differ, or a part is known to be younger or older, the function says so.
 
 # pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -192,6 +193,33 @@ def scaled_mm(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Ten
     The public torch.nn.functional.scaled_mm calls `_scaled_mm_v2`, which inductor of 2.11 has no kernel of its own for.
     """
     return torch._scaled_mm(left, right, scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+# ---- memory
+
+
+@contextlib.contextmanager
+def allocate_to_pool(device: int, pool: Any) -> Iterator[None]:
+    """Inside, all memory of a GPU is taken from the pool of a CUDA graph, which has to exist.
+
+    The public `torch.cuda.use_mem_pool` looks at one thread, and backward passes run in others.
+    """
+    torch._C._cuda_beginAllocateToPool(device, pool)
+    try:
+        yield
+    finally:
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
+
+
+def abandon_capture(device: torch.device, pool: Any) -> None:
+    """Undo what a graph leaves behind that could not be ended: PyTorch believes that it is still being captured.
+
+    Its memory would never be given back, and the generator of the GPU would refuse to draw.
+    """
+    torch._C._cuda_endAllocateToPool(device.index, pool)
+    torch._C._cuda_releasePool(device.index, pool)
+    torch.cuda.default_generators[device.index].graphsafe_set_state(torch.Generator(device))
 
 
 # ---- training

@@ -116,7 +116,8 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
         wanted.append((dynamo, "recompile_limit", limit))
     if device.type == "cuda":
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
-        aligned = hasattr(inductor, "align_random_eager") and args.compile_mode not in RECORDED
+        recorded = args.compile_mode in RECORDED or getattr(args, "cuda_graphs", "false") != "false"
+        aligned = hasattr(inductor, "align_random_eager") and not recorded
         # A recording knows PyTorch's own random kernels, which draw anew each time it is played.
         wanted.append((inductor, "align_random_eager" if aligned else "fallback_random", True))
     return wanted

@@ -89,7 +89,8 @@ def _by_epochs(config: RunConfig) -> bool:
 
 SHARED: tuple[Rule, ...] = (
     ("compile_backend compile_mode compile_dynamic compile_fullgraph compile_cache_size_limit compile_fallback "
-     "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup",
+     "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup "
+     "compile_from_step",
      lambda c: c.compile.compile or c.compile.compile_autotune, "compile is off"),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),

@@ -20,7 +20,8 @@ Overrides = dict[str, Any]  # options that differ from those of the training as 
 # What every candidate starts from: nothing is compiled, and nothing is computed twice.
 PLAIN: JsonMapping = {
     "compile": False, "compile_scope": "blocks", "compile_autotune": False, "compile_mode": "default",
-    "compile_dynamic": "auto", "compile_activation_budget": 1.0,
+    "compile_dynamic": "auto", "compile_activation_budget": 1.0, "cuda_graphs": "false",
+    "compile_from_step": None,
     "gradient_checkpointing": False, "checkpoint_keep_attention": False, "cpu_offload_checkpointing": False,
 }  # fmt: skip
 COMPILED = {"compile": True}
@@ -62,7 +63,10 @@ ALL = (
     Candidate("compiled+dynamic", "compiled once for all sizes", {**COMPILED, "compile_dynamic": "true"}, usual=False),
     Candidate("compiled-model", "the whole model compiled as one", {**COMPILED, "compile_scope": "model"}, usual=False),
     Candidate("cuda-graphs", "compiled, replayed as CUDA graphs (reduce-overhead)",
-              {**COMPILED, "compile_mode": "reduce-overhead"}, "cuda", usual=False),
+              {**COMPILED, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}, "cuda", usual=False),
+    Candidate("recorded", "eager, replayed as CUDA graphs", {"cuda_graphs": "true"}, "cuda", usual=False),
+    Candidate("recorded+checkpointing", "eager, gradient checkpointing, replayed as CUDA graphs",
+              {**CKPT, "cuda_graphs": "true"}, "cuda", usual=False),
     Candidate("max-autotune", "compiled, kernels autotuned (max-autotune)",
               {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"}, "cuda", usual=False),
     Candidate("int8", "compiled, frozen base in int8", {**COMPILED, "int8_base": True}, "cuda",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from library.compiler import torch_private
+from library.compiler.recompute import RecomputeStates
 from library.compiler.subclass import keep_class_name
 from library.compiler.torch_settings import version
 
@@ -84,6 +85,8 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradie
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().forward(*args, **kwargs)
+            if not torch.compiler.is_compiling() and (states := RecomputeStates.recording):
+                return checkpoint(super().forward, *args, **states.options(how), **kwargs)
             return checkpoint(super().forward, *args, **how, **kwargs)
 
     return keep_class_name(Checkpointed, cls, "checkpointed, attention kept" if keep_attention else "checkpointed")
@@ -95,7 +98,9 @@ def _surrounded(cls: type[nn.Module]) -> type[nn.Module]:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().__call__(*args, **kwargs)
-            return checkpoint(super().__call__, *args, use_reentrant=False, **kwargs)
+            how: dict[str, Any] = {"use_reentrant": False}
+            states = RecomputeStates.recording
+            return checkpoint(super().__call__, *args, **states.options(how) if states else how, **kwargs)
 
     return keep_class_name(Surrounded, cls, "checkpointed from outside")
 

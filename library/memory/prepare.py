@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from library.compiler import cudagraph
 from library.compiler.blocks import compile_model
 from library.compiler.log import CompileLog
 from library.compiler.subclass import behaviours_of
@@ -20,6 +21,8 @@ from library.memory import attention, channels_last, checkpointing, swapping
 from library.memory.quantization import fp8_storage
 
 logger = logging.getLogger(__name__)
+
+BYTES_OF_ADAM = 8  # for each weight that learns: two states, which are not there yet when a size is first recorded
 
 Sizes = Collection[tuple[int, ...]]  # of batches: images, unless all have as many, height and width of their latents
 
@@ -66,8 +69,11 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
         keep, own = memory.checkpoint_keep_attention, getattr(config.precision, "fp8_compute", False)
         checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, keep, around, own)
     # 4. in place: names in state_dict stay
+    log = log or CompileLog()
     why = _compile(denoiser, blocks, family, config, device, sizes, text_learns, log)
     swap.attach(denoiser)  # 5. fetch swapped blocks ahead of use, around the compiled block
+    if why_not := _record(denoiser, config, device, log):  # 6. all of it as one piece
+        logger.info("CUDA graphs are not recorded: %s", why_not)
     if device.type == "cpu":
         channels_last.let_norms_learn(denoiser)
     logger.info(said := describe_blocks(denoiser, family.block_classes))
@@ -104,7 +110,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     device: torch.device,
     sizes: Sizes,
     text_learns: bool,
-    log: CompileLog | None,
+    log: CompileLog,
 ) -> str:
     if not config.compile.compile:
         return ""
@@ -133,6 +139,18 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
         if not options.compile_fallback:
             raise
         return str(e)
+    return ""
+
+
+def _record(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:
+    """Let the denoiser be recorded, where its config allows that; returns why it is not, on a GPU."""
+    if cudagraph.recorder_of(denoiser) or device.type != "cuda":
+        return ""  # compile_mode asked for it; or there is nothing to record
+    if why := config.compile.why_not_recorded(config) or cudagraph.why_not():
+        return why
+    learning = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
+    room = 0 if config.optim.stepped_early else BYTES_OF_ADAM * learning
+    cudagraph.attach(denoiser, log, None if config.compile.records_graphs else room)
     return ""
 
 

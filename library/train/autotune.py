@@ -159,7 +159,8 @@ class Tuner:
             result.why = why
             return result
         try:
-            always = {"compile_autotune": False, "compile_compare_steps": 0, "compile_fallback": False}
+            at_once = {"compile_compare_steps": 0, "compile_from_step": None}
+            always = {"compile_autotune": False, "compile_fallback": False, **at_once}
             config = schema.replace(asked.config, **changes | always)
         except ConfigError as refused:
             result.why = refused.problems[0]

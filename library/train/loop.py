@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from library import data, families, methods
-from library.compiler import blocks, prewarm, torch_settings
+from library.compiler import prewarm, torch_settings
 from library.compiler.log import CompileLog
 from library.config.run_config import RunConfig
 from library.data import encoding
@@ -103,6 +103,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     checkpointer, validation = Checkpointer(training, images), ValidationRunner(training, images)
     if config.steps.resume:
         resume_state.resume(Path(config.steps.resume), training)
+    precompiler.record_ahead(training.batches, compute_loss, training.step_log.meter.pause)
     precompiler.run_ahead(training.batches, compute_loss, training.step_log.meter.pause)
     samples.at_first(training)
 
@@ -110,6 +111,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     stepper = Stepper(training.batches, clock, training.generators, training.world, journal.requests, accumulation)
     for window in stepper:  # the batches of one optimizer step, from where the resumed state stopped
         journal.doing = f"step {clock.step}"
+        precompiler.take_over(training.batches, compute_loss, training.step_log.meter.pause)
         try:
             numbers, losses = train_step(window, stepper, compute_loss, updates, precompiler, journal.has_curves)
         except WorkCancelled:  # somebody cannot wait for the end of the step
@@ -165,13 +167,15 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
             losses.append((loss.detach(), batch.paths))
         return losses
 
-    before = rng.get_rng_state(world.device) if compute_loss.compile_log.active else None
+    may_fail = compute_loss.compile_log.active or world.device.type == "cuda"
+    before = rng.get_rng_state(world.device) if may_fail else None
+    losses: list[BatchLoss] = []
     try:
         losses = forward_backward()
     except Exception as error:
-        if before is None or not blocks.is_compile_error(error):
+        if before is None or not precompiler.recover(error, compute_loss.components.denoiser):
             raise
-        precompiler.give_up(error)  # ends the training, unless compile_fallback is set
+    if before and not losses:  # outside of the exception, which holds what it met
         updates.zero_grad()
         rng.set_rng_state(before, world.device)  # forward and backward never differ in what they draw
         losses = forward_backward()

@@ -1,13 +1,15 @@
 """Compiling, as a training sees it: all of it before the first step, proof that it happened, and what if it fails."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
-from library.compiler import blocks
+from library.compiler import blocks, cudagraph
 from library.compiler.log import CompileLog
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
@@ -18,6 +20,8 @@ from library.train import rng
 from library.train.clock import Clock
 from library.train.loss import LossFunction
 from library.train.world import World
+
+PASSES_A_SIZE = 8  # recording one takes as long as four passes
 
 Kind = tuple[int, int, int]  # of a batch: images, and the height and width of their latents
 
@@ -50,6 +54,27 @@ class Precompiler:
         self.log, self._config, self._options = log, config, config.compile
         self._world, self._journal, self._clock = world, journal, clock
 
+    def record_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+        """Where the denoiser is recorded eagerly, begin with the largest size, in whose memory the others find room.
+
+        Those are recorded when they come, and all of them while compiling, where it is asked for that. What is recorded
+        by itself is not in a training that is over before that pays.
+        """
+        recorder = cudagraph.recorder_of(compute_loss.components.denoiser)
+        if recorder is None or self._clock.done:
+            return
+        sizes = batches.kinds()
+        passes = (self._clock.total - self._clock.step) * self._config.steps.gradient_accumulation_steps
+        if recorder.automatic and passes < PASSES_A_SIZE * len(sizes):
+            recorder.give_up(f"there are {len(sizes)} sizes of image for {passes} batches")
+        elif not self.log.active:
+            self._journal.phase("recording CUDA graphs", 0, 1)
+            before = rng.get_rng_state(self._world.device)
+            compute_loss.rehearse(batches.example(max(sizes, key=math.prod)), self._world.device)
+            rng.set_rng_state(before, self._world.device)
+            self._journal.phase("recording CUDA graphs", 1, 1)
+            pause()
+
     def run_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Make every graph that the training needs before its first step, with its own images.
 
@@ -60,7 +85,8 @@ class Precompiler:
         if not self.log.active:
             return
         self._warn()
-        if not self._options.ahead:
+        self._begin_due(self._clock.step + 1, compute_loss)  # a run that was resumed may have come so far
+        if not self._options.ahead or set(self.log.later) >= set(self.log.expected):
             return
         if self.log.waiting and (begin := self.log.speedup.begin):
 
@@ -71,6 +97,18 @@ class Precompiler:
             self.log.speedup.begin = begin_and_run
         else:
             self._run(batches, compute_loss.unwrapped(), pause)
+
+    def take_over(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+        """Before a step: compile what `compile_from_step` says, for this step and those after it."""
+        if self.log.active and self._begin_due(self._clock.step, compute_loss) and self._options.ahead:
+            self._run(batches, compute_loss.unwrapped(), pause)
+
+    def _begin_due(self, step: int, compute_loss: LossFunction) -> bool:
+        """Whether blocks begin to be compiled. Recordings of those before make room for those that come."""
+        begun = bool(self.log.later) and blocks.begin_due(self.log, self._options.first_steps(), step)
+        if begun and (recorder := cudagraph.recorder_of(compute_loss.components.denoiser)):
+            recorder.forget()
+        return begun
 
     def _warn(self) -> None:
         """Say what leaves blocks eager although it was asked to compile them; ConfigError where none may be."""
@@ -143,6 +181,18 @@ class Precompiler:
         shown = ", ".join(f"{n} for {total['blocks'].get(k, 0)} {k}" for k, n in total["graphs"].items())
         self._journal.say(f"Compiled: {total['num_graphs']} graphs ({shown}) in {total['seconds']:.1f} s, "
                           f"{total['recompiles']} recompiled")  # fmt: skip
+
+    def recover(self, error: Exception, denoiser: nn.Module) -> bool:
+        """Whether the step can be taken once more: without compiling where that failed, which `compile_fallback` has to
+        allow, and without recordings where the GPU's memory is too small beside them."""
+        recorder = cudagraph.recorder_of(denoiser)
+        if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
+            recorder.give_up("the GPU's memory is too small for the steps beside them")
+            return not self._config.optim.stepped_early  # where weights may have been stepped, it cannot be undone
+        if self.log.active and blocks.is_compile_error(error):
+            self.give_up(error)
+            return True
+        return False
 
     def give_up(self, error: BaseException) -> None:
         """From now on without compiling, or, where that is not wanted, a ConfigError that says what is wrong."""

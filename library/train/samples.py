@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from library.compiler import cudagraph
 from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.files import write_atomic
@@ -87,7 +88,7 @@ class SampleRunner:
         negative = prompt.negative_prompt or ""
         request = SampleRequest(prompt.prompt, negative, **filled, sampler_name=prompt.sample_sampler)
         path = self._path(number, prompt, training.clock)
-        image = self._sampler(request)
+        image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
         write_atomic(path, image.save)
         training.journal.sampled(training.clock.step, number, path, image, prompt)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from library.compiler import cudagraph
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
 from library.data.threads import ahead, num_workers
@@ -91,7 +92,8 @@ class ValidationRunner:
             timesteps = torch.full((len(latents),), level, device=latents.device)
             return self._training.family.noised(latents, self._generator(number, level), timesteps)
 
-        return self._training.compute_loss(batch, noise)
+        training = self._training
+        return cudagraph.with_room(training.components.denoiser, lambda: training.compute_loss(batch, noise))
 
     def _generator(self, number: int, level: float | str) -> torch.Generator:
         seed = derive_seed(f"validation {self._seed} {number} {level}")

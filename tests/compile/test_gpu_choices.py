@@ -11,7 +11,7 @@ from library.compiler.log import CompileLog
 from library.compiler.torch_private import config_module, sdp_priority_order
 from library.compiler.torch_settings import SETTINGS, settings_kept, wanted_settings
 from library.config.schema import ConfigError, build
-from library.memory import attention
+from library.memory import attention, prepare
 from library.memory.prepare import compiles_size_by_size
 from library.train.precompile import graphs_sentence
 
@@ -76,11 +76,59 @@ def test_recorded_graphs_and_moving_memory_exclude_each_other(script, mode, movi
 
 
 @pytest.mark.parametrize("outside", [{"compile_scope": "inner"}, {"compile_blocks": "double:all"}])
-def test_recorded_graphs_have_no_checkpoints_outside_of_compiled_blocks(outside):
-    values = {"compile": True, "compile_mode": "reduce-overhead", **outside}
-    with pytest.raises(ConfigError, match=f"compile_mode = reduce-overhead .*{next(iter(outside))}"):
-        config(gradient_checkpointing=True, **values)
-    config(**values)
+def test_recorded_graphs_may_have_checkpoints_outside_of_compiled_blocks(outside):
+    found = config(compile=True, compile_mode="reduce-overhead", gradient_checkpointing=True, **outside)
+    assert found.compile.records_graphs and not found.compile.why_not_recorded(found)
+
+
+@pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train_network", "flux_train", "sdxl_train"])
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({}, ""),
+        ({"gradient_checkpointing": True}, ""),
+        ({"compile": True}, ""),
+        ({"cuda_graphs": "true"}, ""),
+        ({"cuda_graphs": "false"}, "cuda_graphs is false"),
+        ({"cpu_offload_checkpointing": True}, "cpu_offload_checkpointing moves inputs"),
+        ({"compile": True, "compile_mode": "max-autotune-no-cudagraphs"}, "compile_mode is max-autotune-no-cudagraphs"),
+        ({"compile": True, "compile_backend": "cudagraphs"}, "the backend cudagraphs records by itself"),
+    ],
+)
+def test_what_is_recorded_and_why_not(script, values, why):
+    found = config(script, **values)
+    assert found.compile.why_not_recorded(found) == why
+
+
+def test_swapped_blocks_are_not_recorded():
+    found = config(blocks_to_swap=2, gradient_checkpointing=True)
+    assert found.compile.why_not_recorded(found) == "blocks_to_swap moves weights"
+    with pytest.raises(ConfigError, match="cuda_graphs = true needs weights that stay .*use auto"):
+        config(blocks_to_swap=2, cuda_graphs="true")
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_mode_that_records_contradicts_cuda_graphs_being_off(mode):
+    with pytest.raises(ConfigError, match=f"cuda_graphs = false switches off what compile_mode = {mode} is for"):
+        config(compile=True, compile_mode=mode, cuda_graphs="false")
+    config(compile=False, compile_mode=mode, cuda_graphs="false")
+
+
+@pytest.mark.parametrize(
+    ("values", "reserved"),
+    [({}, True), ({"cuda_graphs": "true"}, False), ({"cuda_graphs": "false"}, None), ({"blocks_to_swap": 2}, None)],
+)
+def test_what_is_recorded_by_itself_leaves_room_for_the_optimizer(monkeypatch, values, reserved):
+    """Eager blocks too; and of several GPUs none."""
+    attached = []
+    monkeypatch.setattr(cudagraph, "attach", lambda model, log, reserve=None: attached.append(reserve))
+    model, asked = nn.Linear(4, 4), config(gradient_checkpointing=True, **values)
+    why = prepare._record(model, asked, CUDA, CompileLog())
+    assert [found is not None for found in attached] == ([] if reserved is None else [reserved])
+    assert bool(why) is (reserved is None)
+    assert not prepare._record(model, asked, torch.device("cpu"), CompileLog()) and len(attached) <= 1
+    monkeypatch.setattr(cudagraph, "why_not", lambda: "several GPUs")
+    assert prepare._record(model, asked, CUDA, CompileLog())
 
 
 def test_several_gpus_only_compile_where_one_would_record(monkeypatch, caplog):

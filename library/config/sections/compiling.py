@@ -50,6 +50,12 @@ class Compile:
     compile_fallback: bool = opt(
         False, "Where compiling is not possible, train without it instead of stopping.", label="Fall back to eager"
     )
+    cuda_graphs: Literal["auto", "true", "false"] = opt(
+        "auto",
+        "Record steps as CUDA graphs and replay them, compiled or not. auto: where that is faster and fits in memory.",
+        parse=switch,
+        label="CUDA graphs",
+    )
     compile_cache_dir: str | None = opt(
         None,
         "The folder of compiled code, which later runs use again. Empty: a folder in your cache directory.",
@@ -100,6 +106,13 @@ class Compile:
         advanced=True,
     )
 
+    compile_from_step: str | None = opt(
+        None,
+        'Take the steps before this one eagerly, then compile: 40, or by kind of block "transformer:20, resnet:80".',
+        label="Compile from step",
+        advanced=True,
+    )
+
     cuda_allow_tf32: bool = opt(
         False,
         "Allow TF32 for float32 matrix products on NVIDIA GPUs: faster, less exact. No effect with mixed precision.",
@@ -122,17 +135,26 @@ class Compile:
             self.ranges()
         except ConfigError as e:
             yield from e.problems
+        try:
+            late = self.first_steps()
+        except ConfigError as e:
+            yield from e.problems
+            late = {}
+        if late and self.compile_compare_steps:
+            yield Problem("compile_from_step",
+                "and compile_compare_steps both say when compiling begins: use one of them",
+                also="compile_compare_steps", fix={"compile_compare_steps": 0})  # fmt: skip
         if self.compile_compare_steps == 1:
             yield Problem("compile_compare_steps",
                 "= 1 measures nothing, as the first step is a warm-up: use 5, or 0",
                 fix={"compile_compare_steps": 5})  # fmt: skip
 
+        if self.records_graphs:
+            yield from self._against_recording(run)
         if not self.compile:
             return
         if self.compile_activation_budget < 1:
             yield from self._against_the_budget(run)
-        if self.records_graphs:
-            yield from self._against_recording(run)
         yield from self._against_the_scope(run)
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
@@ -148,8 +170,21 @@ class Compile:
 
     @property
     def records_graphs(self) -> bool:
-        """Whether CUDA graphs are recorded: kernels are played back at fixed addresses and for fixed sizes."""
-        return self.compile_mode in ("reduce-overhead", "max-autotune") or "cudagraphs" in self._backends
+        """Whether it is asked for CUDA graphs: kernels are played back at fixed addresses and for fixed sizes."""
+        by_mode = self.compile_mode in ("reduce-overhead", "max-autotune") or "cudagraphs" in self._backends
+        return self.cuda_graphs == "true" or (self.compile and by_mode)
+
+    def why_not_recorded(self, run: Any) -> str:
+        """Why `cuda_graphs` records nothing on any GPU, "" where it may."""
+        if self.cuda_graphs == "false":
+            return "cuda_graphs is false"
+        if self.compile and "cudagraphs" in self._backends:
+            return "the backend cudagraphs records by itself"
+        if self.compile and self.compile_mode == "max-autotune-no-cudagraphs":
+            return f"compile_mode is {self.compile_mode}"
+        if run.memory.blocks_to_swap:
+            return "blocks_to_swap moves weights"
+        return "cpu_offload_checkpointing moves inputs" if run.memory.cpu_offload_checkpointing else ""
 
     @property
     def _backends(self) -> set[str]:
@@ -162,10 +197,17 @@ class Compile:
     def _against_recording(self, run: RunConfig) -> Iterator[Problem]:
         other = "default" if self.compile_mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
         option, what, fix = "compile_mode", f"= {self.compile_mode}", {"compile_mode": other}
-        if recorded := "cudagraphs" in self._backends:
+        if self.compile and "cudagraphs" in self._backends:
             option, what, other, fix = "", "the backend cudagraphs", "inductor", {}
+        elif self.cuda_graphs == "true":
+            option, what, other, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
+        elif self.cuda_graphs == "false":
+            yield Problem("cuda_graphs",
+                "= false switches off what compile_mode = {mode} is for: use auto, or compile_mode = {other}",
+                mode=self.compile_mode, other=other, fix={"cuda_graphs": "auto"}, also="compile compile_mode",
+                )  # fmt: skip
         facts: dict[str, Any] = {"what": Text(what), "other": other, "fix": fix, "topic": "compiling"}
-        named = "compile_mode compile_backend compile_blocks compile"
+        named = "compile_mode compile_backend compile_blocks compile cuda_graphs"
         if run.memory.blocks_to_swap:
             yield Problem(option,
                 "{what} needs weights that stay where they are, and blocks_to_swap moves them: use {other}",
@@ -175,13 +217,6 @@ class Compile:
                 "{what} needs inputs that stay where they are, and cpu_offload_checkpointing moves them: "
                 "use {other}, or gradient_checkpointing", also=f"{named} cpu_offload_checkpointing",
                 **facts)  # fmt: skip
-        outside = self.compile_scope == "inner" or self.compile_blocks
-        if not recorded and outside and run.memory.gradient_checkpointing:
-            which = "compile_scope = inner" if self.compile_scope == "inner" else "compile_blocks"
-            yield Problem(option,
-                "{what} cannot be used with gradient_checkpointing outside of compiled blocks, "
-                "which {which} asks for: use {other}, or drop one of them", which=which,
-                also=f"{named} gradient_checkpointing compile_scope", **facts)  # fmt: skip
 
     def _against_the_scope(self, run: RunConfig) -> Iterator[Problem]:
         memory = run.memory
@@ -276,6 +311,21 @@ class Compile:
             if backend and cls == kind and (chosen is None or chosen[0] <= number <= chosen[1]):
                 return backend
         return self.compile_backend
+
+    def first_steps(self) -> dict[str, int]:
+        """Class of block -> the first step that it is compiled in; "" for those that have none of their own.
+
+        Empty where all are compiled from the beginning. Raises ConfigError.
+        """
+        found: dict[str, int] = {}
+        for part in filter(None, (p.strip() for p in (self.compile_from_step or "").split(","))):
+            name, colon, text = (t.strip() for t in part.rpartition(":"))
+            if not re.fullmatch(r"\d+", text) or (colon and name not in self.kinds):
+                raise ConfigError(Problem("compile_from_step",
+                    ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
+                    part=quoted(part), first=next(iter(self.kinds), "transformer")))  # fmt: skip
+            found[self.kinds[name] if colon else ""] = int(text)
+        return found
 
     @property
     def ahead(self) -> bool:

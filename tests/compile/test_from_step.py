@@ -1,0 +1,47 @@
+"""`compile_from_step`: eager first, compiled from a step on, and the same again in a repeated and in a resumed run."""
+
+import pytest
+import torch
+
+from library import families
+from library.config.schema import ConfigError, build
+from tests.training import config_of, train
+
+STEPS = {"flux_train_network": "3", "sdxl_train_network": "transformer:2, resnet:4"}
+
+
+@pytest.mark.parametrize("script", STEPS)
+def test_repeated_and_resumed_runs_are_equal_bit_for_bit(script, demo, shapes, tmp_path):
+    def run(name, **values):
+        given = {"resolution": "96", "max_train_steps": 5, "network_dropout": 0.2, "compile": True, "seed": 1,
+                 "compile_backend": "aot_eager", "compile_from_step": STEPS[script]}  # fmt: skip
+        folder = tmp_path / name
+        return train(config_of(demo, script, train_data_dir=shapes, output_dir=folder, **given | values))
+
+    first = run("first", save_state=True, save_every_n_steps=1)
+    again = run("again")
+    assert again.losses == first.losses
+    steps = {int(step) for step in STEPS[script].replace(",", ":").replace(" ", "").split(":") if step.isdigit()}
+    assert {event["step"] for event in first.events("compile")} == steps
+    assert first.facts["compile"]["graphs"] == first.facts["compile"]["predicted"]
+    for step in (min(steps) - 1, min(steps) + 1):  # before a switch, and after it
+        (state,) = first.file.parent.glob(f"*{step:08d}-state")
+        resumed = run(f"from{step}", resume=state)
+        assert resumed.losses == first.losses[step:]
+        pairs = zip(resumed.tensors().values(), first.tensors().values(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+        late = {s for s in steps if s > step + 1}
+        assert {event["step"] for event in resumed.events("compile")} == late | ({step} if late != steps else set())
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"compile_from_step": "soon"}, "'soon' is no step; write 40, or a kind of block and its step, such as double"),
+        ({"compile_from_step": "middle:4"}, "'middle:4' is no step"),
+        ({"compile_from_step": "4", "compile_compare_steps": 5}, "both say when compiling begins"),
+    ],
+)
+def test_what_says_no_step_is_told(values, told):
+    with pytest.raises(ConfigError, match=told):
+        build(families.config_class("flux_train_network"), {"compile": True, **values})
