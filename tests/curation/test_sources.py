@@ -11,6 +11,7 @@ from library.config.schema import ConfigError, replace
 from library.curation import album as albums
 from library.curation import changes, sources
 from library.curation.tags import Edit
+from library.data.loading import Batches
 from library.train.clock import Clock
 from tests.curation.conftest import config, picture
 
@@ -87,12 +88,12 @@ def test_steps_are_those_of_the_training(places, kind):
     images, told = trainer.scan(replace(made, cache_info=False)), album.count()
     wanted = trainer.summary(images)
     assert {k: told[k] for k in wanted if k != "dropped"} == {k: wanted[k] for k in wanted if k != "dropped"}
-    batches = trainer.batches(images, made, 0)
+    batches = Batches(images, made, 0)
     clock = Clock.of(made, len(batches))
     assert (told["steps_per_epoch"], told["steps"], told["epochs"]) == (clock.per_epoch, clock.total, clock.epochs)
     assert told["batches_per_epoch"] == len(batches) == len(list(batches.draws(1)))
     shared = sources.opened(made, world=2).count()
-    assert shared["batches_per_epoch"] == len(trainer.batches(images, made, 0, world=2))
+    assert shared["batches_per_epoch"] == len(Batches(images, made, 0, world=2))
     seen = {(p.path, p.fit, p.repeats) for p in album.pictures if p.used and p.role != "held"}
     assert seen == {(i.path, i.fit, i.repeats) for i in images.items}
     # Shares that do not come out even leave an image on both sides, as they do in sd-scripts.

@@ -140,7 +140,7 @@ def test_nothing_takes_sentences_apart():
 def test_an_answer_says_how_its_texts_were_made():
     count = Text("{count} images", count=2)
     problem = Problem("seed", "must be {limits}, got {value}", limits=Text("at least {low}", low=1), value=0)
-    told = list(sentences.made({"a": [count, "plain"], "b": {"c": problem}, "d": Text("as it stands")}))
+    told = list(sentences.how_made({"a": [count, "plain"], "b": {"c": problem}, "d": Text("as it stands")}))
     assert [one["text"] for one in told] == ["2 images", "seed must be at least 1, got 0"]
     assert told[1]["option"] == "seed" and told[1]["arguments"]["limits"]["arguments"] == {"low": "1"}
     assert sentences.data("plain") == "" and "&quot;{count} images&quot;" in sentences.data(count)
