@@ -18,6 +18,7 @@ from library.measuring.result import OUT_OF_MEMORY
 
 GIB = 2**30
 MATRICES = {"cuda": (4096, 8192), "cpu": (512, 1024)}  # sides of those that devices multiply to show their rate
+RATE_SECONDS = 0.4  # of multiplying, for each of them
 FEWEST = 3  # measured repetitions, however long each takes
 SETTLED = 1.15  # warm-up goes on while a repetition takes less than the one before, divided by this
 
@@ -153,7 +154,7 @@ def matmul_rate(on: torch.device, dtype: torch.dtype) -> JsonObject:
     best: JsonObject = {"dtype": str(dtype).removeprefix("torch."), "tflops": 0.0, "size": 0}
     for size in MATRICES[on.type]:
         a, b = (torch.randn(size, size, device=on, dtype=dtype) for _ in range(2))
-        plan = TimingPlan(steps=2000, seconds=0.4)
+        plan = TimingPlan(steps=2000, seconds=RATE_SECONDS)
         rate = 2 * size**3 / measure(lambda a=a, b=b: torch.mm(a, b), on, plan).p50 / 1e9
         if rate > best["tflops"]:
             best |= {"tflops": round(rate, 3 if rate < 10 else 1), "size": size}

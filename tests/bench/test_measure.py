@@ -27,7 +27,7 @@ DYNAMO = {"compile_backend": "eager"}  # captures, and generates no code
 
 @pytest.fixture(autouse=True)
 def quick(home, monkeypatch):
-    monkeypatch.setattr(machine, "SECONDS", 0.01)
+    monkeypatch.setattr(timing, "RATE_SECONDS", 0.01)
     return home
 
 
