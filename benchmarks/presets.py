@@ -41,7 +41,7 @@ AT_ONCE = 8  # processes that compile side by side
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
 UNRECORDED = {"compile_mode": "default", "cuda_graphs": "false"}
-PLAYED = {"compile": True, "compile_mode": "reduce-overhead"}
+PLAYED = {"compile": True, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}
 FP8 = {"fp8_base": True, "fp8_compute": True}
 # What a preset is compared with: a name, what changes, and the GiB that it needs, roughly, to compile side by side.
 WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
