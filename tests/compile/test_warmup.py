@@ -14,6 +14,7 @@ from tests.training import config_of, train
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 CASES = {
     "flux_train_network": {
+        "compile_blocks": "single:all",  # the next case has blocks of both kinds
         **{"gradient_checkpointing": True, "blocks_to_swap": 2, "network_dropout": 0.2, "cache_latents": False},
         **{"fp8_base": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 2},
         **{"validation_split": 0.3, "sample_every_n_steps": 2, "cache_text_encoder_outputs": False},
