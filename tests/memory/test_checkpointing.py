@@ -9,13 +9,17 @@ from tests import training
 OFFLOAD = {"cpu_offload_checkpointing": True}
 
 
-@pytest.fixture
-def run(demo, shapes, tmp_path):
-    count = iter(range(10))
+@pytest.fixture(scope="module")
+def run(demo, shapes, tmp_path_factory):
+    """A function that trains; what was trained before with the same values, mostly plainly, is not done again."""
+    known = {}
 
     def start(script, **values):
-        values = {"resolution": "96", "max_train_steps": 4, "output_dir": tmp_path / f"{next(count)}"} | values
-        return training.train(training.config_of(demo, script, train_data_dir=shapes, **values))
+        key = script, repr(sorted(values.items()))
+        if key not in known:
+            given = {"resolution": "96", "max_train_steps": 4, "output_dir": tmp_path_factory.mktemp("run")} | values
+            known[key] = training.train(training.config_of(demo, script, train_data_dir=shapes, **given))
+        return known[key]
 
     return start
 
@@ -31,7 +35,9 @@ def test_losses_and_weights_are_the_same(run, script):
 
 @pytest.mark.parametrize(("script", "backend"), [("sdxl_train_network", "eager"), ("flux_train", "aot_eager")])
 def test_compiled_blocks_have_them_too(run, script, backend):
-    plain, compiled = run(script), run(script, **OFFLOAD, compile=True, compile_backend=backend)
+    # Of the seven graphs of residual blocks of SDXL, which differ in channels alone, one.
+    blocks = {"compile_blocks": "transformer:all,resnet:0"} if script.startswith("sdxl") else {}
+    plain, compiled = run(script), run(script, **OFFLOAD, compile=True, compile_backend=backend, **blocks)
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0, told
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)

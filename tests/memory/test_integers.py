@@ -47,6 +47,8 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, 
     wide, kept = losses("wide"), losses("kept", int8_base=True)
     assert kept != wide and kept == pytest.approx(wide, rel=0.01)
     compiled = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
+    if script.startswith("sdxl"):  # of the seven graphs of residual blocks, which differ in channels alone, one
+        compiled["compile_blocks"] = "transformer:all,resnet:0"
     assert losses("all", int8_base=True, blocks_to_swap=2, **compiled) == pytest.approx(kept, rel=0.01)
 
 
