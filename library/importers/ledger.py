@@ -214,7 +214,7 @@ def _told(ledger: KeyLedger, config: type[RunConfig], read: JsonMapping) -> tupl
         if key in ledger.absent and key in differing:
             fate = replace(fate, kind="default", text=", ".join(differing[key]))
         if key not in ledger.absent or key in differing:
-            told.append(replace(fate, key=ledger.names.get(key, key)))
+            told.append(replace(fate, key=ledger.names[key]) if key in ledger.names else fate)
     return tuple(told)
 
 
@@ -279,5 +279,5 @@ def _grouped(fates: Iterable[Fate]) -> list[tuple[str, str]]:
 
 
 def _block(title: str, count: int, lines: Iterable[str]) -> str:
-    wrapped = [textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="    ") for line in lines]
-    return "\n".join([f"{title} ({count}):", *wrapped])
+    wrapper = textwrap.TextWrapper(110, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join([f"{title} ({count}):", *map(wrapper.fill, lines)])
