@@ -90,8 +90,10 @@ def test_compiled_gradients_are_the_same_for_few_blocks_some_and_all(demo, scrip
         return [p.grad for p in model.method.parameters()], model.denoiser.__dict__.get("_swap")
 
     wanted, most = gradients()[0], max(BLOCKS[name] for name in BLOCKS if script.startswith(name))
+    # Of the seven graphs of residual blocks, which differ in channels alone, those of the first and the last.
+    few = {"compile_blocks": "transformer:all,resnet:0,16"} if script.startswith("sdxl") else {}
     for number in sorted({1, 2, most // 2, most - 1, most}):
-        found, swap = gradients(blocks_to_swap=number, compile=True, compile_backend="aot_eager")
+        found, swap = gradients(blocks_to_swap=number, compile=True, compile_backend="aot_eager", **few)
         for gradient, same in zip(found, wanted, strict=True):
             torch.testing.assert_close(gradient, same, msg=f"{number} swapped")
     assert len(swap.blocks) == (6 if script.startswith("flux") else most), "all of them, in the end"
