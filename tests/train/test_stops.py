@@ -18,7 +18,7 @@ from library.train.rng import StepGenerators
 from library.train.stepper import Stepper
 from library.train.stop_requests import Stopped
 from tests.source import ROOT
-from tests.training import config_of, runs_in, train, wait_for
+from tests.training import config_of, free_port, runs_in, train, wait_for
 
 LORA, FULL = "flux_train_network", "sdxl_train"
 RANDOM = {"flux_train_network": {"network_dropout": 0.3}, "sdxl_train": {"train_text_encoder": True,
@@ -206,14 +206,15 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
 
 
 def test_two_processes_stop_now(demo, squares, tmp_path):
-    from tests.train.test_backups import launched
-
     config = config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
                        max_train_steps=100000, gradient_accumulation_steps=2)  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     script = [str(ROOT / "sd-scripts" / f"{LORA}.py"), "--config_file", str(tmp_path / "run.toml")]
+    how = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", str(free_port())]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *how, "--mixed_precision", "no",
+                "--dynamo_backend", "no"]  # fmt: skip
     started = subprocess.Popen(
-        [*launched(), *script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*launcher, *script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
         run = wait_for(
