@@ -320,7 +320,7 @@ class Compile:
         found: dict[str, int] = {}
         for part in filter(None, (p.strip() for p in (self.compile_from_step or "").split(","))):
             name, colon, text = (t.strip() for t in part.rpartition(":"))
-            if not re.fullmatch(r"\d+", text) or (colon and name not in self.kinds):
+            if not re.fullmatch(r"\d{1,9}", text) or (colon and name not in self.kinds):
                 raise ConfigError(Problem("compile_from_step",
                     ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
                     part=quoted(part), first=next(iter(self.kinds), "transformer")))  # fmt: skip
