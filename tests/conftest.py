@@ -66,6 +66,8 @@ def light():
     collections are rare: PyTorch's tracing makes many small objects that live, a tenth of whose time they took."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
+    if settings := sys.modules.get("library.compiler.torch_settings"):
+        settings.SETTINGS.want([])  # which blocks that were compiled outside of a training have left
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
