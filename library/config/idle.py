@@ -8,7 +8,7 @@ from typing import Any
 
 from library.config.problems import Problem, Text
 from library.config.run_config import RunConfig
-from library.config.schema import options, values
+from library.config.schema import ConfigError, options, values
 from library.config.sections import AdapterRun
 from library.config.sections.run import IDLE_EVERYWHERE
 
@@ -59,6 +59,14 @@ def _is_logged(config: RunConfig) -> bool:
     return bool(config.log.logging_dir or config.log.log_with)
 
 
+def _gets_to_compiling(config: RunConfig) -> bool:
+    try:
+        begins = config.compile.first_steps().values()
+    except ConfigError:  # which is said by itself
+        return True
+    return bool(config.steps.max_train_epochs) or min(begins, default=0) <= config.steps.max_train_steps
+
+
 def _dataset(config: RunConfig) -> bool:
     return not config.data.dataset_config
 
@@ -92,6 +100,7 @@ SHARED: tuple[Rule, ...] = (
      "compile_cache_dir compile_scope compile_blocks compile_activation_budget compile_compare_steps compile_warmup "
      "compile_from_step",
      lambda c: c.compile.compile or c.compile.compile_autotune, "compile is off"),
+    ("compile_from_step", _gets_to_compiling, "the training ends before it"),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
     ("train_data_dir reg_data_dir in_json", _dataset, "dataset_config describes the images"),

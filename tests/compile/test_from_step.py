@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from library import families
+from library.config.idle import idle
 from library.config.schema import ConfigError, build
 from tests.training import config_of, train
 
@@ -45,3 +46,21 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(script, demo, shapes, t
 def test_what_says_no_step_is_told(values, told):
     with pytest.raises(ConfigError, match=told):
         build(families.config_class("flux_train_network"), {"compile": True, **values})
+
+
+@pytest.mark.parametrize("given", ["40, 50", "transformer:20, resnet:30, transformer:30"])
+def test_two_steps_for_the_same_blocks_are_refused(given):
+    with pytest.raises(ConfigError, match="compile_from_step: .* is a second step for the same blocks"):
+        build(families.config_class("sdxl_train_network"), {"compile": True, "compile_from_step": given}, notes=[])
+
+
+@pytest.mark.parametrize(
+    ("values", "idle_too"),
+    [({"compile_from_step": "101"}, True), ({"compile_from_step": "transformer:100, resnet:101"}, False),
+     ({"compile_from_step": "101", "max_train_epochs": 3}, False)],
+)  # fmt: skip
+def test_a_step_after_the_end_of_the_training_is_said(values, idle_too):
+    config = build(
+        families.config_class("sdxl_train_network"), {"compile": True, "max_train_steps": 100, **values}, notes=[]
+    )
+    assert ("compile_from_step" in idle(config)) == idle_too

@@ -324,7 +324,12 @@ class Compile:
                 raise ConfigError(Problem("compile_from_step",
                     ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
                     part=quoted(part), first=next(iter(self.kinds), "transformer")))  # fmt: skip
-            found[self.kinds[name] if colon else ""] = int(text)
+            kind = self.kinds[name] if colon else ""
+            if kind in found:
+                raise ConfigError(Problem("compile_from_step",
+                    ": {part} is a second step for the same blocks; give one for each kind",
+                    part=quoted(part)))  # fmt: skip
+            found[kind] = int(text)
         return found
 
     @property
