@@ -44,7 +44,7 @@ CASES = [*product(SCRIPTS, WAYS), *((script, way) for script, way in product(SCR
 
 
 def tolerance(way: str, machine: str, kept_on: str) -> float:
-    """Relative. cuDNN adds up in any order; another GPU or PyTorch multiplies by other kernels, which 8 and 16 bits show."""
+    """Relative. cuDNN adds up in any order; another GPU or PyTorch has other kernels, which 8 and 16 bits show."""
     coarse = way in FROZEN or "bf16" in way
     if machine == kept_on:
         return 2e-3 if coarse else 3e-4
