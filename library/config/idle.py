@@ -3,16 +3,14 @@
 A rule is about one or several options and names the option that would wake them, so that a reader knows what to change.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from library.config.problems import Problem, Text
-from library.config.run_config import RunConfig
+from library.config.run_config import Rule, RunConfig
 from library.config.schema import ConfigError, options, values
 from library.config.sections import AdapterRun
 from library.config.sections.run import IDLE_EVERYWHERE
-
-Rule = tuple[str, Callable[[Any], Any], str]  # options with blanks between, what wakes them, why they sleep otherwise
 
 
 def remark(name: str, reason: str, **arguments: Any) -> Problem:
@@ -44,7 +42,7 @@ def idle(config: RunConfig) -> dict[str, str]:
 
 def _rules(config: RunConfig) -> Iterator[Rule]:
     yield from SHARED
-    yield from FLOW if "timestep_sampling" in options(type(config)) else ()
+    yield from config.idle_rules
     yield from ADAPTERS if config.adapters else WHOLE
 
 
@@ -149,21 +147,6 @@ SHARED: tuple[Rule, ...] = (
     ("wandb_run_name wandb_api_key", lambda c: c.log.log_with in ("wandb", "all"), "log_with is not wandb"),
     ("huggingface_repo_type huggingface_path_in_repo huggingface_token huggingface_repo_visibility "
      "save_state_to_huggingface async_upload", lambda c: c.hub.huggingface_repo_id, "huggingface_repo_id is not set"),
-)  # fmt: skip
-
-FLOW: tuple[Rule, ...] = (
-    ("discrete_flow_shift", lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
-     "timestep_sampling is neither shift nor sigma"),
-    ("sigmoid_scale", lambda c: c.noise.timestep_sampling in ("sigmoid", "shift", "flux_shift"),
-     "timestep_sampling is not sigmoid, shift or flux_shift"),
-    ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
-     or c.noise.model_prediction_type == "sigma_scaled",
-     "neither timestep_sampling is sigma nor model_prediction_type sigma_scaled"),
-    ("logit_mean logit_std mode_scale", lambda c: c.noise.timestep_sampling == "sigma",
-     "timestep_sampling is not sigma"),
-    ("logit_mean logit_std", lambda c: c.noise.weighting_scheme == "logit_normal",
-     "weighting_scheme is not logit_normal"),
-    ("mode_scale", lambda c: c.noise.weighting_scheme == "mode", "weighting_scheme is not mode"),
 )  # fmt: skip
 
 ADAPTERS: tuple[Rule, ...] = (

@@ -2,7 +2,7 @@
 
 # ruff: noqa: D102 - what a section holds is said where it is declared
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -11,6 +11,8 @@ from library.config.json_types import JsonMapping, JsonObject
 if TYPE_CHECKING:
     from library.config import sections
     from library.config.problems import Problem
+
+Rule = tuple[str, Callable[[Any], Any], str]  # options with blanks between, what wakes them, why they sleep otherwise
 
 
 class RunConfig(Protocol):
@@ -27,6 +29,7 @@ class RunConfig(Protocol):
     adapters: ClassVar[bool]
     grid: ClassVar[int]
     idle: ClassVar[Mapping[str, str]]
+    idle_rules: ClassVar[tuple[Rule, ...]]
     aliases: ClassVar[Mapping[str, str]]
     retired: ClassVar[Mapping[str, str]]
     foreign: ClassVar[Mapping[str, str]]

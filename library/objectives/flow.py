@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from library.config import sections
-from library.config.problems import Problem
 from library.config.schema import ConfigError
 from library.objectives.base import NoisedBatch
 
@@ -62,7 +61,7 @@ def perturbation(latents: Tensor, noise: Any, generator: torch.Generator) -> Ten
 
 
 def sampled(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor:
-    """One sigma per image [B], distributed as timestep_sampling says; flux_shift looks at the size of the latents."""
+    """One sigma per image [B], distributed as timestep_sampling says; some ways look at the size of the latents."""
     count, device = latents.shape[0], latents.device
 
     def uniform() -> Tensor:
@@ -78,13 +77,8 @@ def sampled(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor:
     bell = torch.sigmoid(noise.sigmoid_scale * normal())
     if noise.timestep_sampling == "sigmoid":
         return bell
-    if noise.timestep_sampling == "shift":
-        return shifted(bell, noise.discrete_flow_shift)
-    if noise.timestep_sampling == "flux_shift":
-        return shifted(bell, math.exp(shift_of_size(latents.shape[-2], latents.shape[-1])))
-    raise ConfigError(Problem("timestep_sampling",
-        ": {timestep_sampling} is not known; use sigma, uniform, sigmoid, shift or flux_shift",
-        timestep_sampling=repr(noise.timestep_sampling)))  # fmt: skip
+    by_size = noise.shift_by_size
+    return shifted(bell, math.exp(shift_of_size(*latents.shape[-2:])) if by_size else noise.discrete_flow_shift)
 
 
 def density(noise: Any, uniform: Callable[[], Tensor], normal: Callable[[], Tensor]) -> Tensor:

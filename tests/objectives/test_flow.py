@@ -28,7 +28,8 @@ def noise(**changes):
         "ip_noise_gamma": None,
         "ip_noise_gamma_random_strength": False,
     }
-    return SimpleNamespace(**{**defaults, **changes})
+    given = {**defaults, **changes}
+    return SimpleNamespace(**given, shift_by_size=given["timestep_sampling"] == "flux_shift")
 
 
 def loss(**changes):

@@ -114,7 +114,8 @@ def test_what_the_page_says_later_is_in_every_catalogue():
 
 
 def test_why_an_option_has_no_effect_is_in_every_catalogue():
-    rules = (*idle.SHARED, *idle.FLOW, *idle.ADAPTERS, *idle.WHOLE)
+    own = [rule for script in RUNS for rule in config_class(script).idle_rules]
+    rules = (*idle.SHARED, *idle.ADAPTERS, *idle.WHOLE, *own)
     why = [reason for *_, reason in rules] + list(IDLE_EVERYWHERE.values())
     why += [reason for script in RUNS for reason in config_class(script).idle.values()]
     assert len(why) > 80 and not absent([*why, "No effect: {reason}"]), "add these"

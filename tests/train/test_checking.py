@@ -12,7 +12,7 @@ from library.bench import probe
 from library.check import estimate
 from library.check import report as checking
 from library.cli import main
-from library.config.idle import ADAPTERS, FLOW, SHARED, WHOLE, idle
+from library.config.idle import ADAPTERS, SHARED, WHOLE, idle
 from library.config.schema import (
     ConfigError,
     build,
@@ -195,7 +195,8 @@ def test_what_only_a_person_can_know_has_no_remedy():
 
 def test_rules_about_idle_options_name_options_and_can_wake_them():
     every = {name for script in RUNS for name in options(config_class(script))}
-    for names, _, reason in (*SHARED, *FLOW, *ADAPTERS, *WHOLE):
+    own = [rule for script in RUNS for rule in config_class(script).idle_rules]
+    for names, _, reason in (*SHARED, *ADAPTERS, *WHOLE, *own):
         assert set(names.split()) <= every, names
         assert reason and reason[0].islower()
     quiet = idle(build(LORA, {}, notes=[]))

@@ -7,6 +7,7 @@ from library.config import converted, schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.names import ALIASES, FOREIGN, RETIRED
 from library.config.problems import Problem, Text
+from library.config.run_config import Rule
 
 IDLE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are always read directly from the file",
@@ -26,6 +27,7 @@ class Run:
     adapters: ClassVar[bool]  # adapters learn and the model does not
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels
     idle: ClassVar[Mapping[str, str]] = {}  # options that sd-scripts knows but that do nothing here -> why
+    idle_rules: ClassVar[tuple[Rule, ...]] = ()  # the same for options of the family's own, as the others are set
 
     # "option" or "option=value" that is declared but not honoured yet -> why, and what to do instead: a flag is never
     # accepted and ignored.

@@ -12,7 +12,7 @@ from library.config.converted import OLD_BLOCKS
 from library.config.names import FOREIGN
 from library.config.problems import Problem, Text
 from library.config.reading import count
-from library.config.run_config import RunConfig
+from library.config.run_config import Rule, RunConfig
 from library.config.schema import Option, opt, section
 
 _NOISE = "it is for diffusion models, and FLUX.1 is trained by flow matching"
@@ -38,6 +38,21 @@ IDLE = {
     "v_pred_like_loss": _WEIGHT,
     "sample_sampler": "sample images of FLUX.1 always use the Euler sampler",
 }
+
+IDLE_RULES: tuple[Rule, ...] = (
+    ("discrete_flow_shift", lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
+     "timestep_sampling is neither shift nor sigma"),
+    ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
+     "timestep_sampling is not sigmoid, shift or flux_shift"),
+    ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
+     or c.noise.model_prediction_type == "sigma_scaled",
+     "neither timestep_sampling is sigma nor model_prediction_type sigma_scaled"),
+    ("logit_mean logit_std mode_scale", lambda c: c.noise.timestep_sampling == "sigma",
+     "timestep_sampling is not sigma"),
+    ("logit_mean logit_std", lambda c: c.noise.weighting_scheme == "logit_normal",
+     "weighting_scheme is not logit_normal"),
+    ("mode_scale", lambda c: c.noise.weighting_scheme == "mode", "weighting_scheme is not mode"),
+)  # fmt: skip
 
 PENDING = {"model_type=chroma": "Chroma is not supported; train FLUX.1 dev or schnell (model_type = flux)"}
 
@@ -164,6 +179,11 @@ class Flow(sections.Noise):
     )
     mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
 
+    @property
+    def shift_by_size(self) -> bool:
+        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
+        return self.timestep_sampling == "flux_shift"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FluxLoss(sections.Loss):
@@ -247,6 +267,7 @@ class FluxLora(sections.AdapterRun):
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 64
     idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
     pending: ClassVar[Mapping[str, str]] = PENDING
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     # Written by the kohya_ss page into the configs of this script, too.
@@ -271,6 +292,7 @@ class FluxTrain(sections.FullRun):
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
     pending: ClassVar[Mapping[str, str]] = PENDING
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
