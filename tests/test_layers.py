@@ -13,7 +13,7 @@ from tests import source
 
 # Each line: a part of the project, and what of ours it may import. The longest name that fits a module is its rule.
 # A part may always import itself.
-BOTTOM = ("library.config", "library.files")
+BOTTOM = ("library.config", "library.files", "library.imports")
 PROTOCOL = ("library.families.base", "library.families.facts")
 REGISTRY = "library.families"  # itself, and not what is in it
 FAMILIES = tuple(f"library.families.{p.parent.name}" for p in (source.ROOT / "library/families").glob("*/options.py"))
@@ -23,6 +23,7 @@ ENGINE = (*BOTTOM, "library.runs", "library.families", "library.objectives", "li
 MAY_IMPORT = {
     "library.config": (),
     "library.files": ("library.config",),
+    "library.imports": (),
     "library.packages": BOTTOM,
     "library.optim.names": (*BOTTOM, "library.packages"),
     "library.optim": (*BOTTOM, "library.packages", "library.methods"),
@@ -82,8 +83,9 @@ MAY_IMPORT = {
 
 # Modules that take seconds to load. Never at all in the first group; only inside functions in the second.
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
-NEVER_HEAVY = ("library.config", "library.files", "library.packages", "library.optim.names", "library.runs",
-               "library.curation", "library.importers", "library.check.isolated", "kohya_gui", *LAB)  # fmt: skip
+NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.packages", "library.optim.names",
+               "library.runs", "library.curation", "library.importers", "library.check.isolated", "kohya_gui",
+               *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.doctor.report", "library.train")
 ONLY_EXACT = ("library.families", "library.train")  # these two mean the package's own __init__, not what is in it

@@ -28,7 +28,7 @@ def check(reading: Reading[Any], launch: JsonMapping) -> Report:
     config = reading.config
     given = {"script": config.script, "values": sent(config), "problems": [one.as_json() for one in reading.problems],
              "wrong": sorted(reading.wrong)}  # fmt: skip
-    asked = [sys.executable, "-m", "library.check.report"]
+    asked = [sys.executable, "-m", "library.check"]
     try:
         done = subprocess.run(asked, input=json.dumps(given), capture_output=True, encoding="utf-8", errors="replace",
                               check=False, timeout=PATIENCE, env=environment(launch))  # fmt: skip

@@ -282,7 +282,3 @@ def lines(found: Sequence[Finding]) -> Iterator[str]:
     mark = {"ok": "  ok", "hint": "hint", "bad": " FIX"}
     for finding in found:
         yield f"{mark[finding.verdict]}  {finding.topic:<10} {finding.text}{finding.advice}"
-
-
-if __name__ == "__main__":
-    asked()

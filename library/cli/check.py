@@ -17,6 +17,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.schema import Reading
 from library.families import RUNS, config_class
+from library.imports import without_collecting
 from library.runs import gpu_slots
 
 USAGE = f"""kohya check RUN.toml [options]
@@ -88,7 +89,8 @@ def reported(reading: Reading[Any]) -> Any:
     except ConfigError as wrong:
         reading = dataclasses.replace(reading, problems=[*reading.problems, *wrong.problems])
         surroundings.forget()
-    from library.check import report as checking
+    with without_collecting():
+        from library.check import report as checking
 
     return checking.report(reading.config, reading)
 

@@ -6,6 +6,8 @@ import pkgutil
 import sys
 from dataclasses import dataclass
 
+from library.imports import without_collecting
+
 DONE, FAILED, MISUSED, STOPPED = 0, 1, 2, 130
 
 
@@ -51,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     from library.config.problems import ConfigError
 
     try:
-        return pkgutil.resolve_name(COMMANDS[argv[0]].entry)(argv[1:])
+        with without_collecting():
+            entry = pkgutil.resolve_name(COMMANDS[argv[0]].entry)
+        return entry(argv[1:])
     except ConfigError as wrong:
         return complain(str(wrong), FAILED)
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ is argparse's.
 """
 
 import argparse
+import gc
 import sys
 import time
 import traceback
@@ -30,6 +31,7 @@ from library.config.schema import (
     to_toml,
 )
 from library.config.values import closest, did_you_mean
+from library.imports import without_collecting
 
 C = TypeVar("C", bound=RunConfig)
 OWN = ("config_file", "output_config", "help")
@@ -60,7 +62,9 @@ def main(config: type, argv: list[str] | None = None) -> int:
     _tell(reading.notes)
     try:
         environment.check()
-        from library.cli.train import train  # loads torch, which reading a command line does without
+        with without_collecting():
+            from library.cli.train import train  # loads torch, which reading a command line does without
+        gc.freeze()  # what is loaded stays, and no later collection looks through it
 
         train(reading.config, reading.notes)
     except ConfigError as e:
@@ -90,7 +94,8 @@ def beyond(reading: Reading[Any]) -> list[Problem]:
     except ConfigError as e:
         found = e.problems
         environment.forget()
-    from library.check import preflight
+    with without_collecting():
+        from library.check import preflight
 
     return [*found, *preflight.beyond(reading)]
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from library.compiler import torch_private
+from library.imports import without_collecting
 
 TAG = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
 OWN_LIMIT = 8  # of PyTorch: graphs of one function
@@ -69,7 +70,9 @@ def settings_kept() -> Iterator[None]:
     precision of products there is `library.memory.attention.settings_kept`.
     """
     before = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
-    with torch.compiler.set_stance("default"):
+    with without_collecting():  # loads the tracing, as every optimizer does
+        stance = torch.compiler.set_stance("default")
+    with stance:
         try:
             yield
         finally:

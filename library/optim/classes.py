@@ -13,6 +13,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
+from library.imports import without_collecting, without_optional
 from library.optim.names import SPECS, OptimizerSpec
 from library.optim.names import spec_of as spec_named
 
@@ -89,7 +90,7 @@ def missing_package(module: str) -> str:
 def import_class(cls: OptimizerSpec) -> type:
     """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
     try:
-        with _without_warnings(cls.module):
+        with _without_warnings(cls.module), without_collecting(), without_optional(cls.module):
             module = importlib.import_module(cls.module)
     except Exception as e:  # a package that does not fit this machine raises what it likes
         raise ConfigError("{module} cannot be loaded: {why}", module=cls.module, why=e) from e

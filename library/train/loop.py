@@ -15,6 +15,7 @@ from library.config.run_config import RunConfig
 from library.data import encoding
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
+from library.imports import without_collecting
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
@@ -56,7 +57,7 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         journal.phase("reading the data set")
         images = data.scan(config)
         journal.phase("loading the model")
-        with prewarm.prewarm_inductor(config.compile, world.device):
+        with prewarm.prewarm_inductor(config.compile, world.device), without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype)
         fp8_storage.store_encoders(components.encoders, config)
         samples = SampleRunner(family, components, config)

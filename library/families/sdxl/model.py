@@ -1,5 +1,7 @@
 """An SDXL checkpoint on disk -> its networks in memory, of whatever sizes its tensors have."""
 
+import functools
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from library.families import recognition
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
 from library.families.shared import autoencoder, clip, weights
+from library.imports import without_optional
 
 SCALE = 0.13025  # latents are VAE samples times this
 SIZE_CHANNELS = 256  # each of the six numbers of the size conditioning becomes a sinusoid of this length
@@ -182,15 +185,28 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
     """A U-Net of these shapes without memory; one shared attention processor, so that compiled graphs are shared."""
-    from diffusers.models import UNet2DConditionModel, attention_processor, resnet
-
+    unet_class, processor, residual = _classes()
     with init_empty_weights(include_buffers=False):
-        unet = UNet2DConditionModel(**unet_config(shapes))
-    unet.set_attn_processor(attention_processor.AttnProcessor2_0())
+        unet = unet_class(**unet_config(shapes))
+    unet.set_attn_processor(processor())
     for module in unet.modules():
-        if isinstance(module, resnet.ResnetBlock2D):  # 1 in some blocks, 1.0 in others: two graphs where one would do
+        if isinstance(module, residual):  # 1 in some blocks, 1.0 in others: two graphs where one would do
             module.output_scale_factor = float(module.output_scale_factor)
     return unet
+
+
+@functools.cache
+def _classes() -> tuple[Any, Any, Any]:
+    """diffusers' U-Net, without what it does in every pass for adapters of peft, which it imports for that; its
+    attention and its residual blocks."""
+    with without_optional("diffusers"):
+        from diffusers.models import UNet2DConditionModel, attention_processor, resnet
+
+    class Unet(UNet2DConditionModel):
+        forward = inspect.unwrap(UNet2DConditionModel.forward)
+
+    Unet.__name__ = Unet.__qualname__ = UNet2DConditionModel.__name__  # which stands in the folders that it is saved to
+    return Unet, attention_processor.AttnProcessor2_0, resnet.ResnetBlock2D
 
 
 def build(stored: Stored, kinds: Mapping[str, torch.dtype], keep_fp8: bool) -> dict[str, nn.Module]:

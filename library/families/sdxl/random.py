@@ -15,6 +15,7 @@ from library.families.sdxl.folder import usual_scheduler
 from library.families.shared import clip, random_networks, random_tokenizers
 from library.families.shared.random_networks import CLIP_WORDS, InputShapes, RandomNetworks
 from library.files import write_atomic
+from library.imports import without_optional
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def random(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
 
 
 def _unet(sizes: SdxlSizes) -> nn.Module:
-    from diffusers import UNet2DConditionModel
+    with without_optional("diffusers"):
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     attention = tuple(depth > 0 for depth in sizes.depth)
     unet: Any = UNet2DConditionModel  # which declares numbers where it takes one for each level

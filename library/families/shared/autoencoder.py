@@ -7,6 +7,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.families.shared.weights import assign, inverse, renamed
+from library.imports import without_optional
 
 ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}  # diffusers before 0.17
@@ -64,7 +65,8 @@ def to_single(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = None) -> nn.Module:
     """An AutoencoderKL of the sizes of its tensors (diffusers names), which it takes over without a copy."""
-    from diffusers import AutoencoderKL
+    with without_optional("diffusers"):
+        from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
     levels, layers = _counts(tensors)

@@ -10,6 +10,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.families.shared import clip
+from library.imports import without_optional
 
 DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them, as drawing billions takes minutes
 CLIP_WORDS, T5_WORDS = 49408, 32128  # vocabularies of the published tokenizers
@@ -62,7 +63,8 @@ def clip_encoder(
 
 def autoencoder(widths: tuple[int, ...], channels: int, scale: float, quant_convs: bool) -> nn.Module:
     """An image autoencoder; SDXL's has convolutions around its latents (`quant_convs`), FLUX.1's has none."""
-    from diffusers import AutoencoderKL
+    with without_optional("diffusers"):
+        from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
     vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
     return empty(
