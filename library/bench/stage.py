@@ -23,6 +23,7 @@ from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.methods.adapters import Adapter
 from library.optim import optimizers
+from library.train import gradients
 from library.train.loss import LossFunction
 from library.train.rng import StepGenerators
 
@@ -96,6 +97,7 @@ class Stage:
         self.subject, self.config, self.device = subject, config, device
         sides = size if isinstance(size, tuple) else ((size, size),)
         self.made, self.ranks, self.rank = made, 1, 0
+        self.averager: gradients.GradientAverager | None = None  # where several processes take the same steps
         self.compile_log = log = CompileLog()
         prepared = prepare_denoiser(made.parts.denoiser, made.family, config, device, _latents(sides), log=log)
         self.not_compiled = log.fallback = prepared.not_compiled
@@ -141,8 +143,12 @@ class Stage:
 
     def step(self) -> Tensor:
         """Forward, backward, clipping, optimizer: what a training repeats, one size after another. Returns the loss."""
+        if self.averager:
+            self.averager.expect(last=True)
         loss = next(self._losses)()
         loss.backward()
+        if self.averager:
+            self.averager.finish()
         if self._swap:
             self._swap.sync_to_host()
         if not self.config.optim.stepped_early:

@@ -123,7 +123,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
         options["dynamic"] = False
     if device.type == "cuda" and args.compile_mode in RECORDED:
         options["mode"] = RECORDED[args.compile_mode]
-        _record(model, args.compile_mode, log)
+        cudagraph.attach(model, log)
     if waiting := getattr(args, "compile_compare_steps", 0):
         log.speedup = Speedup(waiting, functools.partial(_begin, blocks, options, backends))
     elif first_steps := args.first_steps() if hasattr(args, "first_steps") else {}:
@@ -135,13 +135,6 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(log.predicted().values()), shown)
     return model
-
-
-def _record(model: nn.Module, mode: str, log: CompileLog) -> None:
-    if why := cudagraph.why_not():
-        logger.warning("compile_mode: %s replays no CUDA graphs with %s, it only compiles", mode, why)
-        return
-    cudagraph.attach(model, log)
 
 
 def begin_due(log: CompileLog, first_steps: Mapping[str, int], step: int) -> bool:

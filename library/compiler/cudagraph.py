@@ -62,16 +62,9 @@ def attach(denoiser: nn.Module, log: CompileLog, reserve: int | None = None) -> 
     denoiser.__class__ = _recorded(type(denoiser))
 
 
-def why_not() -> str:
-    """Why this process records nothing, "" where it can."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    # Nobody has seen several processes play back what they recorded while they average gradients.
-    return "several GPUs" if several and torch.distributed.get_world_size() > 1 else ""
-
-
 def recorder_of(denoiser: nn.Module) -> "GraphedModel | None":
-    """What records a denoiser, or a denoiser inside DistributedDataParallel; None where nothing does."""
-    return vars(getattr(denoiser, "module", denoiser)).get("_recorder")
+    """What records a denoiser; None where nothing does."""
+    return vars(denoiser).get("_recorder")
 
 
 def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:

@@ -144,14 +144,26 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
 
 def _record(denoiser: nn.Module, config: Any, device: torch.device, log: CompileLog) -> str:
     """Let the denoiser be recorded, where its config allows that; returns why it is not, on a GPU."""
-    if cudagraph.recorder_of(denoiser) or device.type != "cuda":
+    recorder = cudagraph.recorder_of(denoiser)
+    if (early := config.optim.stepped_early) and several_processes():
+        # They average each gradient as it comes, in an order that differs between a recording and eager blocks.
+        if recorder:
+            recorder.give_up(f"several processes train with {early}")
+        return f"several processes train with {early}"
+    if recorder or device.type != "cuda":
         return ""  # compile_mode asked for it; or there is nothing to record
-    if why := config.compile.why_not_recorded(config) or cudagraph.why_not():
+    if why := config.compile.why_not_recorded(config):
         return why
     learning = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
     room = 0 if config.optim.stepped_early else BYTES_OF_ADAM * learning
     cudagraph.attach(denoiser, log, None if config.compile.records_graphs else room)
     return ""
+
+
+def several_processes() -> bool:
+    """Whether this is one of several processes that train together."""
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return known and torch.distributed.get_world_size() > 1
 
 
 def _inputs(  # noqa: PLR0913 - all that decides about the sizes

@@ -24,7 +24,7 @@ class FullFinetune:
 
     def __init__(self, parts: ModelComponents, family: Family, groups: list[dict[str, Any]]) -> None:
         """`groups` as for the optimizer; what is in none of them stays frozen."""
-        # The networks as they are now: `parts` may hold wrapped ones later, whose names differ.
+        # The networks as they are now, whatever `parts` loses later.
         self.parts, self.family, self._groups = copy.copy(parts), family, groups
         self.parts.encoders = dict(parts.encoders)
         self.denoiser: nn.Module | None = parts.denoiser

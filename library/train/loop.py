@@ -86,8 +86,6 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         if prepared.not_compiled:
             journal.warn(f"Not compiled: {prepared.not_compiled}")
         updates = Updates(method, config, world, seed, clock.total)
-        if not config.optim.stepped_early:  # which averages by itself
-            world.average_gradients(components, method, config.distributed)
         method.train()
 
         precompiler = Precompiler(config, world, journal, compile_log, clock)
@@ -106,6 +104,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
         resume_state.resume(Path(config.steps.resume), training)
     precompiler.record_ahead(training.batches, compute_loss, training.step_log.meter.pause)
     precompiler.run_ahead(training.batches, compute_loss, training.step_log.meter.pause)
+    precompiler.agree_on_recording(compute_loss.components.denoiser)
     samples.at_first(training)
 
     accumulation = config.steps.gradient_accumulation_steps
@@ -162,9 +161,9 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
     def forward_backward() -> list[BatchLoss]:
         losses = []
         for number, batch in stepper.micro_batches(window, compute_loss.compile_log):
-            with world.accumulating(last=number == len(window)):
-                loss = compute_loss(batch)
-                world.accelerator.backward(loss / len(window))  # scaled in fp16, averaged over processes
+            updates.expect_gradients(last=number == len(window))
+            loss = compute_loss(batch)
+            world.accelerator.backward(loss / len(window))  # scaled in fp16
             losses.append((loss.detach(), batch.paths))
         return losses
 
@@ -174,13 +173,14 @@ def train_step(  # noqa: PLR0913 - what takes a step, and what it learns from
     try:
         losses = forward_backward()
     except Exception as error:
-        if before is None or not precompiler.recover(error, compute_loss.components.denoiser):
+        if before is None or updates.sent or not precompiler.recover(error, compute_loss.components.denoiser):
             raise
     if before and not losses:  # outside of the exception, which holds what it met
         updates.zero_grad()
         rng.set_rng_state(before, world.device)  # forward and backward never differ in what they draw
         losses = forward_backward()
 
+    updates.average_gradients()
     loss, asked = stepper.over_ranks(torch.stack([loss for loss, _ in losses]).mean())
     numbers = {"loss": loss, **updates.clip()}
     if updates.should_step(*numbers.values()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from library.compiler.log import CompileLog
 from library.config.run_config import RunConfig
@@ -109,16 +109,6 @@ class LossFunction:
         if not self.config.adapters:  # cheap gradient targets that still force a backward pass through all blocks
             weights = [p for p in weights if p.dim() < 2] or weights
         torch.autograd.grad(loss, weights, allow_unused=True)
-
-    def unwrapped(self) -> "LossFunction":
-        """The same without the wrapping that averages gradients over processes."""
-
-        def inner(network: nn.Module) -> nn.Module:
-            return network.module if isinstance(network, nn.parallel.DistributedDataParallel) else network
-
-        known = self.components
-        encoders = {name: inner(encoder) for name, encoder in known.encoders.items()}
-        return replace(self, components=replace(known, denoiser=inner(known.denoiser), encoders=encoders))
 
 
 # Why: docs/decisions/2026-11-20-short-batches-are-padded.md

@@ -92,16 +92,27 @@ class Precompiler:
 
             def begin_and_run() -> None:
                 begin()
-                self._run(batches, compute_loss.unwrapped(), pause)
+                self._run(batches, compute_loss, pause)
 
             self.log.speedup.begin = begin_and_run
         else:
-            self._run(batches, compute_loss.unwrapped(), pause)
+            self._run(batches, compute_loss, pause)
+
+    def agree_on_recording(self, denoiser: nn.Module) -> None:
+        """Of several processes all record or none does: they wait for the slowest, and would hold memory for nothing.
+
+        What fails later is let go by one process alone, as nothing that they exchange depends on it.
+        """
+        recorder = cudagraph.recorder_of(denoiser)
+        reasons = enumerate(self._world.gather(recorder.why_not if recorder else ""))
+        why = next((f"process {rank} cannot record them: {reason}" for rank, reason in reasons if reason), "")
+        if why and recorder and not recorder.why_not:
+            recorder.give_up(why)
 
     def take_over(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Before a step: compile what `compile_from_step` says, for this step and those after it."""
         if self.log.active and self._begin_due(self._clock.step, compute_loss) and self._options.ahead:
-            self._run(batches, compute_loss.unwrapped(), pause)
+            self._run(batches, compute_loss, pause)
 
     def _begin_due(self, step: int, compute_loss: LossFunction) -> bool:
         """Whether blocks begin to be compiled. Recordings of those before make room for those that come."""

@@ -40,7 +40,7 @@ class Training:
 
     @property
     def components(self) -> ModelComponents:
-        """The model's networks, wrapped where several processes average gradients."""
+        """The model's networks."""
         return self.compute_loss.components
 
     @property

@@ -17,6 +17,7 @@ from library.methods import TrainingMethod
 from library.optim import optimizers
 from library.optim.ema import ExponentialMovingAverage
 from library.optim.lr_schedule import schedule
+from library.train import gradients
 from library.train.world import World
 
 NORMS = {"keys_scaled": "max_norm/keys_scaled", "maximum": "max_norm/max_key_norm", "average": "norm/avg_key_norm"}
@@ -59,8 +60,12 @@ class Updates:
         self._world, self._method, self._parameters = world, method, method.parameters()
         self._limit = config.optim.max_grad_norm
         self._norm_limit = config.network.scale_weight_norms if isinstance(config, AdapterRun) else None
-        self.bare = optimizers.optimizer(method, config, seed)
         self._early = bool(config.optim.stepped_early)
+        self._averager = None
+        if world.ranks > 1 and not self._early:  # optimizers that step early average by themselves
+            gradients.broadcast(method.snapshot().values())
+            self._averager = gradients.GradientAverager(gradients.by_arrival(method), world.ranks)
+        self.bare = optimizers.optimizer(method, config, seed)
         if self._early:
             self.bare.step_early(self._limit, world.average if world.ranks > 1 else None)
         if config.precision.full_fp16 and world.scaler is not None:
@@ -73,6 +78,21 @@ class Updates:
         self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
         self._guard = NonFiniteGuard(self.bare, world.device, world.scaler is not None)
         optimizers.train_mode(self.bare)
+
+    def expect_gradients(self, last: bool) -> None:
+        """Before a backward pass, which is the `last` one of a step or not."""
+        if self._averager:
+            self._averager.expect(last)
+
+    @property
+    def sent(self) -> bool:
+        """Whether other processes have got gradients of this step, so that it cannot be computed again."""
+        return bool(self._averager and self._averager.begun)
+
+    def average_gradients(self) -> None:
+        """After the last backward pass of a step: make the gradients the mean of all processes'."""
+        if self._averager:
+            self._averager.finish()
 
     def clip(self) -> dict[str, Tensor]:
         """Clip the gradients to max_grad_norm; returns their norm before, {} where it is not known."""

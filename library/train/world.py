@@ -3,19 +3,17 @@
 import contextlib
 import datetime
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
-from torch import Tensor, nn
+from accelerate.utils import InitProcessGroupKwargs
+from torch import Tensor
 
 from library.config.run_config import RunConfig
-from library.config.sections.machine import Distributed
 from library.families.base import ModelComponents
 from library.memory.quantization import fp8_storage
-from library.methods import TrainingMethod
 from library.train.step_metrics import MemoryWatch
 
 T = TypeVar("T")
@@ -29,9 +27,7 @@ class World:
 
     def __init__(self, config: RunConfig) -> None:
         options = config.distributed
-        handlers: list[Any] = [
-            DistributedDataParallelKwargs(gradient_as_bucket_view=options.ddp_gradient_as_bucket_view)
-        ]
+        handlers: list[Any] = []
         if options.ddp_timeout:
             handlers.append(InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=options.ddp_timeout)))
         no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other
@@ -46,7 +42,6 @@ class World:
         self.ranks: int = self.accelerator.num_processes
         self.storage_dtype, self.compute_dtype = fp8_storage.storage_type(config), fp8_storage.compute_type(config)
         self.memory = MemoryWatch(self.device)
-        self._averaged: list[nn.parallel.DistributedDataParallel] = []
 
     def __enter__(self) -> "World":
         return self
@@ -81,37 +76,6 @@ class World:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def average_gradients(self, components: ModelComponents, method: TrainingMethod, options: Distributed) -> None:
-        """Wrap what learns in DistributedDataParallel, where there are several processes."""
-        if self.ranks == 1:
-            return
-
-        def wrapped(network: nn.Module, find_unused: bool) -> nn.Module:
-            made = nn.parallel.DistributedDataParallel(
-                network,
-                device_ids=[self.device.index] if self.device.type == "cuda" else None,
-                gradient_as_bucket_view=options.ddp_gradient_as_bucket_view,
-                static_graph=options.ddp_static_graph,
-                find_unused_parameters=find_unused,
-            )
-            self._averaged.append(made)
-            return made
-
-        for name, encoder in components.encoders.items():
-            if method.trained_parts.get(name):
-                # The last layers of a text encoder do not take part: families read an earlier one.
-                components.encoders[name] = wrapped(encoder, find_unused=True)
-        if method.trained_parts.get("denoiser"):
-            components.denoiser = wrapped(components.denoiser, find_unused=False)
-
-    @contextlib.contextmanager
-    def accumulating(self, last: bool) -> Iterator[None]:
-        """Inside, gradients are averaged over processes only where this is the last batch of a step."""
-        with contextlib.ExitStack() as stack:
-            for network in () if last else self._averaged:
-                stack.enter_context(network.no_sync())
-            yield
 
     def average(self, tensor: Tensor) -> None:
         """Make a tensor the mean of all processes', in place."""

@@ -119,7 +119,7 @@ def test_a_mode_that_records_contradicts_cuda_graphs_being_off(mode):
     [({}, True), ({"cuda_graphs": "true"}, False), ({"cuda_graphs": "false"}, None), ({"blocks_to_swap": 2}, None)],
 )
 def test_what_is_recorded_by_itself_leaves_room_for_the_optimizer(monkeypatch, values, reserved):
-    """Eager blocks too; and of several GPUs none."""
+    """Eager blocks too, on one GPU or several; only where these average each gradient as it comes, none."""
     attached = []
     monkeypatch.setattr(cudagraph, "attach", lambda model, log, reserve=None: attached.append(reserve))
     model, asked = nn.Linear(4, 4), config(gradient_checkpointing=True, **values)
@@ -127,18 +127,23 @@ def test_what_is_recorded_by_itself_leaves_room_for_the_optimizer(monkeypatch, v
     assert [found is not None for found in attached] == ([] if reserved is None else [reserved])
     assert bool(why) is (reserved is None)
     assert not prepare._record(model, asked, torch.device("cpu"), CompileLog()) and len(attached) <= 1
-    monkeypatch.setattr(cudagraph, "why_not", lambda: "several GPUs")
-    assert prepare._record(model, asked, CUDA, CompileLog())
+    monkeypatch.setattr(prepare, "several_processes", lambda: True)
+    assert bool(prepare._record(model, asked, CUDA, CompileLog())) is (reserved is None)
+    if reserved is True:
+        whole = config("flux_train", fused_backward_pass=True, optimizer_type="Adafactor", max_grad_norm=0.0)
+        why = prepare._record(model, whole, CUDA, CompileLog())
+        assert why == "several processes train with fused_backward_pass"
 
 
-def test_several_gpus_only_compile_where_one_would_record(monkeypatch, caplog):
-    attached = []
-    monkeypatch.setattr(cudagraph, "attach", lambda model, log: attached.append(model))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    for ranks in (1, 2):
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda ranks=ranks: ranks)
-        compile_utils._record(nn.Identity(), "reduce-overhead", CompileLog())
-    assert len(attached) == 1 and "replays no CUDA graphs with several GPUs" in caplog.text
+@pytest.mark.parametrize("several", [False, True])
+def test_a_recording_that_a_mode_asked_for_is_let_go_where_several_processes_step_early(monkeypatch, several, caplog):
+    monkeypatch.setattr(prepare, "several_processes", lambda: several)
+    monkeypatch.setattr(cudagraph, "leave_default_stream", lambda: None)
+    model = nn.Linear(4, 4)
+    cudagraph.attach(model, CompileLog())
+    whole = config("flux_train", fused_backward_pass=True, optimizer_type="Adafactor", max_grad_norm=0.0)
+    assert bool(prepare._record(model, whole, CUDA, CompileLog())) is several
+    assert bool(model._recorder.why_not) is several
 
 
 def test_on_a_gpu_a_whole_model_has_a_graph_for_each_size_unless_asked_otherwise():

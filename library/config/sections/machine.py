@@ -163,13 +163,13 @@ class Distributed:
     )
     ddp_gradient_as_bucket_view: bool = opt(
         False,
-        "Let gradients share memory with the communication buckets of DDP.",
+        "Gradients that share memory with DDP's buckets. No copy is kept anyway; accepted for old configs.",
         label="Gradients as bucket view",
         advanced=True,
     )
     ddp_static_graph: bool = opt(
         False,
-        "Use DDP's static graph: every step trains the same weights, so gradients can be sent sooner.",
+        "DDP's static graph. Gradients are averaged without DDP; the option is accepted for old configs.",
         label="Static graph",
         advanced=True,
     )

@@ -13,6 +13,8 @@ IDLE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are always read directly from the file",
     "highvram": "the GPU's cache is emptied once after encoding, and not after every batch",
     "mem_eff_save": "files are always written tensor by tensor",
+    "ddp_gradient_as_bucket_view": "gradients are averaged in pieces, which are not kept",
+    "ddp_static_graph": "gradients are averaged without DistributedDataParallel",
 }
 
 

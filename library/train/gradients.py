@@ -1,0 +1,163 @@
+"""Gradients as the mean of all processes' (data parallelism), and the same weights in all of them to begin with.
+
+DistributedDataParallel does the same by a wrapper around networks, whose hooks and bookkeeping surround every forward
+pass. Here nothing is around a network: the only collectives of a step are those for its gradients, after or during
+the backward pass of its last batch. So each process may compute its gradients as it can, by CUDA graphs or without.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.compiler.torch_private import foreach_copy_
+from library.methods import TrainingMethod
+
+Shape = tuple[torch.Size, tuple[int, ...]]  # of a tensor, and its strides
+
+BUCKET_BYTES = 200 * 2**20  # that are sent together
+IN_FLIGHT = 2  # buckets that are being averaged at a time: each needs its bytes once more
+
+
+class Bucket:
+    """Parameters of one dtype whose gradients are sent together."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters, self.shapes = parameters, shapes_of(parameters)
+        self.missing = {id(p) for p in parameters}  # whose gradient has not come yet in this backward pass
+
+    def send(self, ranks: int) -> "SentBucket":
+        """Start to average the gradients; no weight is waited for whose gradient this process lacks."""
+        sent = SentBucket(self.parameters, self.shapes)
+        sent.flags.fill_(1)
+        for number, (view, p) in enumerate(zip(sent.views, self.parameters, strict=True)):
+            if p.grad is None:
+                view.zero_()
+                sent.flags[number].zero_()
+        copy_all([(view, p.grad) for view, p in zip(sent.views, self.parameters, strict=True) if p.grad is not None])
+        sent.flat.mul_(1 / ranks)  # before they are added up, as fp16 could not hold the sum
+        sent.work = torch.distributed.all_reduce(sent.flat, async_op=True)
+        return sent
+
+
+class SentBucket:
+    """A bucket on its way: gradients in a row, and behind them a number for each that says who had one."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], shapes: Sequence[Shape]) -> None:
+        self.parameters, total = parameters, sum(p.numel() for p in parameters)
+        self.flat = parameters[0].new_empty(total + len(parameters))
+        self.views, self.flags = views_of(self.flat, shapes), self.flat[total:]
+        self.work: Any = None
+
+    def receive(self) -> None:
+        """Write the means into the gradients. A weight that no process has a gradient for keeps none."""
+        self.work.wait()
+        pairs = [(p.grad, view) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is not None]
+        copy_all(pairs)
+        if len(pairs) < len(self.parameters):  # only who lacks some has to wait for the device
+            for p, view, given in zip(self.parameters, self.views, self.flags.tolist(), strict=True):
+                if p.grad is None and given:
+                    p.grad = view.clone()
+
+
+# Why: docs/decisions/2026-11-22-gradients-without-ddp.md
+class GradientAverager:
+    """Averages the gradients of what learns. The collectives are the same, in the same order, in every process."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], ranks: int) -> None:
+        """`parameters` in about the order in which their gradients come, the same in all processes."""
+        self._ranks, self._last, self._due = ranks, False, 0
+        self._sent: deque[SentBucket] = deque()
+        self.buckets = [Bucket(some) for some in cut(parameters)]
+        if len(self.buckets) > 1:  # the first ones can go while the others are computed
+            for bucket in self.buckets:
+                for p in bucket.parameters:
+                    p.register_post_accumulate_grad_hook(self._hook(bucket))
+
+    @property
+    def begun(self) -> bool:
+        """Whether gradients of this step have been sent, so that it cannot be computed again."""
+        return self._due > 0
+
+    def expect(self, last: bool) -> None:
+        """Before a backward pass; only in the `last` one of a step are gradients sent."""
+        self._last = last
+        for bucket in self.buckets:
+            bucket.missing = {id(p) for p in bucket.parameters}
+
+    def finish(self) -> None:
+        """After the last backward pass of a step: from now on gradients are the mean of all processes'."""
+        self._last = False
+        self._send(len(self.buckets))
+        while self._sent:
+            self._sent.popleft().receive()
+        self._due = 0
+
+    @torch.no_grad()
+    def _send(self, end: int) -> None:
+        """Send the buckets up to this number that have not been."""
+        for bucket in self.buckets[self._due : end]:
+            if len(self._sent) == IN_FLIGHT:
+                self._sent.popleft().receive()
+            self._sent.append(bucket.send(self._ranks))
+        self._due = max(self._due, end)
+
+    def _hook(self, bucket: Bucket) -> Any:
+        def arrived(p: nn.Parameter) -> None:
+            bucket.missing.discard(id(p))
+            if self._last and not bucket.missing:
+                ready = (n for n, other in enumerate(self.buckets) if other.missing)
+                self._send(next(ready, len(self.buckets)))
+
+        return arrived
+
+
+def by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
+    """What learns, about as gradients come: the last layers first, and the denoiser before the text encoders."""
+    whole = method.denoiser or nn.Module()
+    inside = {id(p) for p in whole.parameters()}
+    return sorted(reversed(method.parameters()), key=lambda p: id(p) not in inside)
+
+
+@torch.no_grad()
+def broadcast(tensors: Iterable[Tensor]) -> None:
+    """Give all processes the values of the first one's tensors, in place."""
+    for some in cut(list(tensors)):
+        flat = some[0].new_empty(sum(t.numel() for t in some))
+        views = views_of(flat, shapes_of(some))
+        foreach_copy_(views, some)
+        torch.distributed.broadcast(flat, 0)
+        foreach_copy_(some, views)
+
+
+def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first."""
+    if pairs:  # which PyTorch insists on
+        foreach_copy_([to for to, _ in pairs], [new for _, new in pairs])
+
+
+def cut(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+    """Tensors in the order in which the last one of each group comes: groups of one dtype, of BUCKET_BYTES each."""
+    open_groups: dict[torch.dtype, list[Any]] = {}
+    for tensor in tensors:
+        group = open_groups.setdefault(tensor.dtype, [])
+        group.append(tensor)
+        if sum(t.nbytes for t in group) >= BUCKET_BYTES:
+            yield open_groups.pop(tensor.dtype)
+    yield from open_groups.values()
+
+
+def shapes_of(tensors: Iterable[Tensor]) -> list[Shape]:
+    """The shapes of tensors, and strides without gaps that keep their order in memory."""
+    return [(tensor.shape, torch.empty_like(tensor, device="meta").stride()) for tensor in tensors]
+
+
+def views_of(flat: Tensor, shapes: Iterable[Shape]) -> list[Tensor]:
+    """Parts of a row of numbers, one after the other, in these shapes."""
+    found, begin = [], 0
+    for shape, stride in shapes:
+        found.append(flat.as_strided(shape, stride, begin))
+        begin += shape.numel()
+    return found
