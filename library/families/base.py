@@ -3,9 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from library.config.run_config import RunConfig
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -84,24 +83,77 @@ class Family(Protocol):
     A family object holds the run's config, so its methods take none.
     """
 
-    config: RunConfig  # the run's
+    config: Any  # the run's: of a class of the family's own, which has more than RunConfig
 
-    name: str  # "sdxl", "flux": in file names and metadata
-    grid: int  # bucket sides are multiples of this many pixels
-    block_classes: tuple[str, ...]  # classes in the denoiser that are compiled, checkpointed and swapped
-    adapter_targets: tuple[str, ...]  # classes in the denoiser whose linear layers can carry an adapter
-    block_inputs: Mapping[
-        str, BlockInputs
-    ]  # by class in `block_classes`, so that one graph can serve all blocks of a class
-    sample_defaults: Mapping[str, Any]  # what a sample prompt leaves open
-    sample_multiple: int  # sides of sample images are multiples of this many pixels
-    latent_cache: LatentCache
-    text_cache: TextCache
-    validation_timesteps: Sequence[float]  # how noisy the images are on which validation measures the loss
-    patch_size: int  # side of the square of latents that one token stands for
-    block_costs: Mapping[str, BlockCost]  # by class in `block_classes`, for the estimate of memory and time
-    utilization: Mapping[bool, float]  # of a GPU's rate on paper that a step reaches, eager (False) and compiled
-    architecture: str  # modelspec's word: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"
+    @property
+    def name(self) -> str:
+        """As in file names and metadata: "sdxl"."""
+        ...
+
+    @property
+    def grid(self) -> int:
+        """Bucket sides are multiples of this many pixels."""
+        ...
+
+    @property
+    def block_classes(self) -> tuple[str, ...]:
+        """Classes in the denoiser that are compiled, checkpointed and swapped."""
+        ...
+
+    @property
+    def adapter_targets(self) -> tuple[str, ...]:
+        """Classes in the denoiser whose linear layers can carry an adapter."""
+        ...
+
+    @property
+    def block_inputs(self) -> Mapping[str, BlockInputs]:
+        """By class in `block_classes`, so that one graph can serve all blocks of a class."""
+        ...
+
+    @property
+    def sample_defaults(self) -> Mapping[str, Any]:
+        """What a sample prompt leaves open."""
+        ...
+
+    @property
+    def sample_multiple(self) -> int:
+        """Sides of sample images are multiples of this many pixels."""
+        ...
+
+    @property
+    def latent_cache(self) -> LatentCache:
+        """How encoded images are kept."""
+        ...
+
+    @property
+    def text_cache(self) -> TextCache:
+        """How encoded captions are kept."""
+        ...
+
+    @property
+    def validation_timesteps(self) -> Sequence[float]:
+        """How noisy the images are on which validation measures the loss."""
+        ...
+
+    @property
+    def patch_size(self) -> int:
+        """Side of the square of latents that one token stands for."""
+        ...
+
+    @property
+    def block_costs(self) -> Mapping[str, BlockCost]:
+        """By class in `block_classes`, for the estimate of memory and time."""
+        ...
+
+    @property
+    def utilization(self) -> Mapping[bool, float]:
+        """The share of a GPU's rate on paper that a step reaches, eager (False) and compiled."""
+        ...
+
+    @property
+    def architecture(self) -> str:
+        """modelspec's word: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"."""
+        ...
 
     def problems(self) -> Iterator[str]:
         """What is wrong with the model's files, a sentence each: from headers only, nothing is loaded."""
@@ -185,23 +237,30 @@ class Family(Protocol):
         """`blocks_to_swap` -> how many blocks of each class in `block_classes` wait in host memory."""
         ...
 
-    def write_folder(
-        self, parts: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
-    ) -> None:
-        """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights.
-
-        Asked only where save_model_as may be diffusers or diffusers_safetensors.
-        """
-        ...
-
     def sampler(self, parts: ModelComponents) -> "Sampler":
         """What draws sample images with these networks."""
         ...
 
-    def learning_rate_block(self, path: str) -> int:
-        """Which of the `block_lrs` a parameter of the denoiser has; asked only of families with that option."""
-        ...
-
     def adapter_name(self, part: str, path: str) -> str:
         """The name of a module's adapter in files: ("denoiser", "img_in") -> "lora_unet_img_in"."""
+        ...
+
+
+@runtime_checkable
+class WritesFolders(Protocol):
+    """A family where save_model_as may be diffusers or diffusers_safetensors."""
+
+    def write_folder(
+        self, parts: ModelComponents, place: Path, put: "Callable[[Path, Mapping[str, Tensor]], None]"
+    ) -> None:
+        """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
+        ...
+
+
+@runtime_checkable
+class HasBlockRates(Protocol):
+    """A family with learning rates by blocks (`block_lrs`)."""
+
+    def learning_rate_block(self, path: str) -> int:
+        """Which of the `block_lrs` a parameter of the denoiser has."""
         ...

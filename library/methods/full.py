@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.families.base import Family, ModelComponents
+from library.families.base import Family, HasBlockRates, ModelComponents, WritesFolders
 from library.methods import snapshot
 
 # Where text encoders learn, CLIP-L's last layer but one is read and never its pooled vector: these get no gradient.
@@ -52,6 +52,7 @@ class FullFinetune:
 
     def write_folder(self, place: Path, put: Callable[[Path, Mapping[str, Tensor]], None]) -> None:
         """The whole model as diffusers has it, where the family knows how; `put(path, tensors)` writes weights."""
+        assert isinstance(self.family, WritesFolders)
         self.family.write_folder(self.parts, place, put)
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -100,6 +101,7 @@ def _denoiser_groups(parts: ModelComponents, family: Family, config: RunConfig) 
     if not rates:
         yield {"params": list(parts.denoiser.parameters()), "lr": rate, "name": "unet"}
         return
+    assert isinstance(family, HasBlockRates)
     blocks: dict[int, list[nn.Parameter]] = {i: [] for i in range(len(rates))}
     for path, parameter in parts.denoiser.named_parameters():
         blocks[family.learning_rate_block(path)].append(parameter)

@@ -2,7 +2,7 @@
 
 import fnmatch
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.families import recognition
+from library.families.facts import Shapes
 from library.families.flux import keys
 from library.families.flux.facts import FACTS
 from library.families.flux.model import Flux, Sizes
@@ -22,7 +23,7 @@ from library.families.shared import autoencoder, clip, hub, weights
 
 logger = logging.getLogger(__name__)
 
-Shapes = Mapping[str, Sequence[int]]
+
 Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
 
 

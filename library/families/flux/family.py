@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from library.config import idle
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.facts import Shapes
 from library.families.flux import checkpoint, packing
 from library.families.flux.model import Sizes
 from library.families.flux.options import FluxLora, FluxTrain
@@ -21,6 +22,7 @@ from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
+    from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
 # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
@@ -143,9 +145,9 @@ class FluxFamily:
         token = self.config.hub.huggingface_token
         return tokenizers.find(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
 
-    def stored_shapes(self) -> dict[str, checkpoint.Shapes]:
+    def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine."""
-        found: dict[str, checkpoint.Shapes] = {}
+        found: dict[str, Shapes] = {}
         for part in checkpoint.PARTS:
             with contextlib.suppress(ConfigError):
                 if path := checkpoint.present(self.config, part):
@@ -267,3 +269,7 @@ class FluxFamily:
     def sampler(self, parts: ModelComponents) -> "Sampler":
         """What draws sample images with these networks."""
         return FluxSampler(self, parts)
+
+
+if TYPE_CHECKING:
+    _complete: type[Family] = FluxFamily  # the type checker names what is missing

@@ -19,6 +19,7 @@ from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
 
 if TYPE_CHECKING:
+    from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
 CHANNELS = 4  # of latents
@@ -327,3 +328,7 @@ def _problems_of_vae(vae: str, token: str | None) -> Iterator[Problem]:
             weights.files(path / "vae" if (path / "vae").is_dir() else path)
     except ConfigError as e:
         yield Problem("vae", place="--", template=": {why}", why=e.problems[0])
+
+
+if TYPE_CHECKING:
+    _complete: type[Family] = SdxlFamily  # the type checker names what is missing
