@@ -44,6 +44,13 @@ SHAPING = {"network_dim", "network_args", "network_module", "dim_from_weights", 
            "network_train_text_encoder_only", "train_text_encoder"}  # fmt: skip
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
+# What `accelerate launch` sets where its config asks for a way to cut a model into shards.
+SHARDING = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+}
+
 
 def check(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return what its user should know besides."""
@@ -309,6 +316,12 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         told, fix = ": fp16 needs a GPU, and none was found; use bf16 or no", {"mixed_precision": "bf16"}
         yield Problem("mixed_precision", told, fix=fix)
+    for switch, what in SHARDING.items():
+        if os.environ.get(switch, "").lower() in ("1", "true", "yes", "on"):
+            yield Problem("", topic="training", what=what, template=
+                "accelerate is told to use {what}, which is not used here: each GPU holds the whole model; choose "
+                "MULTI_GPU in `accelerate config`, and save memory by full_bf16 and gradient_checkpointing"
+            )  # fmt: skip
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
         yield Problem("blocks_to_swap",

@@ -1,14 +1,17 @@
 """Trainings in processes of their own: what the page starts, what a shell starts, and several processes at once."""
 
 import json
+import subprocess
 
 import pytest
 import torch
 
+from library.check import preflight
 from library.config.command import command
 from library.config.schema import build, read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
+from tests.source import ROOT
 from tests.training import Outcome, config_of, free_port, ranks, runs_in, train, wait_for
 from tests.training import command as run_it
 
@@ -96,6 +99,36 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
     assert len(list((output / "sample").iterdir())) == 2
     state = {path.name for path in (output / "m-state").iterdir()}
     assert {"random_states_0.bin", "random_states_1.bin"} <= state
+
+
+def test_two_machines_learn_what_one_process_does_from_twice_the_batch(demo, squares, tmp_path):
+    """Each starts a launcher of its own; they meet at another address of this machine."""
+    values = {"train_data_dir": squares, "max_train_steps": 2, "output_name": "m", "seed": 4, "learning_rate": 1e-3}
+    one = train(config_of(demo, SCRIPT, output_dir=tmp_path / "one", train_batch_size=2, **values))
+    config = config_of(demo, SCRIPT, output_dir=tmp_path / "two", train_batch_size=1, **values)
+    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    how = {"num_processes": 2, "num_machines": 2, "main_process_ip": "127.0.0.2", "main_process_port": free_port()}
+    machines = [
+        subprocess.Popen(
+            command(tmp_path / "run.toml", SCRIPT, machine_rank=rank, **how),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for machine in machines:
+        said = machine.communicate(timeout=600)[0]
+        assert machine.returncode == 0, said
+    (folder,) = runs_in(tmp_path / "two")
+    two = Outcome(tmp_path / "two" / "m.safetensors", folder)
+    assert two.facts["hardware"]["processes"] == 2
+    assert two.losses == pytest.approx(one.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("what", ["FSDP", "DEEPSPEED"])
+def test_what_would_cut_the_model_into_shards_is_refused(demo, monkeypatch, what):
+    monkeypatch.setenv(f"ACCELERATE_USE_{what}", "true")
+    (problem,) = [p for p in preflight.problems(config_of(demo, SCRIPT)) if "accelerate" in p]
+    assert what.lower() in problem.lower() and "MULTI_GPU" in problem
 
 
 def test_the_other_two_scripts_as_well(demo, squares, tmp_path):
