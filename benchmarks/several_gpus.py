@@ -40,6 +40,7 @@ CASES: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("flux compiled", "flux_train_network", {**FLUX, "compile": True}, 24),
     ("sdxl compiled", "sdxl_train_network", {**SDXL, "compile": True, "compile_blocks": "transformer:all"}, 36),
     ("flux eager", "flux_train_network", {**FLUX, "gradient_checkpointing": True}, 24),
+    ("sdxl full", "sdxl_train", {**SDXL, "full_bf16": True, "gradient_checkpointing": True}, 24),
 )
 Row = dict[str, Any]
 
@@ -64,7 +65,7 @@ def child(name: str, recorded: bool, tiny: bool) -> None:
     distributed.init_process_group("nccl" if with_gpu else "gloo", store=store, rank=rank, world_size=ranks)
     _, script, values, steps = next(case for case in CASES if case[0] == name)
     given = {**values, "cuda_graphs": str(recorded).lower(), "resolution": "1024", "enable_bucket": False}
-    given |= {"train_batch_size": 1, "mixed_precision": "no"} if tiny else {}
+    given |= {"train_batch_size": 1, "mixed_precision": "no", "full_bf16": False} if tiny else {}
     subject = subjects.FamilySubject(script, given, "tiny" if tiny else "full")
     config, sizes = subject.config({}), TINY if tiny else SIZES
     steps = 2 * len(sizes) if tiny else steps
@@ -82,6 +83,8 @@ def child(name: str, recorded: bool, tiny: bool) -> None:
             store.set("alone", "done")
         store.wait(["alone"], datetime.timedelta(minutes=10))  # without a kernel that waits on the GPU
         gradients.broadcast(method.snapshot().values())
+        for optimizer in (ready.optimizer, *(part.optimizer for part in getattr(ready.optimizer, "bundles", ()))):
+            optimizer.state.clear()  # as the weights are the first one's, whose optimizer has seen more steps
         ready.averager = gradients.GradientAverager(gradients.by_arrival(method), ranks)
         distributed.barrier()
         found["together"] = steps_of(ready, steps, device)
