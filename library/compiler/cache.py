@@ -20,7 +20,7 @@ import platformdirs
 import torch
 
 from library.compiler.pruning import mend, trim
-from library.compiler.torch_private import default_cache_dir
+from library.compiler.torch_private import default_cache_dir, same_cache_keys
 from library.config.schema import ConfigError
 from library.files import write_atomic
 
@@ -50,6 +50,7 @@ def use(given: str | None, device: torch.device) -> Path:
         if os.environ.get(name) in (None, default, _told.get(name)):
             os.environ[name] = _told[name] = str(inner)
     mend(folder)
+    same_cache_keys()
     if not wish:
         prune(folder if given else default_root(), keep=folder)
     return folder

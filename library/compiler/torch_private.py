@@ -8,6 +8,7 @@ the two differ, or a part is known to be younger or older, the function says so.
 # pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 
 import contextlib
+import copyreg
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -118,6 +119,19 @@ def keep_graphs_in_order(on: bool) -> None:
     import torch._dynamo  # noqa: F401 - which brings `torch._C._dynamo`
 
     torch._C._dynamo.eval_frame._set_lru_cache(not on)
+
+
+def same_cache_keys() -> None:
+    """Let the keys of compiled code be the same in all programs that compile the same.
+
+    Pickled facts of tensors are part of a key, and a memory format is pickled with the name of the module that imported
+    torch first, which is another one in each program. There is no public switch.
+    """
+    copyreg.pickle(torch.memory_format, lambda kept: (_memory_format, (str(kept),)))
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    return getattr(torch, name.removeprefix("torch."))
 
 
 def forget_compiled_call(module: nn.Module) -> None:

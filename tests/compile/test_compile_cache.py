@@ -1,14 +1,17 @@
 """Compiled code is kept where it lasts, and does not grow without end."""
 
 import os
+import pickle
+import sys
 import threading
+import types
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from library.compiler import cache, prewarm, pruning
+from library.compiler import cache, prewarm, pruning, torch_private
 from library.compiler.log import CompileLog
 from library.config.schema import ConfigError, build
 from library.families import config_class
@@ -46,6 +49,21 @@ def test_a_folder_that_cannot_be_used_is_named_unless_nobody_chose_it(tmp_path, 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file / "in"))
     with pytest.raises(ConfigError, match="TORCHINDUCTOR_CACHE_DIR: "):
         cache.use(None, cpu)
+
+
+def test_a_key_does_not_tell_which_module_has_imported_torch_first(monkeypatch):
+    from torch._inductor.codecache import FxGraphCachePickler
+
+    cache.use(None, torch.device("cpu"))
+    graph, fake = torch.fx.symbolic_trace(nn.Identity()), torch_private.FakeTensorMode()
+    tensor = fake.from_tensor(torch.zeros(1, 2, 3, 4).to(memory_format=torch.channels_last))
+    before, known = FxGraphCachePickler(graph).dumps(tensor), dict(sys.modules)
+    first = types.ModuleType("imported_first")
+    first.torch = torch
+    monkeypatch.setattr(sys, "modules", {"imported_first": first, **known})
+    assert FxGraphCachePickler(graph).dumps(tensor) == before
+    monkeypatch.undo()
+    assert pickle.loads(pickle.dumps(torch.channels_last)) is torch.channels_last
 
 
 def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_path, monkeypatch):
