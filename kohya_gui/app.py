@@ -28,7 +28,7 @@ from kohya_gui.server.json_api import JsonApi
 from kohya_gui.server.picker import Picker
 from kohya_gui.server.routes import Protected, Routes
 from kohya_gui.server.scripts import ScriptTags
-from kohya_gui.server.serving import announce, bind, door_of, is_private, parser, prefix_of, serve
+from kohya_gui.server.serving import access_of, announce, bind, is_private, parser, prefix_of, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.theme import HEAD, THEME
 from kohya_gui.tools.commands import ToolCommands
@@ -89,8 +89,8 @@ def build(roots: Sequence[Path] = ()) -> Page:
     return page
 
 
-def application(page: Page, door: JsonObject, root_path: str = "") -> Any:
-    """The page as an ASGI application, behind its door and compressed on the wire."""
+def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
+    """The page as an ASGI application, behind its access checks and compressed on the wire."""
     # Mounted and not launched: launch() asks the network for its own address, obeys a dozen environment variables, and
     # may open a public link in notebooks.
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -104,20 +104,20 @@ def application(page: Page, door: JsonObject, root_path: str = "") -> Any:
     shown = TensorboardProxy(
         Assets(GZipMiddleware(ScriptTags(inner), minimum_size=2000, compresslevel=4), scripts.FILES)
     )
-    return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **door))
+    return Protected(AuthGate(Routes(shown, prefix_of(root_path)), **access))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the page until Ctrl+C. The exit code: 0, or 2 when the page cannot be shown as asked."""
     given = parser().parse_args(argv)
     try:
-        door = door_of(given)
+        access = access_of(given)
         bound = bind(given.host, given.port)
     except (ConfigError, OSError) as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
-    roots = Roots(paths.roots(given.root), is_private(door, given.root_path))
-    app = application(build(roots), door, given.root_path)
-    announce(given, bound.getsockname()[1], door)
+    roots = Roots(paths.roots(given.root), is_private(access, given.root_path))
+    app = application(build(roots), access, given.root_path)
+    announce(given, bound.getsockname()[1], access)
     serve(app, bound)
     return 0

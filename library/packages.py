@@ -77,8 +77,8 @@ def absent(module: str) -> str:
 
 def broken(module: str, error: str) -> str:
     """The sentence's end about a package that is there and of no use."""
-    told = "needs {package}, which does not load here ({error}): {command}"
-    return Text(told, package=title(module), error=error, command=command(module, again=True))
+    template = "needs {package}, which does not load here ({error}): {command}"
+    return Text(template, package=title(module), error=error, command=command(module, again=True))
 
 
 def failure(module: str) -> str:

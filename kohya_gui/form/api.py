@@ -45,10 +45,10 @@ class FormApi:
         for name, option in options(type(config)).items():
             if option.kind in ("file", "folder") and (said := paths.web_address(str(given.values.get(name)), name)):
                 wrong.setdefault(places[name][1], said.about)
-        asleep = {places[name][1]: reason for name, reason in idle(config).items() if name in places}
+        ineffective = {places[name][1]: reason for name, reason in idle(config).items() if name in places}
         known = [places[name][1] for name in keys.kept() if name in places]
         return {
-            "wrong": wrong, "idle": asleep, "outlook": compile_summary.outlook(config), "kept": known,
+            "wrong": wrong, "idle": ineffective, "outlook": compile_summary.outlook(config), "kept": known,
             "model": self._model(form, given), "profile": presets.chosen_profile(config),
         }  # fmt: skip
 

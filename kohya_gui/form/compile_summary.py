@@ -46,7 +46,7 @@ def running() -> str:
     if run is None:
         return ""
     progress = reader.progress(run.folder).update()
-    line = history.ledger(run, progress, list(progress.told.get("compile", ())))
+    line = history.ledger(run, progress, list(progress.events.get("compile", ())))
     return Text("{run} now: {line}", run=run.facts.get("output_name") or run.id, line=line) if line else ""
 
 
@@ -66,8 +66,8 @@ def outlook(config: RunConfig) -> str:
         seconds *= 8
     when = Text("for each image size" if options.compile_dynamic == "false" else "once")
     basis = Text("as in {run}", run=run) if run else Text("an estimate")
-    told = "{graphs} graphs, about {time} {when}, kept for next time ({basis})."
-    return Text(told, graphs=graphs, time=duration(seconds), when=when, basis=basis)
+    template = "{graphs} graphs, about {time} {when}, kept for next time ({basis})."
+    return Text(template, graphs=graphs, time=duration(seconds), when=when, basis=basis)
 
 
 def remembered(config: RunConfig) -> tuple[int, float, str] | None:

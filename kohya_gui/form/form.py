@@ -114,8 +114,8 @@ class SettingsForm:
         reading = read_layers(self.configs[given.family], [Layer(given.values)])
         problems = [*reading.problems, *gpu_slots.problems(given.launch)]
         # What is filled in wrongly is not missing as well.
-        told = reading.wrong.union(*(problem.options for problem in problems))
-        problems += [problem for problem in missing(reading.config) if problem.option not in told]
+        named = reading.wrong.union(*(problem.options for problem in problems))
+        problems += [problem for problem in missing(reading.config) if problem.option not in named]
         return replace(reading, problems=problems)
 
     def lenient_config(self, given: Submission) -> Any:

@@ -181,13 +181,13 @@ def load(path: Path, configs: Mapping[str, type], family: str, notes: list[str])
             raise ConfigError("config file: {name} is for {title}", name=path.name, title=config_class(script).title)
     problems: dict[str, ConfigError] = {}
     for candidate in sorted(configs, key=lambda f: f != family):
-        told: list[str] = []
+        remarks: list[str] = []
         try:
-            made = build(configs[candidate], found, path.name, told)
+            made = build(configs[candidate], found, path.name, remarks)
         except ConfigError as error:
             problems[candidate] = error
             continue
-        notes.extend(told)
+        notes.extend(remarks)
         return made
     raise min(problems.values(), key=lambda error: len(error.problems))
 

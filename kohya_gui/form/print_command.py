@@ -48,8 +48,8 @@ def printed(config: RunConfig, where: str, launch: JsonMapping, notes: Sequence[
     """The command, its config, and whether that is in its file already, as the page shows it. Nothing is written."""
     path, is_there = standing(config, where, roots)
     line = printable(command(path, config.script, **launch))
-    told = [*notes, *surroundings(config)]
-    return messages.command(line, to_toml(config, presets.comment(config)), (path, config.script, is_there), told)
+    remarks = [*notes, *surroundings(config)]
+    return messages.command(line, to_toml(config, presets.comment(config)), (path, config.script, is_there), remarks)
 
 
 def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path, bool]:
@@ -95,10 +95,10 @@ def surroundings(config: RunConfig) -> list[Text]:
     """What a shell must have that Train brings along: the folder that paths start from, and tokens."""
     known = options(type(config))
     found = [name for name, value in values(config).items() if _is_relative(known[name].kind, value)]
-    told = "Run it in {folder}: {options} starts there."
+    template = "Run it in {folder}: {options} starts there."
     if len(found) > 1:
-        told = "Run it in {folder}: {options} start there."
-    notes = [Text(told, folder=Path.cwd(), options=", ".join(found))] if found else []
+        template = "Run it in {folder}: {options} start there."
+    notes = [Text(template, folder=Path.cwd(), options=", ".join(found))] if found else []
     used = {
         "wandb_api_key": config.log.log_with in ("wandb", "all"),
         "huggingface_token": config.hub.huggingface_repo_id,

@@ -335,5 +335,7 @@ def _theirs(sent: Any) -> JsonObject | None:
 
 def differing(count: int) -> str:
     """How many settings a file holds, in words."""
-    told = "{count} setting differs from the defaults" if count == 1 else "{count} settings differ from the defaults"
-    return Text(told, count=count)
+    template = (
+        "{count} setting differs from the defaults" if count == 1 else "{count} settings differ from the defaults"
+    )
+    return Text(template, count=count)

@@ -111,8 +111,8 @@ class RunActions:
             if not sent.flag("sure") and (question := _question(run, what)):
                 return {"ask": question}
             stop.request(run.id, what)
-        elif what in layout.WISHES:
-            stop.wish(run.id, what)
+        elif what in layout.REQUESTS:
+            stop.request_output(run.id, what)
         elif what == "resume":
             return {"said": self.resumed(run)}
         elif what == "open":

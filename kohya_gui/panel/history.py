@@ -14,7 +14,7 @@ SHOWN = 8  # of a kind, the newest
 
 def history_html(run: RecordedRun, progress: RunProgress) -> str:
     """All of it, a section each."""
-    seen = progress.told
+    seen = progress.events
     compiles = list(seen.get("compile", ()))
     parts = [
         _list("Warnings", map(text, seen.get("warning", ())), "warn"),
@@ -81,13 +81,13 @@ def compiled(event: JsonObject) -> str:
     """One line of the ledger: which block made a graph, in which time, and why again."""
     if not event.get("block"):
         return text(event)
-    told = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"
-    line = Text(told, block=event["block"])
+    template = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"
+    line = Text(template, block=event["block"])
     if isinstance(event.get("seconds"), int | float):
         line = Text("{graph} in {seconds} s", graph=line, seconds=f"{event['seconds']:.1f}")
-    for key, told in (("failed", "{graph}, failed: {why}"), ("reason", "{graph}, recompiled because: {why}")):
+    for key, template in (("failed", "{graph}, failed: {why}"), ("reason", "{graph}, recompiled because: {why}")):
         if event.get(key):
-            line = Text(told, graph=line, why=event[key])
+            line = Text(template, graph=line, why=event[key])
     return line
 
 

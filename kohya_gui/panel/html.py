@@ -62,8 +62,8 @@ def waiting(found: Queue) -> str:
     if not names:
         return ""
     if not found.paused and not found.halted:
-        told = "Next in the queue: {name}, and {more} more" if len(names) > 1 else "Next in the queue: {name}"
-        said = Text(told, name=names[0], more=len(names) - 1)
+        template = "Next in the queue: {name}, and {more} more" if len(names) > 1 else "Next in the queue: {name}"
+        said = Text(template, name=names[0], more=len(names) - 1)
         return f'<p class="next"{data(said)}>{html.escape(said)}</p>'
     why = "The queue is halted since the computer or its process ended. {trainings} left."
     if found.paused:
@@ -248,10 +248,10 @@ def usage(run: RecordedRun) -> str:
 
 
 def _gpu(gpu: machine.GpuStatus) -> str:
-    told = ((gpu.utilization, "%"), (gpu.temperature, "°C"), (gpu.power, "W"))
+    readings = ((gpu.utilization, "%"), (gpu.temperature, "°C"), (gpu.power, "W"))
     more = [
         f"{gpu.used:.1f} / {gpu.total:.1f} GB",
-        *(f"{value:.0f} {unit}" for value, unit in told if value is not None),
+        *(f"{value:.0f} {unit}" for value, unit in readings if value is not None),
     ]
     return _used(Text("GPU {index}", index=gpu.index), gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
 

@@ -65,7 +65,7 @@ class RunPanel:
             "head": [run.id, run.state, run.error, progress.offset, int(time.time()) if run.active else 0],
             "acts": buttons,
             "chart": [run.id, line.points[-1] if line.points else None, line.resumed],
-            "gallery": [run.id, len(progress.told.get("sample", ()))],
+            "gallery": [run.id, len(progress.events.get("sample", ()))],
             "log": [run.id, run.state, _size(run)],
         }
         same = {part: seen.get(part) == value for part, value in fresh.items()}

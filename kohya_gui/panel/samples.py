@@ -1,4 +1,4 @@
-"""The gallery of sample images: what was drawn at which step, and the pictures themselves by the page's own door."""
+"""The gallery of sample images: what was drawn at which step, and the pictures themselves by the page's own routes."""
 
 import html
 import io
@@ -27,7 +27,7 @@ KEPT = {"cache-control": "private, max-age=86400", "content-security-policy": "d
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """All samples of a run, a row for each prompt, the newest first. A click compares two of a row (monitor.js)."""
     rows: dict[int, list[tuple[int, JsonObject]]] = {}
-    for place, event in enumerate(progress.told.get("sample", ())):
+    for place, event in enumerate(progress.events.get("sample", ())):
         rows.setdefault(_number(event.get("number")), []).append((place, event))
     if not rows:
         return ""
@@ -77,7 +77,7 @@ def file_of(run: reader.RecordedRun, place: int) -> Path:
     """The file of a sample: an image, and really below the folder that its run writes into. Else ValueError."""
     if place < 0:
         raise ValueError("no such sample")
-    event = reader.progress(run.folder).update().told["sample"][place]
+    event = reader.progress(run.folder).update().events["sample"][place]
     path = (Path(run.facts.get("folder") or ".") / str(event.get("file") or "")).resolve()
     home = Path(str(run.facts.get("output_dir") or run.folder.parent.parent)).resolve()
     if not (path.is_relative_to(home) and path.suffix.lower() in IMAGES and path.is_file()):

@@ -99,22 +99,22 @@ def remembered() -> tuple[Path, ...]:
 
 @lru_cache(maxsize=4)
 def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
-    told = layout.load(path).get("folders")
-    named = [Path(text) for text in told if isinstance(text, str)] if isinstance(told, list) else []
+    stored = layout.load(path).get("folders")
+    named = [Path(text) for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
     return tuple(folder for folder in named[:MOST] if folder.is_absolute() and not _forbidden(folder))
 
 
 def outside_roots(what: str, path: Path, roots: Sequence[Path]) -> Problem:
     """The problem of a path outside of the roots, with a question, a reason, or what to start the page with."""
     if not isinstance(roots, Roots) or not roots.asks:
-        told = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
-        return Problem(what, told, path=path, roots=", ".join(map(str, roots)))
+        template = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
+        return Problem(what, template, path=path, roots=", ".join(map(str, roots)))
     folder = meant(path)
     if why := refusal(folder):
-        told = ": {path} is outside of the folders that this page may use, and {why}"
-        return Problem(what, told, path=path, why=Text(why))
-    told = ": {path} is outside of the folders that this page may use. Allow {folder}?"
-    return Problem(what, told, path=path, folder=folder, code="allow")
+        template = ": {path} is outside of the folders that this page may use, and {why}"
+        return Problem(what, template, path=path, why=Text(why))
+    template = ": {path} is outside of the folders that this page may use. Allow {folder}?"
+    return Problem(what, template, path=path, folder=folder, code="allow")
 
 
 def asked(problem: Problem) -> str:

@@ -63,13 +63,13 @@ def new_token() -> str:
 
 # Why: docs/decisions/2026-11-22-own-host-check.md
 class AuthGate:
-    """Let a request through to the page, or answer it at the door."""
+    """Let a request through to the page, or refuse it."""
 
     def __init__(self, app: App, host: str, token: str = "", also: Iterable[str] = (), login: str = "",
                  ticket: str = "") -> None:  # fmt: skip
         """`host` is the address the page listens at, `token` what visitors must know ("": nothing), `also` further
         names under which it may be asked for, such as that of a proxy; "*.example" stands for all below it. `login` is
-        user:password, which opens the door as the token does, and `ticket` opens it once."""
+        user:password, which let a visitor in as the token does, and `ticket` does so once."""
         self.app, self.ticket = app, ticket
         # Whoever has user and password is let in; the token is then only what the cookie holds.
         self.token, self.login = token or (new_token() if login else ""), login

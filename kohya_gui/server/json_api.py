@@ -1,7 +1,7 @@
 """What the page's own scripts ask the server: small JSON questions, all by POST, and pictures by GET.
 
-They come through the same door as everything else (Host, Origin, token). A question is JSON and says so: a form on
-another site cannot send that without being asked first by the browser, and the door refuses it then.
+They pass the same checks as everything else (Host, Origin, token). A question is JSON and says so: a form on
+another site cannot send that without being asked first by the browser, and is refused then.
 """
 
 import json

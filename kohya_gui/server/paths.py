@@ -77,8 +77,8 @@ def folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
     """Like `inside`, for a folder that must be there."""
     path = inside(text, allowed, what)
     if not os.path.isdir(path):
-        told = ": {path} is not a folder" if os.path.exists(path) else ": {path} does not exist"
-        raise ConfigError(Problem(what, told, path=path))
+        template = ": {path} is not a folder" if os.path.exists(path) else ": {path} does not exist"
+        raise ConfigError(Problem(what, template, path=path))
     return path
 
 
@@ -86,8 +86,8 @@ def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str =
     """Like `inside`, for a file with one of `endings` (lower case, such as ".safetensors"), there or still to be."""
     path, endings = inside(text, allowed, what), tuple(endings)
     if path.suffix.lower() not in endings:
-        told = ": {name} must end in {endings}"
-        raise ConfigError(Problem(what, told, name=path.name or text, endings=" or ".join(endings)))
+        template = ": {name} must end in {endings}"
+        raise ConfigError(Problem(what, template, name=path.name or text, endings=" or ".join(endings)))
     return path
 
 
@@ -95,8 +95,8 @@ def present(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: st
     """Like `file`, for one that must be there."""
     path = file(text, allowed, endings, what)
     if not os.path.isfile(path):
-        told = ": {path} is not a file" if os.path.exists(path) else ": {path} does not exist"
-        raise ConfigError(Problem(what, told, path=path))
+        template = ": {path} is not a file" if os.path.exists(path) else ": {path} does not exist"
+        raise ConfigError(Problem(what, template, path=path))
     return path
 
 
@@ -161,16 +161,16 @@ def web_address(text: str, what: str = "") -> Problem | None:
         return None
     shown = strip_pasted(text)[:120]
     if found[1].lower() == "file":
-        told = ": {address} is an address of a browser; write the path alone: /{path}"
-        return Problem(what, told, address=shown, path=found[2])
+        template = ": {address} is an address of a browser; write the path alone: /{path}"
+        return Problem(what, template, address=shown, path=found[2])
     page = HUB_PAGE.match(strip_pasted(text))
     if what == MODEL and page and not re.search(r"/(?:resolve|blob)/", text):
-        told = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
-        return Problem(what, told, address=shown, id=page[1], fix={what: page[1]})
-    told = (
+        template = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
+        return Problem(what, template, address=shown, id=page[1], fix={what: page[1]})
+    template = (
         ": {address} is a web address, not a path; download it and give the path of the file or folder on this computer"
     )
-    return Problem(what, told, address=shown)
+    return Problem(what, template, address=shown)
 
 
 def _depth(path: Path) -> int:

@@ -73,29 +73,29 @@ def prefix_of(root_path: str) -> str:
     return f"/{path.strip('/')}" if path.strip("/") else ""
 
 
-def door_of(given: argparse.Namespace) -> JsonObject:
-    """What the door has to know. Raises ConfigError for a secret that is none."""
+def access_of(given: argparse.Namespace) -> JsonObject:
+    """Who may ask for the page: the arguments of AuthGate. Raises ConfigError for a secret that is none."""
     names = [
         *given.allowed_host,
         *filter(None, [urlsplit(given.root_path).hostname if "://" in given.root_path else ""]),
     ]
-    door: JsonObject = {"host": given.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
+    access: JsonObject = {"host": given.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
     if given.token_file:
-        door["token"] = token_in(Path(given.token_file).expanduser())
+        access["token"] = token_in(Path(given.token_file).expanduser())
     if given.user:
-        door["login"] = f"{given.user}:{password()}"
-    elif not door["token"] and not is_loopback(given.host):
-        door["token"] = new_token()
-    if door["token"] and len(door["token"]) < SHORTEST:
+        access["login"] = f"{given.user}:{password()}"
+    elif not access["token"] and not is_loopback(given.host):
+        access["token"] = new_token()
+    if access["token"] and len(access["token"]) < SHORTEST:
         raise ConfigError("the token must have {count} characters or more", count=SHORTEST)
-    if door["token"] or given.user:
-        door["ticket"] = new_token()
-    return door
+    if access["token"] or given.user:
+        access["ticket"] = new_token()
+    return access
 
 
-def is_private(door: JsonObject, root_path: str) -> bool:
+def is_private(access: JsonObject, root_path: str) -> bool:
     """Whether the page is for this computer alone: no other address, no other name, nobody who has to show anything."""
-    return is_loopback(door["host"]) and not (door["token"] or door.get("login") or door["also"] or root_path)
+    return is_loopback(access["host"]) and not (access["token"] or access.get("login") or access["also"] or root_path)
 
 
 def token_in(path: Path) -> str:
@@ -168,9 +168,9 @@ def _free(host: str, after: int) -> int:
     return 0
 
 
-def announce(given: argparse.Namespace, port: int, door: JsonObject) -> None:
+def announce(given: argparse.Namespace, port: int, access: JsonObject) -> None:
     """Say where the page is, and open it where there is a screen."""
-    token = "" if given.user else door["token"]
+    token = "" if given.user else access["token"]
     print(f"Kohya Trainer is at {url(given.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
     if given.user:
         print(f"It asks for the password of {given.user}.", flush=True)
@@ -180,7 +180,7 @@ def announce(given: argparse.Namespace, port: int, door: JsonObject) -> None:
               f"then open http://localhost:{port}/", flush=True)  # fmt: skip
     elif not given.no_browser and has_screen():
         # The browser's command line can be read by others, so what stands on it works once.
-        threading.Timer(0.5, _open, [url(given.host, port, door.get("ticket", ""))]).start()
+        threading.Timer(0.5, _open, [url(given.host, port, access.get("ticket", ""))]).start()
 
 
 def has_screen() -> bool:

@@ -1,4 +1,4 @@
-"""TensorBoard below /tensorboard/, behind the page's door: started when someone asks for it, on the runs' curves."""
+"""TensorBoard below /tensorboard/, behind the page's access checks: started on demand, on the runs' curves."""
 
 import asyncio
 import contextlib

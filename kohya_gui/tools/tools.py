@@ -18,8 +18,8 @@ class ToolsTab:
 
 def markup() -> str:
     """The tab as HTML."""
-    told = "For finished LoRA files of {families}. Results are new files: nothing is ever overwritten."
-    about = Text(told, families=families.titles())
+    template = "For finished LoRA files of {families}. Results are new files: nothing is ever overwritten."
+    about = Text(template, families=families.titles())
     return (
         f'<div class="tools settings"><p class="lead"{data(about)}>{about}</p><div class="card">'
         f'{commands.markup(FORMS)}<div class="bar-of"><button '

@@ -68,8 +68,8 @@ class MemoryEstimate:
         of_all = Text(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu) \
             if self.memory and self.gpu else ""  # fmt: skip
         pace = Text(", {step} s a step", step=f"{self.step:.2g}") if self.step else ""
-        told = "Estimate: about {peak} GB of GPU memory{of_all}{pace} ({basis})"
-        return Text(told, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)
+        template = "Estimate: about {peak} GB of GPU memory{of_all}{pace} ({basis})"
+        return Text(template, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)
 
 
 def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: float | None = None) -> MemoryEstimate:
@@ -88,8 +88,8 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     step = max(operations(config, model, size) / rate, launches) if rate else None
     if step and config.memory.blocks_to_swap:
         step += (_weights(replace(config, blocks_to_swap=0), model) - _weights(config, model)) * SWAP
-    told = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
-    basis = Text(told, counted=Text(counted), known=known)
+    template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
+    basis = Text(template, counted=Text(counted), known=known)
     return MemoryEstimate(round(peak, 1), parts, step, gpu, memory, basis)
 
 

@@ -106,11 +106,11 @@ def judged(
     Where reading the config has found problems already, these are not repeated, and what would only follow from them
     is left out.
     """
-    told, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
-    spoken = wrong.union(*(problem.options for problem in told))
+    problems, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
+    named = wrong.union(*(problem.options for problem in problems))
     missing = schema.missing(config)
     silent = {problem.option for problem in missing}  # what is not given at all is said once
-    found = [problem for problem in missing if problem.option not in spoken]
+    found = [problem for problem in missing if problem.option not in named]
     failed: dict[str, bool] = {}
     for stage, ask in {
         "model": lambda: families.family_for(config).problems(),
@@ -131,16 +131,16 @@ def judged(
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _fitted(config, failed),
     }.items():
         said: list[Problem] = []
-        with _tolerant(bool(told), said):
+        with _tolerant(bool(problems), said):
             said += problems_of(ask()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
         failed[stage] = bool(said)
         for problem in said:
-            again = stage in ("images", "model") and problem.option in RULED & spoken
+            again = stage in ("images", "model") and problem.option in RULED & named
             known = again or problem in found or problem.option in silent
             if not known and wrong.isdisjoint(problem.options):
                 found.append(problem)
     remarks: list[str] = [*images.warnings, *_late(config, images)]
-    with _tolerant(bool(told), []):  # notes about what cannot be read would only be errors
+    with _tolerant(bool(problems), []):  # notes about what cannot be read would only be errors
         family = families.family_for(config)
         remarks += [] if failed["model"] else family.notes()
         remarks += [] if failed["network"] else methods.notes(config)
@@ -180,8 +180,8 @@ def _other_adapters(config: RunConfig) -> Iterator[Problem]:
         with contextlib.suppress(ConfigError):  # of neither family, as far as names tell
             if (family := names.family_of(map(_layer, stored), {})) != config.family:
                 other = families.facts(family).title
-                told = ": {path} was made for {other}, and this is {title}; choose a file made for it"
-                yield Problem(option, told, path=path, other=other, title=config.title)
+                template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
+                yield Problem(option, template, path=path, other=other, title=config.title)
             elif option == "network_weights":
                 yield from _other_ranks(path, stored, config)
 
@@ -274,8 +274,8 @@ def _space(config: RunConfig) -> Iterator[Problem]:
     if nearest.is_dir() and not os.access(nearest, os.W_OK):
         yield Problem("output_dir", ": {folder} cannot be written to; choose another folder", folder=nearest)
     elif (left := free_space(nearest)) < LEAST_SPACE:
-        told = ": the disk of {folder} is full ({left} MB left); make room, or choose another folder"
-        yield Problem("output_dir", told, folder=nearest, left=left >> 20)
+        template = ": the disk of {folder} is full ({left} MB left); make room, or choose another folder"
+        yield Problem("output_dir", template, folder=nearest, left=left >> 20)
 
 
 def _alone(config: RunConfig) -> Iterator[Problem]:
@@ -286,8 +286,8 @@ def _alone(config: RunConfig) -> Iterator[Problem]:
         run = reader.at(folder)
         mine = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
         if run.active and not mine and run.facts.get("output_name") == config.save.output_name:
-            told = ": a training that writes these files is {state}; stop it, or choose another name"
-            yield Problem("output_name", told, state=Text(run.state), fix=save.free_name(config))
+            template = ": a training that writes these files is {state}; stop it, or choose another name"
+            yield Problem("output_name", template, state=Text(run.state), fix=save.free_name(config))
 
 
 def _samples(config: RunConfig) -> Iterator[Problem]:
@@ -295,8 +295,8 @@ def _samples(config: RunConfig) -> Iterator[Problem]:
     asked = sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first
     if asked and not sample.sample_prompts:
         off = {"sample_every_n_steps": None, "sample_every_n_epochs": None, "sample_at_first": False}
-        told = ": sample images are asked for, but there is no prompt file; give one, or switch them off"
-        yield Problem("sample_prompts", told, fix=off)
+        template = ": sample images are asked for, but there is no prompt file; give one, or switch them off"
+        yield Problem("sample_prompts", template, fix=off)
     if sample.sample_prompts:
         try:
             prompts.read(sample.sample_prompts)
@@ -314,8 +314,8 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     """What this machine cannot do."""
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
-        told, fix = ": fp16 needs a GPU, and none was found; use bf16 or no", {"mixed_precision": "bf16"}
-        yield Problem("mixed_precision", told, fix=fix)
+        template, fix = ": fp16 needs a GPU, and none was found; use bf16 or no", {"mixed_precision": "bf16"}
+        yield Problem("mixed_precision", template, fix=fix)
     for switch, what in SHARDING.items():
         if os.environ.get(switch, "").lower() in ("1", "true", "yes", "on"):
             yield Problem("", topic="training", what=what, template=

@@ -94,17 +94,17 @@ def report(config: RunConfig, reading: Reading[Any] | None = None) -> Report:
     problems, remarks = preflight.judged(config, found, reading)
     problems = [*reading.problems, *problems] if reading.known else reading.problems
     gpu, memory = graphics()
-    told = [Finding(topic(problem, config), "bad", problem, mending(problem, config)) for problem in problems]
-    told += [Finding(topic(one, config), "hint", one, mending(one, config)) for one in [*reading.notes, *remarks]]
+    findings = [Finding(topic(problem, config), "bad", problem, mending(problem, config)) for problem in problems]
+    findings += [Finding(topic(one, config), "hint", one, mending(one, config)) for one in [*reading.notes, *remarks]]
     needs: fitting.MemoryEstimate | None = None
     # What is well is counted and estimated, which values that do not go together may keep from being possible.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
             needs = fitting.estimate(_batched(config, found.images), largest(found.images, config), gpu, memory)
-            told += _about_the_fit(needs, config)
-        settled = {f.topic for f in told if f.verdict == "bad" or f.topic == "captions"}
-        told += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
-    return Report(tuple(sorted(told, key=_place)), needs)
+            findings += _about_the_fit(needs, config)
+        settled = {f.topic for f in findings if f.verdict == "bad" or f.topic == "captions"}
+        findings += [finding for finding in _facts(config, found.images, gpu, memory) if finding.topic not in settled]
+    return Report(tuple(sorted(findings, key=_place)), needs)
 
 
 def asked() -> None:
@@ -182,12 +182,12 @@ def _facts(config: RunConfig, images: ImageSet | None, gpu: str, memory: float |
 
 
 def _images(config: RunConfig, images: ImageSet) -> str:
-    told = data.summary(images)
-    clock = Clock.of(config, told["batches_per_epoch"])
+    counts = data.summary(images)
+    clock = Clock.of(config, counts["batches_per_epoch"])
     return Text(
         "{images} in {buckets}, {batches} batches per epoch:  {steps} steps are {epochs} epochs",
-        images=counted(told["images"], "image"), buckets=counted(len(told["buckets"]), "bucket"),
-        batches=told["batches_per_epoch"], steps=f"{clock.total:,}", epochs=f"{clock.total / clock.per_epoch:,.1f}",
+        images=counted(counts["images"], "image"), buckets=counted(len(counts["buckets"]), "bucket"),
+        batches=counts["batches_per_epoch"], steps=f"{clock.total:,}", epochs=f"{clock.total / clock.per_epoch:,.1f}",
     )  # fmt: skip
 
 
@@ -226,8 +226,8 @@ def _disk(config: RunConfig) -> Finding:
     state = fitting.state_size(config, model_stats(config)) if every else 0.0
     more = _saves(config) * one + 2 * state  # the new one is whole before the old one goes
     with_state = Text(", a state to resume from {state}", state=_size(state)) if every else ""
-    told = "{free} free, one saved file takes about {each}{with_state}"
-    text = Text(told, free=_size(free), each=_size(one), with_state=with_state)
+    template = "{free} free, one saved file takes about {each}{with_state}"
+    text = Text(template, free=_size(free), each=_size(one), with_state=with_state)
     if free < one * 1.2:
         return Finding("disk", "bad", Text("output_dir: {text}; make room, or choose another folder", text=text))
     if free < one + 3 * state:  # another one is saved when the training is stopped

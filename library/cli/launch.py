@@ -73,8 +73,8 @@ def script_of(path: Path) -> str:
     if len(fitting) > 1:  # of two families, not the one whose own files are not named
         fitting = [script for script in fitting if _has_its_files(config_class(script), telling, known)]
     if len(fitting) != 1:
-        told = "the training script cannot be told from {path}: name it, {runs}"
-        raise ConfigError(told, path=path, runs=", ".join(RUNS))
+        template = "the training script cannot be told from {path}: name it, {runs}"
+        raise ConfigError(template, path=path, runs=", ".join(RUNS))
     return fitting[0]
 
 

@@ -158,8 +158,8 @@ def read_flags(config: type, argv: list[str]) -> tuple[JsonObject, list[Problem]
         if flag in ("-h", "--help"):
             return {"help": True}, []
         if not flag.startswith("--"):
-            told = "{value}: unexpected value. Every value follows a flag, as in --output_dir {value}"
-            problems.append(Problem("", told, value=flag))
+            template = "{value}: unexpected value. Every value follows a flag, as in --output_dir {value}"
+            problems.append(Problem("", template, value=flag))
             continue
         name = flag[2:]
         if name.startswith("no-") and (off := known.get(name[3:])) and off.type is bool:
@@ -229,8 +229,8 @@ def _take(option: Option, given: list[str], found: JsonObject) -> Problem | None
     elif not given:
         return _flag(option.name, "needs a value: {expects}", expects=option.expects)
     elif len(given) > 1:
-        told = 'takes one value, got {count}; put quotes around a value with blanks: "{values}"'
-        return _flag(option.name, told, count=len(given), values=" ".join(given))
+        template = 'takes one value, got {count}; put quotes around a value with blanks: "{values}"'
+        return _flag(option.name, template, count=len(given), values=" ".join(given))
     else:
         found[option.name] = given[0]
     return None

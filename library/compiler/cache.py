@@ -35,13 +35,13 @@ def use(given: str | None, device: torch.device) -> Path:
 
     ConfigError where that cannot be used. The user's own cache is done without then, as nobody asked for it.
     """
-    wish, default = os.environ.get(INDUCTOR), default_cache_dir()
-    if wish in (default, _told.get(INDUCTOR)):  # PyTorch says that by itself when it is imported
-        wish = None
-    folder = Path(wish or given or default_root() / key(device))
+    chosen, default = os.environ.get(INDUCTOR), default_cache_dir()
+    if chosen in (default, _told.get(INDUCTOR)):  # PyTorch says that by itself when it is imported
+        chosen = None
+    folder = Path(chosen or given or default_root() / key(device))
     if why := _cannot_be_used(folder, device):
-        if wish or given:
-            what = INDUCTOR if wish else "compile_cache_dir"
+        if chosen or given:
+            what = INDUCTOR if chosen else "compile_cache_dir"
             raise ConfigError(
                 "{what}: {folder} cannot be used ({why}); choose another", what=what, folder=folder, why=why
             )
@@ -51,7 +51,7 @@ def use(given: str | None, device: torch.device) -> Path:
             os.environ[name] = _told[name] = str(inner)
     mend(folder)
     same_cache_keys()
-    if not wish:
+    if not chosen:
         prune(folder if given else default_root(), keep=folder)
     return folder
 

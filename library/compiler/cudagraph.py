@@ -198,8 +198,8 @@ class GraphedModel:
         if no_room and self.made:
             recording = None
             self._release(len(self.made) // 2)
-            told = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
-            logger.warning(f"{told}: %d sizes are recorded from now on, the others train slower", shape, self.most)
+            problem = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
+            logger.warning(f"{problem}: %d sizes are recorded from now on, the others train slower", shape, self.most)
             return None
         if no_room or why:
             recording = None

@@ -33,12 +33,12 @@ def blocks(old: JsonMapping, given: bool) -> tuple[JsonObject, list[Problem]]:
         return {}, []
     names, many = "".join(f"and {name} " for name in on[1:]), len(on) > 1
     if given:
-        told = "{names}have no effect: {why}" if many else "has no effect: {why}"
-        return {}, [Problem(on[0], told, names=names, why=Text("blocks_to_swap is set, and counts alone"))]
+        template = "{names}have no effect: {why}" if many else "has no effect: {why}"
+        return {}, [Problem(on[0], template, names=names, why=Text("blocks_to_swap is set, and counts alone"))]
     halves = (old.get("single_blocks_to_swap") or 0) // 2
     number = SPLIT if old.get("split_mode") else (old.get("double_blocks_to_swap") or 0) + halves
     if not number:
         why = Text("one single block is less than one of blocks_to_swap")
         return {}, [Problem(on[0], "has no effect: {why}", why=why)]
-    told = "{names}are read as blocks_to_swap = {number}" if many else "is read as blocks_to_swap = {number}"
-    return {"blocks_to_swap": number}, [Problem(on[0], told, names=names, number=number)]
+    template = "{names}are read as blocks_to_swap = {number}" if many else "is read as blocks_to_swap = {number}"
+    return {"blocks_to_swap": number}, [Problem(on[0], template, names=names, number=number)]

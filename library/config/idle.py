@@ -20,13 +20,13 @@ def remark(name: str, reason: str, **arguments: Any) -> Problem:
 
 # Why: docs/decisions/2026-11-20-one-table-of-ineffective-options.md
 # Why: docs/decisions/2026-11-20-ineffective-fields-stay-usable.md
-def remarks(config: RunConfig, told: Iterable[str]) -> Iterator[Problem]:
+def remarks(config: RunConfig, others: Iterable[str]) -> Iterator[Problem]:
     """A remark on each option that is set and does nothing, but for those that others speak of already."""
-    spoken = {name for one in told if isinstance(one, Problem) for name in one.options}
-    sleeping, known = idle(config), options(type(config))
+    named = {name for one in others if isinstance(one, Problem) for name in one.options}
+    ineffective, known = idle(config), options(type(config))
     for name, value in values(config).items():
-        if name in sleeping and name not in spoken and value != known[name].default:
-            yield remark(name, sleeping[name]).replaced(fix={name: known[name].default})
+        if name in ineffective and name not in named and value != known[name].default:
+            yield remark(name, ineffective[name]).replaced(fix={name: known[name].default})
 
 
 def idle(config: RunConfig) -> dict[str, str]:
@@ -34,8 +34,8 @@ def idle(config: RunConfig) -> dict[str, str]:
     known = options(type(config))
     fixed = {**IDLE_EVERYWHERE, **getattr(config, "idle", {})}
     found = {name: reason for name, reason in fixed.items() if name in known}
-    for names, wakes, reason in _rules(config):
-        if not wakes(config):
+    for names, applies, reason in _rules(config):
+        if not applies(config):
             found |= {name: reason for name in names.split() if name in known and name not in found}
     return found
 
@@ -71,9 +71,12 @@ def _dataset(config: RunConfig) -> bool:
 
 def _tags(config: RunConfig) -> bool:
     """Whether captions are taken apart: shuffled, dropped or warmed up tag by tag; a subset may do so by itself."""
-    told = config.captions
+    captions = config.captions
     return bool(
-        told.shuffle_caption or told.caption_tag_dropout_rate or told.token_warmup_step or config.data.dataset_config
+        captions.shuffle_caption
+        or captions.caption_tag_dropout_rate
+        or captions.token_warmup_step
+        or config.data.dataset_config
     )
 
 

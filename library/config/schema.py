@@ -189,7 +189,7 @@ def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[st
     """
     known, meant_for = options(config), set[str]()
     problems: list[Problem] = []
-    told: list[Problem] = []
+    remarks: list[Problem] = []
     old_known: Mapping[str, Option] = getattr(config, "old", {})
     chosen: dict[str, tuple[str, str, Any]] = {}  # option -> where it is set, its name there, and its value
     old: JsonObject = {}
@@ -197,11 +197,11 @@ def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[st
         for name, value in layer.values.items():
             if name in old_known:
                 old |= read_section(old_known, Layer({name: value}, layer.source), problems)
-            elif option := _resolve(config, layer, name, value, problems, told):
+            elif option := _resolve(config, layer, name, value, problems, remarks):
                 chosen[option] = layer.place, name, value
             elif name not in known:
                 meant_for.add(closest(name, known))
-    _convert(config, old, chosen, told)
+    _convert(config, old, chosen, remarks)
     read, wrong = {}, (meant_for | {*unheard}) & known.keys() - chosen.keys()
     for name, (place, title, value) in chosen.items():
         try:
@@ -212,7 +212,7 @@ def read_layers(config: type[C], layers: Iterable[Layer], unheard: Collection[st
     made = _assemble(config, read)
     # A rule that speaks of a value which could not be read would only repeat that it is wrong.
     problems += [p for p in _ask(made, "check") if wrong.isdisjoint(p.options)]
-    notes = told if problems else [*told, *_ask(made, "notes")]
+    notes = remarks if problems else [*remarks, *_ask(made, "notes")]
     return Reading(made, problems, notes, frozenset(wrong))
 
 
@@ -267,19 +267,19 @@ def read_section(cls: type | Mapping[str, Option], layer: Layer, problems: list[
 
 
 def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, problems: list[Problem],
-             told: list[Problem]) -> str | None:  # fmt: skip
+             remarks: list[Problem]) -> str | None:  # fmt: skip
     """The option a name stands for, or None when there is nothing to set; says why in `problems` or `told`."""
     place, known = layer.place, options(config)
     if name in known:
         return name
     if new := getattr(config, "aliases", {}).get(name):
-        told.append(Problem(name, "is an old name; it is read as {new}", place=place, new=new))
+        remarks.append(Problem(name, "is an old name; it is read as {new}", place=place, new=new))
         return new
     if advice := getattr(config, "retired", {}).get(name):
         if value not in (None, False, 0, "", []):
             problems.append(Problem(name, "is gone: {advice}", place=place, advice=Text(advice)))
     elif reason := getattr(config, "foreign", {}).get(name):
-        told.append(Problem(name, "is ignored: {reason}", place=place, reason=Text(reason)))
+        remarks.append(Problem(name, "is ignored: {reason}", place=place, reason=Text(reason)))
     elif script := getattr(config, "script_with", lambda _: "")(name):
         here = config.script
         problems.append(
@@ -290,12 +290,12 @@ def _resolve(config: type[RunConfig], layer: Layer, name: str, value: Any, probl
     return None
 
 
-def _convert(config: type[RunConfig], old: JsonMapping, chosen: dict[str, Any], told: list[Problem]) -> None:
+def _convert(config: type[RunConfig], old: JsonMapping, chosen: dict[str, Any], remarks: list[Problem]) -> None:
     """Choose the options that checked values of old ones became."""
     if old:
         converted, said = config.convert(old, chosen.keys())
         chosen |= {name: (f"{', '.join(old)}: ", name, value) for name, value in converted.items()}
-        told += said
+        remarks += said
 
 
 def _assemble(config: type[C], read: JsonMapping) -> C:
@@ -314,11 +314,11 @@ def _ask(config: RunConfig, what: str) -> Iterator[Problem]:
             yield from getattr(part, what)(config)
 
 
-def _tell(told: list[Problem], notes: list[str] | None) -> None:
+def _tell(remarks: list[Problem], notes: list[str] | None) -> None:
     if notes is not None:
-        notes.extend(told)
+        notes.extend(remarks)
         return
-    for note in told:
+    for note in remarks:
         logging.getLogger(__name__).warning(note)
 
 

@@ -139,11 +139,11 @@ class Album:
         images = self._images()
         if (seen := sum(image.repeats for image in images.items)) > MOST_SEEN:
             raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
-        told = summary(images, self.world)
-        long = length(self.config.steps, told["batches_per_epoch"])
+        counts = summary(images, self.world)
+        long = length(self.config.steps, counts["batches_per_epoch"])
         sizes = sorted({dataset.batch_size for dataset in images.datasets})
         return {
-            **told, "steps_per_epoch": long.per_epoch, "steps": long.total, "epochs": long.epochs,
+            **counts, "steps_per_epoch": long.per_epoch, "steps": long.total, "epochs": long.epochs,
             "batch": " or ".join(map(str, sizes)), "world": self.world,
         }  # fmt: skip
 
@@ -312,8 +312,8 @@ def _take(album: Album, listing: Listing, place: ImageFolder) -> None:
         if other != ending and endings[other] and not endings[ending]:
             many = counted(endings[other], f"{other} file")
             where = place.folder or "The folder"
-            told = "{where} has {many}, which are not read: set the caption files' ending to {other}."
-            album.notes.append(Text(told, where=where, many=many, other=other))
+            template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
+            album.notes.append(Text(template, where=where, many=many, other=other))
 
 
 def sharing(album: Album) -> list[str]:

@@ -163,10 +163,10 @@ def _add(album: Album, found: Survey, report: Report | None) -> None:
 
 
 def _picture(found: Survey, place: ImageFolder, image: Image, role: str) -> Picture:
-    told = bool(image.subset.metadata_file)
+    has_metadata = bool(image.subset.metadata_file)
     made = _bare(found, place, image.path, image.subset)
     made.repeats, made.size, made.fit, made.role = image.repeats, image.size, image.fit, role
-    if told:
+    if has_metadata:
         made.caption = image.caption
     elif image.caption_file:
         made.caption_file = image.caption_file

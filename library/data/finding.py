@@ -212,12 +212,12 @@ def _find(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
 
 def _why_empty(result: Survey, folder: Path, here: Listing) -> Problem:
     if here.undecodable:
-        told = "image folder {folder}: {files} cannot be decoded here; convert them to PNG or WebP"
-        return about_images(told, folder=folder, files=some(here.undecodable))
+        template = "image folder {folder}: {files} cannot be decoded here; convert them to PNG or WebP"
+        return about_images(template, folder=folder, files=some(here.undecodable))
     deeper = [name for name in here.folders if result.files(folder / name).images]
     if deeper:
-        told = "image folder {folder} holds no images, but its folder {inner} does; name that one"
-        return about_images(told, folder=folder, inner=folder / deeper[0])
+        template = "image folder {folder} holds no images, but its folder {inner} does; name that one"
+        return about_images(template, folder=folder, inner=folder / deeper[0])
     return about_images("image folder {folder} holds no images (png, jpg, webp, bmp)", folder=folder)
 
 
@@ -240,14 +240,14 @@ def _warn_of_other_captions(result: Survey, subset: SubsetConfig, here: Listing,
     others = Counter(os.path.splitext(name)[1] for name in here.names if os.path.splitext(name)[0] in stems)
     other = next((e for e in (".txt", ".caption", ".TXT") if e != subset.caption_extension and others[e]), None)
     if other and missing == len(files):
-        told = (
+        template = (
             "{folder}: {files} not used, since caption_extension is '{extension}'; "
             'set caption_extension = "{other}" to use them; now every image is {fallback}'
         )
         facts = {"folder": here.folder, "files": counted(others[other], f"{other} file"), "other": other,
                  "extension": subset.caption_extension, "fallback": fallback}  # fmt: skip
         fix = {"caption_extension": other}
-        result.other_captions.append(about_images(told, topic="captions", fix=fix, **facts))
+        result.other_captions.append(about_images(template, topic="captions", fix=fix, **facts))
     elif missing < len(files) or not subset.class_tokens:
         bare = some([name for name, file in zip(here.images, files, strict=True) if not file])
         result.warnings.append(about_images(

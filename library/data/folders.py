@@ -123,8 +123,8 @@ def trained(parent: Path, repeats: int) -> list[Concept]:
 
 def _too_often(option: str, one: Concept) -> Problem:
     facts = {"folder": one.folder, "repeats": f"{one.repeats:,}", "words": one.words}
-    told = ": {folder} asks for {repeats} repeats, which is no training; rename it to 1_{words}"
-    return Problem(option, told, **facts)
+    template = ": {folder} asks for {repeats} repeats, which is no training; rename it to 1_{words}"
+    return Problem(option, template, **facts)
 
 
 def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:

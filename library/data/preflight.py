@@ -50,8 +50,8 @@ def check(config: RunConfig, grid: int, report: Report | None = None) -> Check:
         stops += _sharing_a_cache(images)
     others = found.other_captions
     if (bare := list(_without_captions(images))) and others:  # one cause, one sentence: the one that says what to set
-        told = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
-        bare, others = [Problem("", "no image has a caption: {why}", **told)], others[1:]
+        facts = {"why": others[0], "fix": others[0].fix, "topic": "captions", "code": "no_captions"}
+        bare, others = [Problem("", "no image has a caption: {why}", **facts)], others[1:]
     notes = [*bare, *others, *notes, *_about_captions(config, found), *_about_images(images)]
     notes += _about_options(config, found)
     return Check(stops, notes, found.images)

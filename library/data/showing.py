@@ -29,10 +29,10 @@ def lines(config: RunConfig, seed: int) -> Iterator[str]:
 
 
 def _sets(images: ImageSet) -> Iterator[str]:
-    told = summary(images)
+    counts = summary(images)
     yield (
-        f"{told['images']} images ({told['regularisation']} of them regularisation), seen {told['repeats']} times "
-        f"in {told['batches_per_epoch']} batches per epoch"
+        f"{counts['images']} images ({counts['regularisation']} of them regularisation), seen {counts['repeats']} "
+        f"times in {counts['batches_per_epoch']} batches per epoch"
     )
     for number, dataset in enumerate(images.datasets):
         width, height = dataset.resolution or (0, 0)
@@ -41,7 +41,7 @@ def _sets(images: ImageSet) -> Iterator[str]:
             own = sum(image.subset is subset for image in images.items)
             place = subset.image_dir or subset.metadata_file
             yield f"  {place}: {own} images, {subset.num_repeats} times{', regularisation' if subset.is_reg else ''}"
-        for row in (row for row in told["buckets"] if row["dataset"] == number):
+        for row in (row for row in counts["buckets"] if row["dataset"] == number):
             width, height = row["size"]
             yield f"  bucket {width}x{height}: {row['images']} images, {row['batches']} batches"
 

@@ -28,10 +28,10 @@ def main(argv: list[str] | None = None) -> int:
     if asked.no_train:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
         return 0
-    told = []
+    lines = []
     for family in wanted:
-        told.append(compare(demo, families.lora_script(family), asked.steps, compiled=not asked.no_compile))
-    print("\n".join(["", *told, *closing(demo, families.lora_script(wanted[0]))]))
+        lines.append(compare(demo, families.lora_script(family), asked.steps, compiled=not asked.no_compile))
+    print("\n".join(["", *lines, *closing(demo, families.lora_script(wanted[0]))]))
     return 0
 
 

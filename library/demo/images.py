@@ -29,30 +29,30 @@ def write(folder: Path, seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES)
 
     Each concept gets a picture of every size (width, height), six at most.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for concept, (what, draw) in CONCEPTS.items():
         place = folder / concept
         place.mkdir(parents=True)
-        grounds = chance.sample(list(GROUNDS), len(sizes))
+        grounds = rng.sample(list(GROUNDS), len(sizes))
         for number, (size, ground) in enumerate(zip(sizes, grounds, strict=True), start=1):
-            picture, where = _picture(size, GROUNDS[ground], draw, chance)
+            picture, where = _picture(size, GROUNDS[ground], draw, rng)
             picture.save(place / f"{number:02d}.png")
             caption = f"{what}, {where}, {ground}\n"
             (place / f"{number:02d}.txt").write_text(caption, encoding="utf-8", newline="\n")
     return folder
 
 
-def _picture(size: tuple[int, int], ground: Colour, draw: Callable, chance: random.Random) -> tuple[Image.Image, str]:
+def _picture(size: tuple[int, int], ground: Colour, draw: Callable, rng: random.Random) -> tuple[Image.Image, str]:
     """One picture, and in words where the thing is in it."""
     width, height = size[0] * SCALE, size[1] * SCALE
     picture = Image.new("RGB", (width, height), ground)
     pen = ImageDraw.Draw(picture)
-    horizon = height * chance.uniform(0.6, 0.75)
+    horizon = height * rng.uniform(0.6, 0.75)
     pen.rectangle((0, horizon, width, height), fill=tuple(int(c * 0.8) for c in ground))
-    side = chance.choice(("left", "middle", "right"))
-    radius = min(width, height) * chance.uniform(0.24, 0.3)
+    side = rng.choice(("left", "middle", "right"))
+    radius = min(width, height) * rng.uniform(0.24, 0.3)
     x = {"left": radius * 1.15, "middle": width / 2, "right": width - radius * 1.15}[side]
-    draw(pen, (x, height * chance.uniform(0.5, 0.58), radius))
+    draw(pen, (x, height * rng.uniform(0.5, 0.58), radius))
     return picture.resize(size, Image.Resampling.LANCZOS), f"on the {side}" if side != "middle" else "in the middle"
 
 

@@ -40,8 +40,8 @@ def old_blocks(ledger: KeyLedger, keys: Iterable[str], given: bool) -> None:
     problems: list[Problem] = []
     here = {key: ledger.source[key] for key in keys if ledger.get(key) is not None}
     old = schema.read_section(OLD_BLOCKS, schema.Layer(here), problems)
-    values, told = blocks(old, given)
-    said = "; ".join(told)
+    values, problems = blocks(old, given)
+    said = "; ".join(problems)
     for key in here:
         if old.get(key) and values:
             ledger.change(key, said, values)

@@ -42,16 +42,16 @@ def export(
     """
     tab = _tab(config, base)
     made, lost = _fields(config, tab, prompts)
-    told = set(values(config))
+    given = set(values(config))
     typed = {name: v for name, v in flat(changed(config)).items() if name in TYPED and name not in made}
     fields: Fields = dict(base or {})
     if base is None:
         fields |= _switches(config, tab)
     else:
-        told = _differing(config, settle(kohya_ss.read(base, config.script), configs), prompts)
-    for name in sorted(told & made.keys()):
+        given = _differing(config, settle(kohya_ss.read(base, config.script), configs), prompts)
+    for name in sorted(given & made.keys()):
         fields |= made[name]
-    _type(fields, told, typed, config)
+    _type(fields, given, typed, config)
     return dict(sorted(fields.items())), lost
 
 

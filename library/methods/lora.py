@@ -112,9 +112,9 @@ class LoraAdapters:
                 wrong.append(f"{name} {e}")
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            told = (": the LoRA file does not fit this network: {module}{more}; "
+            template = (": the LoRA file does not fit this network: {module}{more}; "
                     "set network_dim to the file's rank, or use dim_from_weights")  # fmt: skip
-            raise ConfigError(Problem("network_weights", told, module=min(wrong), more=more))
+            raise ConfigError(Problem("network_weights", template, module=min(wrong), more=more))
         return Unmatched([n for n in self.adapters if n not in found], [n for n in found if n not in self.adapters])
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -196,8 +196,8 @@ def tell(option: str, path: Any, unmatched: Unmatched, num_adapters: int) -> Non
     """Warn about what a file of adapters and this model do not have in common. ConfigError when that is everything."""
     if len(unmatched.unexpected) >= num_adapters:
         names = f" ({_some(unmatched.unexpected)})" if unmatched.unexpected else ""
-        told = ": nothing in {path} fits this model{names}; choose a file made for it"
-        raise ConfigError(Problem(option, told, path=path, names=names))
+        template = ": nothing in {path} fits this model{names}; choose a file made for it"
+        raise ConfigError(Problem(option, template, path=path, names=names))
     if unmatched:
         log.warning("%s %s: %s", option, path, unmatched)
 

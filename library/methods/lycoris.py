@@ -86,8 +86,8 @@ class LycorisAdapters:
         useful = {name: tensor for name, tensor in tensors.items() if name not in unused}
         for name, tensor in useful.items():
             if name.endswith(".alpha") and not math.isfinite(float(tensor)):
-                told = "{name} of the file is infinite or NaN; take a file that was saved in float or bf16"
-                raise ConfigError(told, name=name)
+                template = "{name} of the file is infinite or NaN; take a file that was saved in float or bf16"
+                raise ConfigError(template, name=name)
         try:
             missing, unexpected = self.network.load_state_dict(useful, strict=False)
             taken = [name for adapter in self.network.loras for name in _put_blocks(adapter, tensors)]

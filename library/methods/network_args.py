@@ -121,8 +121,8 @@ def notes(config: AdapterRun) -> Iterator[Problem]:
             "{alpha} is far above network_dim ({rank}): the adapter's strength is alpha / rank, and so much may end "
             "in NaN", alpha=f"{network.network_alpha:g}", rank=network.network_dim or 4)  # fmt: skip
     if len(set(config.optim.text_encoder_lr)) > 1 and not getattr(args, "encoder_rates", ()):
-        told = ": {module} has one rate for all text encoders, the first one given"
-        yield Problem("text_encoder_lr", told, module=config.network.module)
+        template = ": {module} has one rate for all text encoders, the first one given"
+        yield Problem("text_encoder_lr", template, module=config.network.module)
 
 
 def read(config: AdapterRun) -> Any:

@@ -157,9 +157,9 @@ class Diffusion:
         from the generator's state, which the host has, rather than from its numbers, for which it would have to wait.
         """
         height, width = noise.shape[-2:]
-        chance = _host_random(generator)
+        host_random = _host_random(generator)
         for i in range(self.options.multires_noise_iterations or 0):
-            ratio = (2.0 + 2.0 * chance.random()) ** i
+            ratio = (2.0 + 2.0 * host_random.random()) ** i
             size = (max(1, int(height / ratio)), max(1, int(width / ratio)))
             coarse = _normal((*noise.shape[:2], *size), noise, generator)
             grown = functional.interpolate(coarse, size=(height, width), mode="bilinear")

@@ -70,10 +70,10 @@ class PartialOptimizer:
             if _follows(value, p):  # a resumed state may still be where the weight was then
                 state[key] = value.to(p.device, wide if value.dtype in HALF else value.dtype)
 
-    def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, chance: torch.Generator) -> None:
+    def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, generator: torch.Generator) -> None:
         if p.dtype in HALF:
-            write(p, master_param.data, chance)
-            self._narrow(master_param, p, lambda into, exact: write(into, exact, chance))
+            write(p, master_param.data, generator)
+            self._narrow(master_param, p, lambda into, exact: write(into, exact, generator))
         master_param.grad = None
         master_param.data = master_param.new_empty(0)
 

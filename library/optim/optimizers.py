@@ -141,9 +141,9 @@ def still(config: RunConfig) -> Iterator[Problem]:
     rates = _rates_of_adapters(config) if isinstance(config, AdapterRun) else _rates_of_models(config)
     if rates and not any(rates.values()):
         usual = "1e-4" if config.adapters else "1e-5"
-        told, fix = "is 0, so nothing would be trained: {usual} is usual", {"learning_rate": float(usual)}
+        template, fix = "is 0, so nothing would be trained: {usual} is usual", {"learning_rate": float(usual)}
         option = next(iter(rates))
-        yield Problem(option, told, usual=usual, fix=fix if option == "learning_rate" else {})
+        yield Problem(option, template, usual=usual, fix=fix if option == "learning_rate" else {})
 
 
 def _rates_of_adapters(config: AdapterRun) -> dict[str, float]:

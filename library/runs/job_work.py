@@ -83,8 +83,10 @@ def _end_by(error: BaseException) -> JsonObject:
     if isinstance(error, KeyboardInterrupt):
         return {"state": "stopped", "error": ""}
     known = {MemoryError: "there is not enough memory for this", ConfigError: str(error), SystemExit: ""}
-    told = next((text for kind, text in known.items() if isinstance(error, kind)), f"{type(error).__name__}: {error}")
-    return {"state": "failed", "error": told}
+    message = next(
+        (text for kind, text in known.items() if isinstance(error, kind)), f"{type(error).__name__}: {error}"
+    )
+    return {"state": "failed", "error": message}
 
 
 def _interrupt(*_: Any) -> None:

@@ -15,7 +15,7 @@ from library.files import write_atomic
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
 STOP, LAUNCHER = "stop", "launcher.json"
 STOPS = ("", "after_step", "now", "kill")  # how a run may be asked to end, the more urgent the later
-WISHES = ("sample", "save")  # done after the step, as soon as a file `<wish>-now` is there
+REQUESTS = ("sample", "save")  # done after the step, as soon as a file `<request>-now` is there
 
 ACTIVE = ("starting", "running", "stopping")
 FINAL = ("finished", "stopped", "failed", "interrupted")
@@ -43,9 +43,9 @@ def stop_asked(folder: Path) -> str:
     return asked if asked in STOPS[1:] else "after_step"
 
 
-def wish_file(folder: Path, wish: str) -> Path:
+def request_file(folder: Path, request: str) -> Path:
     """The file that asks a run to draw its samples or to save, now."""
-    return folder / f"{wish}-now"
+    return folder / f"{request}-now"
 
 
 def load(path: Path) -> JsonObject:

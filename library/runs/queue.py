@@ -222,10 +222,10 @@ def queued_sentence(entry: QueueEntry) -> str:
     before = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
         return Text("{name} is in the queue, which is paused: press Continue in the Queue tab.", name=entry.name)
-    told = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
+    template = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
     if before:
-        told = "{name} is in the queue and starts after {others}. It does not need this page to be open."
-    return Text(told, name=entry.name, others=counted(len(before), "other"))
+        template = "{name} is in the queue and starts after {others}. It does not need this page to be open."
+    return Text(template, name=entry.name, others=counted(len(before), "other"))
 
 
 def work() -> None:

@@ -88,7 +88,7 @@ def at(folder: Path) -> RecordedRun:
 
 def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, str | None] | None:
     """State and cause of a run that says it works but does not; None when it really works."""
-    begun = "pid" in facts  # the trainer itself has taken the diary over
+    begun = "pid" in facts  # the trainer itself has taken the record over
     known = facts if begun else layout.load(folder / layout.LAUNCHER)
     if known.get("host", process.HOST) != process.HOST:
         silent = time.time() - facts.get("heartbeat", 0) > SILENCE
@@ -158,7 +158,7 @@ class RunProgress:
         self.line = line or Curve()
         self.last: JsonObject = {}  # the newest step line
         self.phase: JsonObject | None = None  # what goes on outside the steps
-        self.told: dict[str, deque[JsonObject]] = {}  # the newest events of every other kind
+        self.events: dict[str, deque[JsonObject]] = {}  # the newest events of every other kind
         self._lock = threading.Lock()
 
     @property
@@ -183,7 +183,7 @@ class RunProgress:
         elif kind == "phase":
             self.phase = event
         else:
-            self.told.setdefault(str(kind), deque(maxlen=TOLD)).append(event)
+            self.events.setdefault(str(kind), deque(maxlen=TOLD)).append(event)
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""The trainer's own diary: what it is, how far it is, and what happened, for whoever reads along."""
+"""What a training writes down of itself for its readers: what it is, how far it is, and what happened."""
 
 import contextlib
 import importlib.metadata
@@ -49,7 +49,7 @@ class Secrets:
 
 
 class Record:
-    """The diary of one running training. Only the main process of a training writes one.
+    """The record of one running training. Only the main process of a training writes one.
 
     Use it as a context manager, and an exception on the way out is written down as the cause of the failure:
 
@@ -169,13 +169,13 @@ class Record:
                 self.facts["state"] = "stopping"
         return asked
 
-    def wishes(self) -> list[str]:
-        """What a reader wants to be done now, of layout.WISHES. Taken from the disk by asking."""
+    def requests(self) -> list[str]:
+        """What a reader wants to be done now, of layout.REQUESTS. Taken from the disk by asking."""
         found = []
-        for wish in layout.WISHES:
+        for request in layout.REQUESTS:
             with contextlib.suppress(OSError):
-                layout.wish_file(self.folder, wish).unlink()
-                found.append(wish)
+                layout.request_file(self.folder, request).unlink()
+                found.append(request)
         return found
 
     def stopping(self, how: str = "after_step") -> None:
@@ -186,7 +186,7 @@ class Record:
             self.stop_requested()
 
     def finish(self, state: str, error: str | None = None) -> None:
-        """Close the diary as finished, stopped or failed, with the cause in one sentence. The first call counts."""
+        """Close the record as finished, stopped or failed, with the cause in one sentence. The first call counts."""
         if state not in layout.FINAL:
             raise ValueError(f"A run ends as one of {', '.join(layout.FINAL)}, not as {state!r}.")
         with self._lock:

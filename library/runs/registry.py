@@ -24,8 +24,8 @@ def add(folder: Path, facts: JsonMapping | None = None) -> None:
     """Remember a run's folder under its name; `facts` that name its process let it be known without its folder."""
     pointers = home() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
-    told = {name: (facts or {})[name] for name in TOLD if name in (facts or {})}
-    layout.store(pointers / f"{folder.name}.json", {**told, "folder": str(folder.absolute())})
+    about = {name: (facts or {})[name] for name in TOLD if name in (facts or {})}
+    layout.store(pointers / f"{folder.name}.json", {**about, "folder": str(folder.absolute())})
 
 
 def working(run_id: str) -> JsonObject:
@@ -44,12 +44,12 @@ def folders() -> dict[str, Path]:
     except OSError:
         return {}
     known = _known(pointers, changed).items()
-    return {run_id: Path(told["folder"]) for run_id, told in known if os.path.isdir(told["folder"]) or _works(told)}
+    return {run_id: Path(about["folder"]) for run_id, about in known if os.path.isdir(about["folder"]) or _works(about)}
 
 
-def _works(told: JsonMapping) -> bool:
+def _works(about: JsonMapping) -> bool:
     """Whether the process that a pointer names is at work."""
-    return "pid" in told and process.alive(dict(told))
+    return "pid" in about and process.alive(dict(about))
 
 
 @lru_cache(maxsize=4)
@@ -57,9 +57,9 @@ def _known(pointers: Path, changed: int) -> dict[str, JsonObject]:
     """What the pointers say; one that is written changes its folder. The page asks every second."""
     found = {}
     for pointer in pointers.glob("*.json"):
-        told = layout.load(pointer)
-        if layout.is_id(pointer.stem) and told.get("folder"):
-            found[pointer.stem] = told
+        about = layout.load(pointer)
+        if layout.is_id(pointer.stem) and about.get("folder"):
+            found[pointer.stem] = about
     return found
 
 

@@ -11,7 +11,7 @@ from library.runs.lineage import step_of
 
 def newest_state(run: reader.RecordedRun) -> Path | None:
     """The state folder with the most steps that this run has saved, else the one it started from; None: neither."""
-    saved = reader.progress(run.folder).update().told.get("saved", ())
+    saved = reader.progress(run.folder).update().events.get("saved", ())
     found = [Path(str(event.get("file") or "")) for event in saved]
     found = [path if path.is_absolute() else Path(run.facts.get("folder") or ".") / path for path in found]
     mine = [path for path in found if path.name.endswith("-state") and step_of(path) is not None]

@@ -61,10 +61,12 @@ def begin(asked: TrainingJob) -> str:
         own = gpu_slots.choose(asked.how, gpu_slots.free(run.facts for run in active))
         if not own:
             names = " and ".join(run.id for run in active)
-            told = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."
+            template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."
             if len(active) > 1:
-                told = "{runs} are still running: stop it, or wait until it has ended, or add this one to the queue."
-            raise ConfigError(told, runs=names, state=active[0].state)
+                template = (
+                    "{runs} are still running: stop it, or wait until it has ended, or add this one to the queue."
+                )
+            raise ConfigError(template, runs=names, state=active[0].state)
         if twin := next((run for run in active if writes_into(run.facts) == (asked.output, asked.name)), None):
             raise ConfigError(Problem("output_name",
                 ": {run} is writing {name} into this folder; choose another name.", run=twin.id,

@@ -34,16 +34,16 @@ def request(run_id: str, how: str) -> None:
         _end(found)
 
 
-def wish(run_id: str, what: str) -> None:
+def request_output(run_id: str, what: str) -> None:
     """Ask a run to draw its samples ("sample") or to save a file and a state ("save") after this step, and to go on.
 
-    Raises KeyError for an unknown run and ValueError for an unknown wish. A run that has ended is left as it is.
+    Raises KeyError for an unknown run and ValueError for an unknown request. A run that has ended is left as it is.
     """
-    if what not in layout.WISHES:
-        raise ValueError(f"A run can {' or '.join(layout.WISHES)} on the way, not {what!r}.")
+    if what not in layout.REQUESTS:
+        raise ValueError(f"A run can {' or '.join(layout.REQUESTS)} on the way, not {what!r}.")
     found = reader.run(run_id)
     if found.active:
-        write_atomic(layout.wish_file(found.folder, what), "")
+        write_atomic(layout.request_file(found.folder, what), "")
 
 
 def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
@@ -52,8 +52,8 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
     "start": loading, caching and compiling, as no step is done; "step": the batches of an unfinished step; "look":
     samples or a validation; "": nothing.
     """
-    told, now = reader.progress(run.folder).update(), time.time()
-    said, phase = told.last.get("t"), str((told.phase or {}).get("name") or "")
+    progress, now = reader.progress(run.folder).update(), time.time()
+    said, phase = progress.last.get("t"), str((progress.phase or {}).get("name") or "")
     if not isinstance(said, int | float):
         return "start", max(0.0, now - run.facts.get("started", now))
     if phase in ("drawing samples", "validating"):
@@ -66,7 +66,7 @@ def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
 
 def lost_by_kill(run: reader.RecordedRun) -> tuple[int | None, float]:
     """After which step the newest state was saved, None where there is none, and the seconds of work since then."""
-    events = reader.progress(run.folder).update().told.get("saved", ())
+    events = reader.progress(run.folder).update().events.get("saved", ())
     saved = [(event.get("t", 0.0), step_of(Path(str(event.get("file") or "")))) for event in events]
     when, step = max(((t, step) for t, step in saved if step is not None), default=(None, None))
     return step, max(0.0, time.time() - (when or run.facts.get("started", time.time())))
@@ -76,17 +76,17 @@ def hangs(run: reader.RecordedRun) -> bool:
     """Whether a run that was asked to end now has shown no sign of work for long; what it writes is such a sign."""
     if not run.active or layout.stop_asked(run.folder) not in ("now", "kill"):
         return False
-    told = reader.progress(run.folder).update()
-    pace = told.last.get("s_it")
+    progress = reader.progress(run.folder).update()
+    pace = progress.last.get("s_it")
     patience = max(PATIENCE, STEPS * pace if isinstance(pace, int | float) else 0.0)
-    return time.time() - max(_signs(run, told)) > patience
+    return time.time() - max(_signs(run, progress)) > patience
 
 
-def _signs(run: reader.RecordedRun, told: reader.RunProgress) -> Iterator[float]:
+def _signs(run: reader.RecordedRun, progress: reader.RunProgress) -> Iterator[float]:
     """When it was asked, when it said something, and when it wrote into what it is saving."""
     yield 0.0
-    yield from (t for part in (told.last, told.phase or {}) if isinstance(t := part.get("t"), int | float))
-    yield from (event.get("t", 0.0) for event in list(told.told.get("saved", ()))[-1:])
+    yield from (t for part in (progress.last, progress.phase or {}) if isinstance(t := part.get("t"), int | float))
+    yield from (event.get("t", 0.0) for event in list(progress.events.get("saved", ()))[-1:])
     yield _changed(run.folder / layout.STOP)
     output = run.facts.get("output_dir")
     for path in Path(output).iterdir() if output and Path(output).is_dir() else ():

@@ -41,7 +41,7 @@ class Journal:
         self.uploads = Uploads(config, self)
         self.requests = ControlRequests(self.record, config.save.save_state_every_n_minutes)
         self.doing = ""  # what goes on, for the sentence of an error: a phase, or "step 12"
-        self.completed = False  # whether all steps were done: a wish to stop during the last one changed nothing
+        self.completed = False  # whether all steps were done: a request to stop during the last one changed nothing
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self._progress = Progress(self.say)
 

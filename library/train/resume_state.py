@@ -165,12 +165,12 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
     """Why a folder cannot be resumed, without loading a model; by the run of this config, if there is one, which has
     `total` steps, where its epochs have been counted."""
     if not folder.is_dir():
-        told = ": there is no folder {folder}; give the path of a folder that ends in -state"
-        return [Problem("resume", told, folder=folder)]
+        template = ": there is no folder {folder}; give the path of a folder that ends in -state"
+        return [Problem("resume", template, folder=folder)]
     missing = [name for name in (WEIGHTS, OPTIMIZER, SCHEDULER, PROGRESS) if not (folder / name).is_file()]
     if missing:
-        told = ": {folder} is no complete state (it lacks {missing}); choose another -state folder"
-        return [Problem("resume", told, folder=folder, missing=", ".join(missing))]
+        template = ": {folder} is no complete state (it lacks {missing}); choose another -state folder"
+        return [Problem("resume", template, folder=folder, missing=", ".join(missing))]
     try:
         facts = read_progress(folder)
     except ConfigError as e:

@@ -1,8 +1,8 @@
 """How a training is asked to stop: by Ctrl+C, by a polite kill, by the page, or because its launcher is gone.
 
-The first wish ends it after its step, with a file and a state saved. A second signal, or "Stop now" in the page, ends
-the step early: what has been learned is saved all the same. Before the first step there is nothing to save, and it ends
-at once. Only a third signal ends it without saving, and the line about the second one says so.
+The first request ends it after its step, with a file and a state saved. A second signal, or "Stop now" in the page,
+ends the step early: what has been learned is saved all the same. Before the first step there is nothing to save, and it
+ends at once. Only a third signal ends it without saving, and the line about the second one says so.
 """
 
 import _thread
@@ -19,12 +19,12 @@ import psutil
 
 from library.runs import layout
 
-ASKED = ("stop", *layout.WISHES, "backup")  # all that a run can be asked for while it works; the last by its clock
+ASKED = ("stop", *layout.REQUESTS, "backup")  # all that a run can be asked for while it works; the last by its clock
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP")  # Windows has the third, others the fourth
 WAYS = ("", "after_step", "now")  # to end, the more urgent the later
 WATCH = 0.5  # seconds between two looks for "now" before the first step, which may be minutes of loading and compiling
-ONE_WISH = 1.0  # seconds in which signals are the same wish: a terminal and torchrun both hand Ctrl+C on
+ONE_REQUEST = 1.0  # seconds in which signals are the same request: a terminal and torchrun both hand Ctrl+C on
 SHARE = 0.01  # of the time may go into looking at the disk; the folder may be on a slow network
 FIRST = "Stopping after this step, then saving a file and a state. Ctrl+C once more ends the step early, and saves."
 SECOND = "Ending this step early, then saving. Ctrl+C once more kills the training: what is not saved by then is lost."
@@ -42,9 +42,9 @@ class WorkCancelled(Exception):
 
 
 class ControlRequests:
-    """Listens for the wish to stop. `record` is the run's diary, in the process that writes one.
+    """Listens for the request to stop. `record` is the run's record, in the process that writes one.
 
-    There, every so many `minutes` after the last state was saved, another one ("backup") is a wish, too.
+    There, every so many `minutes` after the last state was saved, another one ("backup") is a request, too.
     """
 
     def __init__(self, record: Any = None, minutes: float | None = None) -> None:
@@ -53,10 +53,10 @@ class ControlRequests:
         self._next_state = math.inf
         self._signals, self._last = 0, 0.0  # how many have come, and when the newest did
         self._how = ""  # of WAYS
-        self._told = ""  # what the diary knows of it
+        self._told = ""  # what the record knows of it
         self._patient = self._learned = self._raised = self._own = False
         self._next_look = 0.0
-        self._wished: set[str] = set()  # what to do after this step, and then go on
+        self._requested: set[str] = set()  # what to do after this step, and then go on
         self._agreed: set[str] = set()  # of ASKED, what all processes know of
         self._launcher = _launcher()
         self._before: dict[int, Any] = {}
@@ -109,11 +109,11 @@ class ControlRequests:
         """Whether somebody wants the training to stop. Cheap enough for every step."""
         begin = time.monotonic()
         if begin >= self._next_state:
-            self._wished.add("backup")
+            self._requested.add("backup")
             self._next_state = math.inf
         if self._how != "now" and begin >= self._next_look:
             self._note(self._on_disk() or ("after_step" if self._alone() else ""))
-            self._wished |= set(self._record.wishes() if self._record else ())
+            self._requested |= set(self._record.requests() if self._record else ())
             end = time.monotonic()
             self._next_look = end + (end - begin) / SHARE
         if self._told != self._how and self._record:
@@ -132,7 +132,7 @@ class ControlRequests:
     def flags(self) -> set[str]:
         """Which of ASKED this process was asked for: "stop" from then on, the others once."""
         found = {"stop"} if self.asked() else set()
-        found, self._wished = found | self._wished, set()
+        found, self._requested = found | self._requested, set()
         return found
 
     def agree(self, names: set[str]) -> None:
@@ -163,7 +163,7 @@ class ControlRequests:
         return "now" if asked == "kill" else asked
 
     def _watch(self) -> None:
-        """Loading and compiling look for no wishes; who wants an end now, need not wait for the first step."""
+        """Loading and compiling look for no requests; who wants an end now, need not wait for the first step."""
         while self._wakeup_read is not None and not self._learned:
             if self._on_disk() == "now":
                 self._note("now")
@@ -200,7 +200,7 @@ class ControlRequests:
 
     def _heard(self, number: int) -> None:
         now = time.monotonic()
-        if self._signals and now - self._last <= ONE_WISH:
+        if self._signals and now - self._last <= ONE_REQUEST:
             return
         self._signals, self._last = self._signals + 1, now
         if self._signals > (2 if self._patient else 1):

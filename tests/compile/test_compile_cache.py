@@ -25,11 +25,11 @@ def test_the_environment_wins_then_the_option_then_the_users_cache(tmp_path, mon
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     assert cache.use(str(tmp_path / "given"), cpu) == tmp_path / "given"
-    # PyTorch writes its own default into the environment when it is imported, which is nobody's wish.
+    # PyTorch writes its own default into the environment when it is imported, which is nobody's request.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", cache.default_cache_dir())
     strange = tmp_path / "cé中" / "xy"
     assert cache.use(str(strange), cpu) == strange and strange.is_dir()
-    # What an earlier training of this process asked for is nobody's wish, either.
+    # What an earlier training of this process asked for is nobody's request, either.
     monkeypatch.setattr(cache, "default_root", lambda: tmp_path / "user")
     used = cache.use(None, cpu)
     assert used.parent == tmp_path / "user" and used.is_dir()

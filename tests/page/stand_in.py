@@ -59,8 +59,8 @@ def begin(config: dict) -> int:
 
 def grant(record: Record, config: dict, step: int) -> None:
     """What was asked for on the way."""
-    for wish in record.wishes():
-        if wish == "save":
+    for request in record.requests():
+        if request == "save":
             name = f"{config['output_name']}-step{step:08d}-state"
             state(record, Path(config["output_dir"]) / name, step)
             continue

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest
-from kohya_gui.server.serving import door_of, is_private, parser
+from kohya_gui.server.serving import access_of, is_private, parser
 from library.config.schema import ConfigError
 from library.runs import registry
 
@@ -149,9 +149,9 @@ def test_only_a_page_that_is_open_to_nobody_else_asks(words, private, monkeypatc
     monkeypatch.setenv("KOHYA_PASSWORD", "a long password")
     monkeypatch.delenv("KOHYA_TOKEN", raising=False)
     given: argparse.Namespace = parser().parse_args(words.split())
-    assert is_private(door_of(given), given.root_path) is private
+    assert is_private(access_of(given), given.root_path) is private
     monkeypatch.setenv("KOHYA_TOKEN", "a-token-of-some-length")
-    assert not is_private(door_of(given), given.root_path)
+    assert not is_private(access_of(given), given.root_path)
 
 
 @pytest.fixture(scope="module")

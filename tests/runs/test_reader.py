@@ -48,7 +48,7 @@ def test_progress_folds_events_into_what_a_panel_shows(tmp_path):
     assert progress.update().phase["done"] == 3
     write(folder, *({"kind": "step", "step": n, "loss": 1.0} for n in range(1, 6)), {"kind": "saved", "path": "a"})
     progress.update()
-    assert progress.phase is None and progress.last["step"] == 5 and len(progress.told["saved"]) == 1
+    assert progress.phase is None and progress.last["step"] == 5 and len(progress.events["saved"]) == 1
     assert [point[0] for point in progress.curve] == [1, 2, 3, 4, 5]
     assert progress.curve[-1][2] == pytest.approx(1.0)  # the mean of equal losses is that loss, from the start
 

@@ -1,4 +1,4 @@
-"""The trainer's diary: what it writes, and what it must never write."""
+"""The record of a training: what it writes, and what it must never write."""
 
 import json
 import logging

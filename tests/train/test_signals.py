@@ -139,13 +139,13 @@ class Record:
     def finish(self, state): print(state, flush=True)
     def stopping(self, how): pass
     def stop_requested(self): return ""
-    def wishes(self): return ()
-wishes = ControlRequests(Record())
-wishes.listen()
-wishes.defer_signals()
-wishes.step_done()
+    def requests(self): return ()
+requests = ControlRequests(Record())
+requests.listen()
+requests.defer_signals()
+requests.step_done()
 print("up", flush=True)
-while not wishes.asked(): time.sleep(0.01)
+while not requests.asked(): time.sleep(0.01)
 print("saving", flush=True)
 {}
 """
@@ -192,11 +192,11 @@ def test_handlers_are_given_back(request):
     found = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, found))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    wishes = ControlRequests()
-    wishes.listen()
+    requests = ControlRequests()
+    requests.listen()
     with pytest.raises(Stopped):
         signal.raise_signal(signal.SIGTERM)
-    wishes.forget()
+    requests.forget()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

@@ -116,8 +116,8 @@ class DiffusersSubject:
             return empty(lambda: self.cls(**self.given))
         except Exception as error:  # whatever it may be that a class of somebody else says to a wrong number
             why = (str(error).splitlines() or [""])[0][:200]
-            told = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"
-            raise ConfigError(told) from error
+            template = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"
+            raise ConfigError(template) from error
 
     def predict(self, made: TrainableModel, resolution: int, device: torch.device) -> Callable[[nn.Module], Tensor]:
         """What calls a model for images of this size."""

@@ -128,7 +128,7 @@ class Memory:
         return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Opposite wishes, and two ways of using the same road to host memory."""
+        """Options that contradict each other, and two ways of moving the same activations to host memory."""
         if self.blocks_to_swap and self.cpu_offload_checkpointing:
             yield exclusive(run, "blocks_to_swap", "cpu_offload_checkpointing")
         if self.checkpoint_keep_attention and self.cpu_offload_checkpointing:

@@ -77,8 +77,8 @@ class SdxlAdapterPrecision(sections.AdapterPrecision):
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """8-bit products that do not pay."""
         if self.fp8_compute:
-            told = "makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
-            yield Problem("fp8_compute", told)
+            template = "makes SDXL slower, whose matrix products are small (measured on an H200): leave it out"
+            yield Problem("fp8_compute", template)
         else:
             yield from sections.AdapterPrecision.notes(self, run)
 

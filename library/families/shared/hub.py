@@ -114,14 +114,14 @@ def why(option: str, name: str, error: Exception) -> Problem:
         return error.problems[0]
     if isinstance(error, errors.GatedRepoError):
         steps = "accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
-        told = ": {name} asks for a licence to be accepted: {advice}"
-        return _about(option, told, name=name, advice=Text(steps, name=name))
+        template = ": {name} asks for a licence to be accepted: {advice}"
+        return _about(option, template, name=name, advice=Text(steps, name=name))
     if isinstance(error, errors.RepositoryNotFoundError):
         advice = Text("check the spelling, or set HF_TOKEN when it is private")
         return _about(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network, in whichever library's words
-    told = (
+    template = (
         ": {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
         "go online, or give a file or folder"
     )
-    return _about(option, told, name=name, reason=reason)
+    return _about(option, template, name=name, reason=reason)

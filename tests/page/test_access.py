@@ -1,4 +1,4 @@
-"""The door: names, origins and tokens, for every route and method alike."""
+"""Access to the page: names, origins and tokens, for every route and method alike."""
 
 import asyncio
 import base64
@@ -19,8 +19,8 @@ from kohya_gui.server.auth import AuthGate, is_loopback, new_token
 from kohya_gui.server.routes import Protected, Routes, is_open
 
 
-def knock(door, method="GET", path="/", query="", kind="http", **headers):
-    """Status, headers and body of the answer; 200 from the page behind the door."""
+def ask(gate, method="GET", path="/", query="", kind="http", **headers):
+    """Status, headers and body of the answer; 200 from the page behind the gate."""
     heads = {"host": "127.0.0.1:7860", **{name.replace("_", "-"): value for name, value in headers.items()}}
     scope = {"type": kind, "method": method, "path": path, "query_string": query.encode(),
              "headers": [(k.encode(), v.encode()) for k, v in heads.items()]}  # fmt: skip
@@ -29,7 +29,7 @@ def knock(door, method="GET", path="/", query="", kind="http", **headers):
     async def send(message):
         sent.append(message)
 
-    answering = door(scope, None, send)
+    answering = gate(scope, None, send)
     with contextlib.suppress(StopIteration):  # nothing in it really waits, so no event loop is needed
         answering.send(None)
     first = sent[0]
@@ -43,7 +43,7 @@ async def page(scope, receive, send):
 
 
 @pytest.fixture
-def door():
+def gate():
     return AuthGate(page, "127.0.0.1")
 
 
@@ -53,42 +53,42 @@ def guarded():
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:7860", "localhost:7860", "LOCALHOST", "[::1]:7860"])
-def test_the_page_answers_to_its_own_names(door, host):
-    assert knock(door, host=host)[0] == 200
+def test_the_page_answers_to_its_own_names(gate, host):
+    assert ask(gate, host=host)[0] == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.test", "evil.test:7860", "", "127.0.0.1.evil.test", "10.0.0.5", "localhost.evil.test"]
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_no_other_name_may_be_pointed_here(door, host, method):
-    status, _, body = knock(door, method, host=host)
+def test_no_other_name_may_be_pointed_here(gate, host, method):
+    status, _, body = ask(gate, method, host=host)
     assert status == 403 and body != b"page"
 
 
-def test_the_answer_says_how_to_allow_a_name(door):
-    assert b"--allowed-host evil.test" in knock(door, host="evil.test", accept="text/html")[2]
+def test_the_answer_says_how_to_allow_a_name(gate):
+    assert b"--allowed-host evil.test" in ask(gate, host="evil.test", accept="text/html")[2]
 
 
 @pytest.mark.parametrize("origin", ["https://evil.test", "null", "http://127.0.0.1:9999", "", "file://"])
-def test_other_sites_cannot_press_buttons(door, origin):
-    assert knock(door, "POST", origin=origin)[0] == 403
+def test_other_sites_cannot_press_buttons(gate, origin):
+    assert ask(gate, "POST", origin=origin)[0] == 403
 
 
-def test_the_page_itself_may(door):
-    assert knock(door, "POST", origin="http://127.0.0.1:7860", sec_fetch_site="same-origin")[0] == 200
+def test_the_page_itself_may(gate):
+    assert ask(gate, "POST", origin="http://127.0.0.1:7860", sec_fetch_site="same-origin")[0] == 200
 
 
 def test_a_proxy_may_change_the_host(guarded):
     shown = {"authorization": "Bearer the-token", "host": "127.0.0.1:7860"}
-    assert knock(guarded, "POST", origin="https://train.example", **shown)[0] == 200
-    assert knock(guarded, "POST", origin="https://other.example", **shown)[0] == 403
+    assert ask(guarded, "POST", origin="https://train.example", **shown)[0] == 200
+    assert ask(guarded, "POST", origin="https://other.example", **shown)[0] == 403
 
 
-def test_a_link_from_elsewhere_may_open_the_page_but_not_more(door):
-    assert knock(door, sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 200
-    assert knock(door, sec_fetch_site="cross-site", sec_fetch_mode="no-cors")[0] == 403
-    assert knock(door, "POST", sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 403
+def test_a_link_from_elsewhere_may_open_the_page_but_not_more(gate):
+    assert ask(gate, sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 200
+    assert ask(gate, sec_fetch_site="cross-site", sec_fetch_mode="no-cors")[0] == 403
+    assert ask(gate, "POST", sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_a_link_from_elsewhere_may_open_the_page_but_not_more(door):
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE"])
 def test_without_the_token_nothing_is_served(guarded, path, method):
-    assert knock(guarded, method, path)[0] == 401
-    assert knock(guarded, method, path, cookie=f"{guarded.cookie}=wrong", authorization="Bearer wrong")[0] == 401
+    assert ask(guarded, method, path)[0] == 401
+    assert ask(guarded, method, path, cookie=f"{guarded.cookie}=wrong", authorization="Bearer wrong")[0] == 401
 
 
 def test_a_socket_is_closed_without_the_token(guarded):
-    assert knock(guarded, kind="websocket")[0] == 1008
+    assert ask(guarded, kind="websocket")[0] == 1008
 
 
 def test_user_and_password_open_the_door_and_guessing_is_slow(monkeypatch):
@@ -114,34 +114,34 @@ def test_user_and_password_open_the_door_and_guessing_is_slow(monkeypatch):
     monkeypatch.setattr(auth, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
     guarded = AuthGate(page, "0.0.0.0", login="anna:long passwörd")
     shown = base64.b64encode("anna:long passwörd".encode()).decode()
-    assert knock(guarded, "POST", authorization=f"Basic {shown}")[0] == 200 and not waited
+    assert ask(guarded, "POST", authorization=f"Basic {shown}")[0] == 200 and not waited
     for wrong in ("anna:long", "anna:", ":", "long passwörd", "\udcff"):
         code = base64.b64encode(wrong.encode("utf-8", "surrogatepass")).decode()
-        status, headers, body = knock(guarded, authorization=f"Basic {code}", accept="text/html")
+        status, headers, body = ask(guarded, authorization=f"Basic {code}", accept="text/html")
         assert status == 401 and headers["www-authenticate"].startswith("Basic") and b"<form" not in body
         assert b"password" in body and b"oken" not in body
     for broken in ("Basic", "Basic !!!", "Basic " + "A" * 9999, "Bearer", "Bearer ", "Digest x"):
-        assert knock(guarded, authorization=broken)[0] == 401
+        assert ask(guarded, authorization=broken)[0] == 401
     assert len(waited) == 5 + 2  # nothing but a password that was tried costs time
 
 
 def test_a_ticket_opens_once(guarded):
     guarded.ticket = "ticket"
-    assert knock(guarded, query="token=ticket")[0] == 303 and knock(guarded, query="token=ticket")[0] == 401
-    assert knock(guarded, query="token=")[0] == 401
+    assert ask(guarded, query="token=ticket")[0] == 303 and ask(guarded, query="token=ticket")[0] == 401
+    assert ask(guarded, query="token=")[0] == 401
 
 
 def test_two_pages_on_one_machine_keep_their_cookies_apart():
     first, second = AuthGate(page, "0.0.0.0", "the-token"), AuthGate(page, "0.0.0.0", "another-token")
     assert first.cookie != second.cookie
     both = f"{first.cookie}=the-token; {second.cookie}=another-token"
-    assert knock(first, cookie=both)[0] == knock(second, cookie=both)[0] == 200
+    assert ask(first, cookie=both)[0] == ask(second, cookie=both)[0] == 200
 
 
 @pytest.mark.parametrize("host", ["[::1", "[", "a b", "127.0.0.1:99999", "@127.0.0.1", "127.0.0.1@evil.test", "\xff"])
-def test_what_is_no_name_is_refused_and_breaks_nothing(door, host):
-    assert knock(door, host=host)[0] in ((200,) if host.endswith(("99999", "@127.0.0.1")) else (403,))
-    assert knock(door, "POST", origin=f"http://{host}")[0] == 403
+def test_what_is_no_name_is_refused_and_breaks_nothing(gate, host):
+    assert ask(gate, host=host)[0] in ((200,) if host.endswith(("99999", "@127.0.0.1")) else (403,))
+    assert ask(gate, "POST", origin=f"http://{host}")[0] == 403
 
 
 def test_a_name_for_all_below_it_and_what_a_proxy_says():
@@ -151,46 +151,46 @@ def test_a_name_for_all_below_it_and_what_a_proxy_says():
         seen.update(scope)
         await page(scope, receive, send)
 
-    door = AuthGate(behind, "127.0.0.1", also=["*.proxy.example"])
-    assert knock(door, "POST", host="pod-7860.proxy.example", origin="https://pod-7860.proxy.example")[0] == 200
-    assert knock(door, host="proxy.example.evil.test")[0] == knock(door, host="evilproxy.example")[0] == 403
+    gate = AuthGate(behind, "127.0.0.1", also=["*.proxy.example"])
+    assert ask(gate, "POST", host="pod-7860.proxy.example", origin="https://pod-7860.proxy.example")[0] == 200
+    assert ask(gate, host="proxy.example.evil.test")[0] == ask(gate, host="evilproxy.example")[0] == 403
     for given, kept in (("evil.test", False), ("a.proxy.example", True), ("a.proxy.example, evil.test", False)):
-        assert knock(door, x_forwarded_host=given, x_forwarded_for="127.0.0.1")[0] == 200
+        assert ask(gate, x_forwarded_host=given, x_forwarded_for="127.0.0.1")[0] == 200
         assert (b"x-forwarded-host" in dict(seen["headers"])) == kept
 
 
-def test_no_other_site_may_show_the_page_in_a_frame(door):
+def test_no_other_site_may_show_the_page_in_a_frame(gate):
     opened = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
-    assert knock(door, sec_fetch_dest="document", **opened)[0] == 200
-    assert knock(door, sec_fetch_dest="iframe", **opened)[0] == 403
-    headers = knock(Protected(door))[1]
+    assert ask(gate, sec_fetch_dest="document", **opened)[0] == 200
+    assert ask(gate, sec_fetch_dest="iframe", **opened)[0] == 403
+    headers = ask(Protected(gate))[1]
     assert "frame-ancestors 'self'" in headers["content-security-policy"] and headers["x-frame-options"]
 
 
 def test_the_token_moves_from_the_address_into_a_cookie(guarded):
-    status, headers, _ = knock(guarded, path="/", query="token=the-token&view=x", accept="text/html")
+    status, headers, _ = ask(guarded, path="/", query="token=the-token&view=x", accept="text/html")
     assert status == 303 and headers["location"] == "./?view=x"
     assert "HttpOnly" in headers["set-cookie"] and "SameSite=Strict" in headers["set-cookie"]
     cookie = headers["set-cookie"].split(";")[0]
-    assert knock(guarded, "POST", cookie=f"other=1; {cookie}")[0] == 200
-    assert knock(guarded, authorization="Bearer the-token")[0] == 200
+    assert ask(guarded, "POST", cookie=f"other=1; {cookie}")[0] == 200
+    assert ask(guarded, authorization="Bearer the-token")[0] == 200
 
 
 def test_the_way_on_stays_on_this_page(guarded):
     for path in ("//evil.test", "/\\evil.test", "\\\\evil.test"):
-        location = knock(guarded, path=path, query="token=the-token")[1]["location"]
+        location = ask(guarded, path=path, query="token=the-token")[1]["location"]
         assert location == "./evil.test"
 
 
 def test_a_wrong_token_is_asked_again(guarded):
-    status, _, body = knock(guarded, query="token=no", accept="text/html")
+    status, _, body = ask(guarded, query="token=no", accept="text/html")
     assert status == 401 and b"Wrong token" in body and b"the-token" not in body
 
 
 def test_with_a_token_any_address_of_the_machine_will_do_but_no_strange_name(guarded):
     for host in ("10.0.0.5:7860", "train.example", "127.0.0.1"):
-        assert knock(guarded, host=host, authorization="Bearer the-token")[0] == 200
-    assert knock(guarded, host="evil.test", authorization="Bearer the-token")[0] == 403
+        assert ask(guarded, host=host, authorization="Bearer the-token")[0] == 200
+    assert ask(guarded, host="evil.test", authorization="Bearer the-token")[0] == 403
 
 
 def test_scripts_come_from_memory_and_may_be_kept():
@@ -198,10 +198,10 @@ def test_scripts_come_from_memory_and_may_be_kept():
     gradio = next(path for path in sorted(assets.files) if path.startswith("/assets/") and path.endswith(".js"))
     assert set(scripts.FILES.values()) == set(scripts.PAGE.rglob("*.js"))
     for path in (gradio, *scripts.FILES):
-        status, headers, body = knock(assets, path=path, accept_encoding="gzip, br")
+        status, headers, body = ask(assets, path=path, accept_encoding="gzip, br")
         assert status == 200 and "immutable" in headers["cache-control"]
         assert headers["content-type"].startswith("text/javascript")
-        assert gzip.decompress(body) == knock(assets, path=path)[2] == assets.files[path].read_bytes()
+        assert gzip.decompress(body) == ask(assets, path=path)[2] == assets.files[path].read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_scripts_come_from_memory_and_may_be_kept():
     ],
 )
 def test_only_known_names_are_read_from_the_folder(path):
-    assert knock(Assets(page, scripts.FILES), path=path)[2] == b"page"
-    assert knock(Assets(page, scripts.FILES), "POST", path=path)[2] == b"page"
+    assert ask(Assets(page, scripts.FILES), path=path)[2] == b"page"
+    assert ask(Assets(page, scripts.FILES), "POST", path=path)[2] == b"page"
 
 
 def test_which_addresses_are_this_computer_only():
@@ -232,10 +232,10 @@ def test_which_addresses_are_this_computer_only():
 
 @pytest.fixture
 def started(monkeypatch):
-    """Start the page with arguments; what its door was told, or the exit code."""
+    """Start the page with arguments; what its access checks were given, or the exit code."""
     seen = {}
     monkeypatch.setattr(app, "build", lambda roots: None)
-    monkeypatch.setattr(app, "application", lambda page, door, root_path: seen.update(door))
+    monkeypatch.setattr(app, "application", lambda page, gate, root_path: seen.update(gate))
     monkeypatch.setattr(app, "serve", lambda made, bound: (seen.update(bound=bound.getsockname()), bound.close()))
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
 
@@ -345,7 +345,7 @@ def test_an_address_that_cannot_be_had_says_which_half_of_it_is_wrong(capsys, ar
 )  # fmt: skip
 def test_only_the_routes_that_the_page_needs_are_open(method, path, open_):
     assert is_open(method, path) is open_
-    assert knock(Routes(page), method, path)[0] == (200 if open_ else 404)
+    assert ask(Routes(page), method, path)[0] == (200 if open_ else 404)
 
 
 def test_gradios_own_switches_do_not_count(monkeypatch):

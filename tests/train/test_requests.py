@@ -16,17 +16,17 @@ from tests.training import LORAS, config_of, train
 
 
 @pytest.fixture
-def wish(monkeypatch):
+def request(monkeypatch):
     """Ask the run for something as soon as it has written down a step."""
     monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk after every step
 
-    def at(step, *wishes):
+    def at(step, *requests):
         write = Record.step
 
         def told(self, values):
             write(self, values)
-            for wish in wishes if values["step"] == step else ():
-                layout.wish_file(self.folder, wish).touch()
+            for request in requests if values["step"] == step else ():
+                layout.request_file(self.folder, request).touch()
 
         monkeypatch.setattr(Record, "step", told)
 
@@ -34,11 +34,11 @@ def wish(monkeypatch):
 
 
 @pytest.mark.parametrize("script", LORAS)
-def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, wish, script):
+def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, request, script):
     (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
     values = {"train_data_dir": squares, "sample_prompts": tmp_path / "prompts.txt", "max_train_steps": 6}
     plain = train(config_of(demo, script, output_dir=tmp_path / "plain", **values))
-    wish(2, "sample", "save")
+    request(2, "sample", "save")
     asked = train(config_of(demo, script, output_dir=tmp_path / "asked", **values))
     assert asked.losses == plain.losses
     assert all(torch.equal(asked.tensors()[name], tensor) for name, tensor in plain.tensors().items())
@@ -51,7 +51,7 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, w
         and resume_state.problems(Path(folder["file"])) == []
     )
     assert file["ok"] and last["ok"] and "it loads" in file["text"]
-    assert not any(layout.wish_file(asked.folder, wish).exists() for wish in layout.WISHES)
+    assert not any(layout.request_file(asked.folder, request).exists() for request in layout.REQUESTS)
     for name in ("data_s", "transfer_s", "compute_s"):
         assert all(seconds >= 0 for seconds in asked.numbers(name).values())
     assert asked.numbers("compute_s")[4] > 0
