@@ -16,7 +16,7 @@ from tests.training import LORAS, config_of, train
 
 
 @pytest.fixture
-def request(monkeypatch):
+def ask(monkeypatch):
     """Ask the run for something as soon as it has written down a step."""
     monkeypatch.setattr(stop_requests, "SHARE", 1e9)  # look at the disk after every step
 
@@ -34,11 +34,11 @@ def request(monkeypatch):
 
 
 @pytest.mark.parametrize("script", LORAS)
-def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, request, script):
+def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, ask, script):
     (tmp_path / "prompts.txt").write_text("zorb toy --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
     values = {"train_data_dir": squares, "sample_prompts": tmp_path / "prompts.txt", "max_train_steps": 6}
     plain = train(config_of(demo, script, output_dir=tmp_path / "plain", **values))
-    request(2, "sample", "save")
+    ask(2, "sample", "save")
     asked = train(config_of(demo, script, output_dir=tmp_path / "asked", **values))
     assert asked.losses == plain.losses
     assert all(torch.equal(asked.tensors()[name], tensor) for name, tensor in plain.tensors().items())
