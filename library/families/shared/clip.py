@@ -28,7 +28,7 @@ def canonical(name: str) -> str:
 
 def config(tensors: Mapping[str, Any], act: str, eos: int) -> Any:
     """The sizes of a text encoder, from its tensors by file name (anything with a `shape`)."""
-    from transformers import CLIPTextConfig
+    from transformers.models.clip.configuration_clip import CLIPTextConfig
 
     vocabulary, width = tensors["text_model.embeddings.token_embedding.weight"].shape
     layers = {name.split(".")[3] for name in tensors if name.startswith("text_model.encoder.layers.")}
@@ -55,7 +55,7 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
     `act` is quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id at whose first place the pooled vector is read;
     the last word of the vocabulary by default. Raises KeyError or RuntimeError when tensors are missing.
     """
-    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+    from transformers.models.clip.modeling_clip import CLIPTextModel, CLIPTextModelWithProjection
 
     last = tensors["text_model.embeddings.token_embedding.weight"].shape[0] - 1
     sizes = config(tensors, act, last if eos is None else eos)
