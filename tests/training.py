@@ -21,6 +21,7 @@ from PIL import Image
 from library import families
 from library.config.schema import build, options, read_toml
 from library.runs import reader
+from tests import forks
 from tests.source import ROOT
 
 SCRIPTS = list(families.RUNS)
@@ -124,18 +125,16 @@ def free_port() -> int:
         return at.getsockname()[1]
 
 
-def ranks(arguments: Iterable[object], number: int = 2) -> list[subprocess.Popen]:
+def ranks(arguments: Iterable[object], number: int = 2) -> list[Any]:
     """Start the processes of one training, each as `accelerate launch` would, which takes seconds to get there."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_MIXED_PRECISION": "no"}
     shared |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "ACCELERATE_DYNAMO_BACKEND": "no"}
-    return [
-        subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(number)
-    ]  # fmt: skip
+    given = [str(argument) for argument in arguments]
+    each = [{**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+    if hasattr(os, "fork"):
+        return [forks.Forked(given, environment) for environment in each]
+    how = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return [subprocess.Popen([sys.executable, *given], env=environment, **how) for environment in each]
 
 
 def listing(folder: Path) -> Mapping[str, str]:

@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import inspect
 import logging
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -89,6 +90,8 @@ def missing_package(module: str) -> str:
 
 def import_class(cls: OptimizerSpec) -> type:
     """Import a class. Raises ConfigError when the module has none of that name, or cannot be imported here."""
+    if made := getattr(sys.modules.get(cls.module), cls.name, None):  # as it is for each but the first of many bundles
+        return made
     try:
         with _without_warnings(cls.module), without_collecting(), without_optional(cls.module):
             module = importlib.import_module(cls.module)

@@ -106,15 +106,12 @@ def test_files_beside_the_files(demo, squares, tmp_path, script):
     assert found.keys() == steps[-1].keys()
     moving = [key for key in found if not torch.equal(steps[0][key], steps[-1][key])]
     assert len(moving) > 50
+    source = load_file(training.config_of(demo, script).model.pretrained_model_name_or_path)
     for key in moving if script == "sdxl_train" else [k for k in moving if "lora_up" in k]:
         # Before the first step: an adapter's second half is zero; a model's weights are those of its file.
-        first = torch.zeros_like(found[key]) if "lora_up" in key else load_file(model_of(demo, script))[key].float()
+        first = torch.zeros_like(found[key]) if "lora_up" in key else source[key].float()
         value = expected([first, *(step[key] for step in steps)], decay=0.8)
         torch.testing.assert_close(found[key].double(), value, rtol=1e-5, atol=1e-7)
-
-
-def model_of(demo, script):
-    return training.config_of(demo, script).model.pretrained_model_name_or_path
 
 
 @pytest.mark.parametrize(
@@ -134,9 +131,9 @@ def model_of(demo, script):
 def test_it_goes_on_bit_for_bit(demo, squares, tmp_path, values):
     given = {"train_data_dir": squares, "ema_decay": 0.8, "ema_every_n_steps": 2, "max_train_steps": 5, **values}
     straight = training.train(training.config_of(demo, "sdxl_train", **given, output_dir=tmp_path / "a"))
-    more = {"output_dir": tmp_path / "b", "save_every_n_steps": 3, "save_state": True}
-    first = training.train(training.config_of(demo, "sdxl_train", **given, **more))
-    state = tmp_path / "b" / f"{first.file.stem}-step00000003-state"
+    more = {"output_dir": tmp_path / "b", "max_train_steps": 3, "save_state": True}
+    first = training.train(training.config_of(demo, "sdxl_train", **given | more))
+    state = tmp_path / "b" / f"{first.file.stem}-state"
     second = training.train(training.config_of(demo, "sdxl_train", **given, output_dir=tmp_path / "c", resume=state))
     for ending in ("", "-ema"):
         a, c = (load_file(d.file.with_stem(d.file.stem + ending)) for d in (straight, second))

@@ -6,8 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from library.config.command import command
-from library.config.schema import to_toml
 from library.optim.fused_step import PartitionedOptimizer
 from tests import training
 
@@ -166,31 +164,16 @@ def test_gradients_live_one_at_a_time(full, monkeypatch):
 
 # A backward pass of another tracer where that takes seconds, and the quickest one where there are many graphs.
 @pytest.mark.parametrize(("script", "backend"), [("flux_train", "aot_eager"), ("sdxl_train", "eager")])
-def test_early_steps_compile(full, shapes, script, backend):
-    values = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 5, "gradient_checkpointing": True}
-    values |= {"script": script, **ADAFACTOR, **HALF, "fused_backward_pass": True}
+def test_early_steps_compile(full, script, backend):
+    values = {"script": script, "max_train_steps": 3, "gradient_checkpointing": True}
+    values |= {**ADAFACTOR, **HALF, "fused_backward_pass": True}
     if script == "sdxl_train":  # ResNet blocks on both ways of the U-Net, each of which costs a graph of its own
-        values["compile_blocks"] = "resnet:0,resnet:5,transformer:all"
+        values["compile_blocks"] = "resnet:0,resnet:5,transformer:0-1"
     eager = full(**values)
     compiled = full(**values, compile=True, compile_backend=backend)
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0, told
     assert compiled.losses == pytest.approx(eager.losses, rel=2e-2)
-
-
-def test_two_processes_step_early_what_one_does_from_twice_the_batch(demo, squares, tmp_path):
-    """Nothing wraps the model then, so blocks can be swapped as well: each gradient is averaged before its step."""
-    values = {"train_data_dir": squares, "output_name": "m", "max_grad_norm": 0.01}
-    values |= {"script": "flux_train", **ADAFACTOR, "fused_backward_pass": True, "max_train_steps": 3}
-    one = training.train(training.config_of(demo, **values, output_dir=tmp_path / "one", train_batch_size=2))
-    more = {"output_dir": tmp_path / "two", "train_batch_size": 1, "blocks_to_swap": 3}
-    (tmp_path / "run.toml").write_text(to_toml(training.config_of(demo, **values, **more)), encoding="utf-8")
-    done = training.command(command(tmp_path / "run.toml", "flux_train", num_processes=2))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = training.runs_in(tmp_path / "two")
-    two = training.Outcome(tmp_path / "two" / "m.safetensors", folder)
-    assert two.losses == pytest.approx(one.losses, rel=1e-4)
-    assert two.numbers("grad_norm") == pytest.approx(one.numbers("grad_norm"), rel=1e-3)
 
 
 # ---- half precision

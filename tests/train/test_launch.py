@@ -131,11 +131,16 @@ def test_what_would_cut_the_model_into_shards_is_refused(demo, monkeypatch, what
     assert what.lower() in problem.lower() and "MULTI_GPU" in problem
 
 
-def test_the_other_two_scripts_as_well(demo, squares, tmp_path):
-    """FLUX.1 LoRA with a CLIP-L that learns, and a whole SDXL with both encoders; test_full.py has a whole FLUX.1."""
+def test_the_other_scripts_as_well(demo, squares, tmp_path):
+    """FLUX.1 LoRA with a CLIP-L that learns, and a whole SDXL with both encoders. A whole FLUX.1 steps within the
+    backward pass: nothing wraps the model then, so blocks can be swapped as well, and each gradient is averaged before
+    its step."""
+    early = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
+    early |= {"fused_backward_pass": True, "max_grad_norm": 0.01}
     cases = {
         "flux_train_network": {"network_train_unet_only": False},
         "sdxl_train": {"train_text_encoder": True, "cache_text_encoder_outputs": False, "max_grad_norm": 0.5},
+        "flux_train": early,
     }
     values = {"train_data_dir": squares, "max_train_steps": 3, "learning_rate": 1e-3, "seed": 4, "output_name": "m"}
     alone, pairs = {}, []
@@ -143,6 +148,7 @@ def test_the_other_two_scripts_as_well(demo, squares, tmp_path):
         alone[name] = train(
             config_of(demo, name, output_dir=tmp_path / name / "one", train_batch_size=2, **values, **more)
         )
+        more |= {"blocks_to_swap": 3} if name == "flux_train" else {}
         config = config_of(demo, name, output_dir=tmp_path / name / "two", train_batch_size=1, **values, **more)
         (tmp_path / f"{name}.toml").write_text(to_toml(config), encoding="utf-8")
         pairs += [name, tmp_path / f"{name}.toml", free_port()]

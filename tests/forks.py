@@ -1,0 +1,124 @@
+"""Processes of trainings, forked from one that has loaded PyTorch: what takes seconds at each start is done once.
+
+Started as a program of its own, which trains nothing itself, as PyTorch allows no backward pass after a fork then. Each
+line that it reads is a process to start, and is answered with its id; how it ended is written beside its output.
+"""
+
+import atexit
+import functools
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from tests.source import ROOT
+
+
+class Forked:
+    """A process, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, arguments, environment):
+        """`arguments` are those of Python: a script or `-m` with a module, and its own arguments."""
+        folder = tempfile.mkdtemp(prefix="kohya-forked-")
+        self._out, self._code = Path(folder, "out"), Path(folder, "code")
+        job = {"arguments": arguments, "environment": environment, "out": str(self._out), "code": str(self._code)}
+        server = _server()
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        self.pid, self.returncode = int(server.stdout.readline()), None
+
+    def poll(self):
+        if self.returncode is None and self._code.is_file():
+            self.returncode = int(self._code.read_text())
+        return self.returncode
+
+    def kill(self):
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, timeout=600):
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.02)
+        return self._out.read_text(encoding="utf-8", errors="replace"), None
+
+
+@functools.cache
+def _server():
+    pipe = subprocess.PIPE
+    server = subprocess.Popen([sys.executable, "-m", "tests.forks"], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+    atexit.register(server.communicate)  # ends it, as there is nothing more to read
+    return server
+
+
+def serve():
+    gc.disable()
+    import torch
+    from accelerate import Accelerator  # noqa: F401
+
+    import library.cli.train
+    import library.train.loop  # noqa: F401
+    from library import families
+
+    torch.set_num_threads(1)
+    for name in families.RUNS:
+        families.family_for(families.config_class(name)())
+    gc.freeze()  # the processes do not copy what they only look at
+    gc.enable()
+    running = {}
+    while True:
+        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            code = running.pop(ended[0])
+            code.with_suffix(".new").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+            code.with_suffix(".new").rename(code)
+        if not select.select([0], [], [], 0.02)[0]:
+            continue
+        if not (line := sys.stdin.readline()):
+            break
+        job = json.loads(line)
+        if not (pid := os.fork()):
+            os._exit(be(job["arguments"], job["environment"], job["out"]))
+        running[pid] = Path(job["code"])
+        print(pid, flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def be(arguments, environment, out):
+    """Become a process that Python would have started with these arguments; the answer is its exit code."""
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (1, 2):
+        os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    code = 0
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    serve()
