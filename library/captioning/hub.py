@@ -81,10 +81,7 @@ def _check(folder: Path) -> None:
 
 def _loaded(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
     """The model, what prepares its input, and what turns its answer into words."""
-    from transformers.models.auto.image_processing_auto import AutoImageProcessor
-    from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
-    from transformers.models.auto.processing_auto import AutoProcessor
-    from transformers.models.auto.tokenization_auto import AutoTokenizer
+    from transformers.models.auto import AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     here: JsonObject = {"local_files_only": True, "trust_remote_code": False}
     place = str(folder)

@@ -70,8 +70,7 @@ def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int 
 
 
 def _t5(sizes: FluxSizes, words: int) -> nn.Module:
-    from transformers.models.t5.configuration_t5 import T5Config
-    from transformers.models.t5.modeling_t5 import T5EncoderModel
+    from transformers.models.t5 import T5Config, T5EncoderModel
 
     config = T5Config(
         vocab_size=words,

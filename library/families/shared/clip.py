@@ -26,28 +26,6 @@ def canonical(name: str) -> str:
     return f"text_model.{name}"
 
 
-def config(tensors: Mapping[str, Any], act: str, eos: int) -> Any:
-    """The sizes of a text encoder, from its tensors by file name (anything with a `shape`)."""
-    from transformers.models.clip.configuration_clip import CLIPTextConfig
-
-    vocabulary, width = tensors["text_model.embeddings.token_embedding.weight"].shape
-    layers = {name.split(".")[3] for name in tensors if name.startswith("text_model.encoder.layers.")}
-    projection = tensors["text_projection.weight"].shape[0] if "text_projection.weight" in tensors else width
-    return CLIPTextConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=tensors["text_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
-        projection_dim=projection,
-        num_hidden_layers=len(layers),
-        num_attention_heads=max(1, width // HEAD),
-        max_position_embeddings=tensors["text_model.embeddings.position_embedding.weight"].shape[0],
-        hidden_act=act,
-        bos_token_id=eos - 1,
-        eos_token_id=eos,
-        pad_token_id=eos,
-    )
-
-
 def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | None = None, projected: bool = False):
     """A text encoder of the sizes of its tensors, which it takes over without a copy.
 
@@ -55,10 +33,24 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
     `act` is quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id at whose first place the pooled vector is read;
     the last word of the vocabulary by default. Raises KeyError or RuntimeError when tensors are missing.
     """
-    from transformers.models.clip.modeling_clip import CLIPTextModel, CLIPTextModelWithProjection
+    from transformers.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-    last = tensors["text_model.embeddings.token_embedding.weight"].shape[0] - 1
-    sizes = config(tensors, act, last if eos is None else eos)
+    vocabulary, width = tensors["text_model.embeddings.token_embedding.weight"].shape
+    layers = {name.split(".")[3] for name in tensors if name.startswith("text_model.encoder.layers.")}
+    end = vocabulary - 1 if eos is None else eos
+    sizes = CLIPTextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=tensors["text_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
+        projection_dim=tensors["text_projection.weight"].shape[0] if "text_projection.weight" in tensors else width,
+        num_hidden_layers=len(layers),
+        num_attention_heads=max(1, width // HEAD),
+        max_position_embeddings=tensors["text_model.embeddings.position_embedding.weight"].shape[0],
+        hidden_act=act,
+        bos_token_id=end - 1,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
     with init_empty_weights(include_buffers=False):
         model = (CLIPTextModelWithProjection if projected else CLIPTextModel)(sizes)
     wanted = {name: tensors[canonical(name)] for name in model.state_dict() if not name.endswith("position_ids")}

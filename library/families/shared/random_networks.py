@@ -44,8 +44,7 @@ def clip_encoder(
     width: int, layers: int, words: int = CLIP_WORDS, activation: str = "quick_gelu", projected: bool = False
 ) -> nn.Module:
     """A CLIP text encoder, with a projection of its pooled output if `projected`."""
-    from transformers.models.clip.configuration_clip import CLIPTextConfig
-    from transformers.models.clip.modeling_clip import CLIPTextModel, CLIPTextModelWithProjection
+    from transformers.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
         vocab_size=words,

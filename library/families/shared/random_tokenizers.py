@@ -51,7 +51,7 @@ def clip_tokenizer(folder: Path, merges: int = 120, pad: str = "<|endoftext|>") 
 
 def t5_tokenizer(folder: Path) -> int:
     """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; returns the size of its vocabulary."""
-    from transformers.models.t5.tokenization_t5 import T5Tokenizer
+    from transformers.models.t5 import T5Tokenizer
 
     counts = Counter(f"\u2581{word}" for word in _words(SENTENCES))
     total = sum(counts.values())

@@ -22,7 +22,7 @@ PLAIN = "encoder.block.0.layer.1.DenseReluDense.wi.weight"
 
 def config(shapes: Mapping[str, Sequence[int]]) -> Any:
     """Sizes from shapes by file name. Raises KeyError when a tensor that tells them is missing."""
-    from transformers.models.t5.configuration_t5 import T5Config
+    from transformers.models.t5 import T5Config
 
     words, width = shapes[embedding(shapes)]
     buckets, heads = shapes[BIAS]

@@ -116,8 +116,8 @@ def keep(folder: Path, target: Path) -> Path:
 
 def load(folder: Path, name: str) -> Any:
     """Read a tokenizer from its folder. Nothing is unpickled and no network is asked."""
-    from transformers.models.clip.tokenization_clip import CLIPTokenizer
-    from transformers.models.t5.tokenization_t5 import T5Tokenizer
+    from transformers.models.clip import CLIPTokenizer
+    from transformers.models.t5 import T5Tokenizer
 
     reader = T5Tokenizer if kind(name) == "Unigram" else CLIPTokenizer
     try:
