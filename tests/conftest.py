@@ -41,10 +41,15 @@ MODELS = {"demo", "made", "shapes", "squares", "tiny_sdxl", "tiny_sdxl_folder", 
 BROWSES = {"chromium"}
 STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a test that starts processes or trainings
 
+# Files with a single test of half a minute or more: begun first, so that it is not the last that one worker waits for.
+LONGEST = {"test_style.py", "test_toy.py", "test_kills.py"}
+
 
 # Why: docs/decisions/2026-11-20-tests-run-in-parallel.md
 def pytest_collection_modifyitems(items):
-    """Mark what `./setup.sh test --quick` leaves out, and skip what needs a GPU where there is none."""
+    """Mark what `./setup.sh test --quick` leaves out, skip what needs a GPU where there is none, and begin with what
+    takes longest."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if item.get_closest_marker("gpu"):
             import torch

@@ -40,9 +40,15 @@ class Forked:
             self.returncode = int(self._code.read_text())
         return self.returncode
 
-    def kill(self):
+    def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout=600):
         end = time.monotonic() + timeout
@@ -50,7 +56,20 @@ class Forked:
             if time.monotonic() > end:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(0.02)
-        return self._out.read_text(encoding="utf-8", errors="replace"), None
+        return self.said(), None
+
+    def said(self):
+        """Its output so far."""
+        return self._out.read_text(encoding="utf-8", errors="replace")
+
+
+def start(arguments, **environment):
+    """A process of Python with these arguments, forked where that is possible; its output and errors are one."""
+    given = {**os.environ, **environment}
+    if hasattr(os, "fork"):
+        return Forked(arguments, given)
+    how = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *arguments], env=given, **how)
 
 
 @functools.cache

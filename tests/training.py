@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import os
 import shutil
 import socket
 import subprocess
@@ -130,11 +129,7 @@ def ranks(arguments: Iterable[object], number: int = 2) -> list[Any]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_MIXED_PRECISION": "no"}
     shared |= {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number), "ACCELERATE_DYNAMO_BACKEND": "no"}
     given = [str(argument) for argument in arguments]
-    each = [{**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
-    if hasattr(os, "fork"):
-        return [forks.Forked(given, environment) for environment in each]
-    how = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return [subprocess.Popen([sys.executable, *given], env=environment, **how) for environment in each]
+    return [forks.start(given, **shared, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(number)]
 
 
 def listing(folder: Path) -> Mapping[str, str]:

@@ -1,4 +1,5 @@
-"""Every room of the project with the toy, in a copy of the tree that has it: run by test_toy.py, and not by itself."""
+"""The contract of families and every room of the project with the toy, in a copy of the tree that has it: run by
+test_toy.py, and not by itself."""
 
 import json
 
@@ -6,7 +7,8 @@ import pytest
 
 from library.config.schema import draft
 from library.families import config_class, facts
-from tests.training import config_of, pictures, squares, train  # noqa: F401
+from tests.contract.test_family import *  # noqa: F403 - the contract, for the models of this `demo`
+from tests.training import config_of, pictures, shapes, squares, train  # noqa: F401
 
 LORA, FULL = facts("toy").scripts
 

@@ -4,6 +4,7 @@ They are put into a copy of the tree, in which the contract of families and ever
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,9 +35,11 @@ def tree(tmp_path_factory):
     return tree
 
 
-@pytest.mark.parametrize("chosen", [("tests/contract", "-k", "toy"), ("tests/toy/rooms.py",)])
-def test_a_third_family_works_everywhere(tree, chosen, tmp_path):
+def test_a_third_family_works_everywhere(tree, tmp_path):
     settings = {**os.environ, "PYTHONPATH": str(tree), "KOHYA_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    command += ["tests/toy/rooms.py", "-k", "not sdxl and not flux"]
     done = subprocess.run(command, cwd=tree, env=settings, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    (passed,) = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) >= 17, done.stdout

@@ -114,27 +114,22 @@ def test_files_beside_the_files(demo, squares, tmp_path, script):
         torch.testing.assert_close(found[key].double(), value, rtol=1e-5, atol=1e-7)
 
 
+FUSED = {
+    "full_bf16": True, "mixed_precision": "bf16", "optimizer_type": "Adafactor",
+    "optimizer_args": ["relative_step=False", "scale_parameter=False"], "fused_backward_pass": True,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {
-            "full_bf16": True,
-            "mixed_precision": "bf16",
-            "optimizer_type": "Adafactor",
-            "optimizer_args": ["relative_step=False", "scale_parameter=False"],
-            "fused_backward_pass": True,
-        },
-    ],
-    ids=["plain", "fused and rounded"],
+    ("script", "values"), [("sdxl_train", {}), ("flux_train", FUSED)], ids=["plain", "fused and rounded"]
 )
-def test_it_goes_on_bit_for_bit(demo, squares, tmp_path, values):
+def test_it_goes_on_bit_for_bit(demo, squares, tmp_path, script, values):
     given = {"train_data_dir": squares, "ema_decay": 0.8, "ema_every_n_steps": 2, "max_train_steps": 5, **values}
-    straight = training.train(training.config_of(demo, "sdxl_train", **given, output_dir=tmp_path / "a"))
+    straight = training.train(training.config_of(demo, script, **given, output_dir=tmp_path / "a"))
     more = {"output_dir": tmp_path / "b", "max_train_steps": 3, "save_state": True}
-    first = training.train(training.config_of(demo, "sdxl_train", **given | more))
+    first = training.train(training.config_of(demo, script, **given | more))
     state = tmp_path / "b" / f"{first.file.stem}-state"
-    second = training.train(training.config_of(demo, "sdxl_train", **given, output_dir=tmp_path / "c", resume=state))
+    second = training.train(training.config_of(demo, script, **given, output_dir=tmp_path / "c", resume=state))
     for ending in ("", "-ema"):
         a, c = (load_file(d.file.with_stem(d.file.stem + ending)) for d in (straight, second))
         assert all(torch.equal(a[key], c[key]) for key in a)

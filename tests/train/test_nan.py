@@ -1,8 +1,5 @@
 """Losses and gradients that are no numbers: the training ends, says where, and spoils nothing."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -10,8 +7,7 @@ from library.config.schema import ConfigError, to_toml
 from library.data.loading import Batches
 from library.runs import reader
 from library.train.updates import NonFiniteGuard, Updates
-from tests.source import ROOT
-from tests.training import LORAS, SCRIPTS, config_of, listing, runs_in, train
+from tests.training import LORAS, SCRIPTS, config_of, listing, ranks, runs_in, train
 
 NAN, INF = float("nan"), float("inf")
 
@@ -169,17 +165,12 @@ sys.exit(train_script.main(config_class("flux_train_network"), ["--config_file",
 def test_an_image_of_the_second_process_is_named_by_the_first(demo, squares, tmp_path):
     (tmp_path / "run.toml").write_text(to_toml(config(demo, squares, tmp_path / "out")), encoding="utf-8")
     (tmp_path / "two.py").write_text(TWO, encoding="utf-8")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    made = subprocess.run(
-        [*launch, str(tmp_path / "two.py"), str(tmp_path / "run.toml")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=200,
-    )
-    assert made.returncode
+    first, second = ranks([tmp_path / "two.py", tmp_path / "run.toml"])
+    words = first.communicate(timeout=200)[0]
+    second.kill()  # as a launcher does
+    spoken = second.communicate(timeout=200)[0]
+    assert first.returncode
     run = reader.at(next(iter(runs_in(tmp_path / "out"))))
-    spoilt = next(line for line in made.stdout.splitlines() if line.startswith("spoilt")).split()[1:]
-    assert run.state == "failed" and "the loss of step 2 is NaN" in run.error, made.stderr
+    spoilt = next(line for line in spoken.splitlines() if line.startswith("spoilt")).split()[1:]
+    assert run.state == "failed" and "the loss of step 2 is NaN" in run.error, words
     assert all(path in run.error for path in spoilt)

@@ -33,7 +33,9 @@ LIVELY = {
                    "optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False"], "max_grad_norm": 1.0},
 }  # fmt: skip
 CAPTIONS = {"shuffle_caption": True, "caption_dropout_rate": 0.2, "keep_tokens": 1, "token_warmup_step": 8}
-STEPS = {script: (4, 9, 12) for script in SCRIPTS} | {"flux_train_network": (7, 13, 20)}  # two stops and the end
+# Two stops and the end, over more than one epoch of six batches.
+STEPS = {"sdxl_train_network": (2, 5, 8), "sdxl_train": (4, 7, 8), "flux_train_network": (7, 13, 20),
+         "flux_train": (4, 9, 12)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +44,25 @@ def ten(tmp_path_factory):
     return pictures(tmp_path_factory.mktemp("ten"), ((64, 64),) * 5 + ((128, 64),) * 5, repeats=1)
 
 
+def trained(demo, data, output, script="flux_train_network", **values):
+    cached = values.get("cache_text_encoder_outputs", True)
+    base = {"train_data_dir": data, "output_dir": output, "output_name": "m", "min_bucket_reso": 64}
+    base |= {"resolution": 96, "max_train_steps": STEPS[script][-1]} | ({} if cached else CAPTIONS)
+    return train(config_of(demo, script, **base | values))
+
+
 @pytest.fixture
 def run(demo, ten, tmp_path):
-    def start(script="flux_train_network", folder="out", **values):
-        cached = values.get("cache_text_encoder_outputs", True)
-        base = {"train_data_dir": ten, "output_dir": tmp_path / folder, "output_name": "m", "min_bucket_reso": 64}
-        base |= {"resolution": 96, "max_train_steps": STEPS[script][-1]} | ({} if cached else CAPTIONS)
-        return train(config_of(demo, script, **base | values))
+    return lambda script="flux_train_network", folder="out", **values: trained(
+        demo, ten, tmp_path / folder, script, **values
+    )
 
-    return start
+
+@pytest.fixture(scope="module")
+def after_four(demo, ten, tmp_path_factory):
+    """The state of a training after four steps."""
+    done = trained(demo, ten, tmp_path_factory.mktemp("four"), max_train_steps=4, save_state_on_train_end=True)
+    return done.file.with_name("m-state")
 
 
 @pytest.fixture
@@ -163,20 +175,18 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES, ids=[next(iter(change)) for change, _ in CHANGES])
-def test_what_prevents_an_exact_resume_is_told(run, tmp_path, change, words):
-    run(max_train_steps=4, save_state_on_train_end=True)
-    part = run(resume=tmp_path / "out" / "m-state", max_train_steps=14, **change)
+def test_what_prevents_an_exact_resume_is_told(run, after_four, change, words):
+    part = run(resume=after_four, max_train_steps=14, **change)
     (warning,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
     assert all(word in warning for word in words), warning
     assert part.facts["state"] == "finished"
     assert [event["step"] for event in part.events("step")] == list(range(5, 15))
 
 
-def test_other_pictures_are_told_and_epochs_still_end(run, tmp_path):
+def test_other_pictures_are_told_and_epochs_still_end(run, after_four, tmp_path):
     """Fewer batches an epoch than were done of it."""
-    run(max_train_steps=4, save_state_on_train_end=True)
     few = pictures(tmp_path / "few", ((64, 64),) * 4, repeats=1)
-    part = run(resume=tmp_path / "out" / "m-state", train_data_dir=few, max_train_steps=9)
+    part = run(resume=after_four, train_data_dir=few, max_train_steps=9)
     (warning,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
     assert "the images or captions and the batch sizes or buckets differ" in warning
     assert [event["epoch"] for event in part.events("step")] == [2, 2, 3, 3, 4]

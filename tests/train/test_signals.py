@@ -14,6 +14,7 @@ from library.config.schema import to_toml
 from library.runs import reader
 from library.train import resume_state
 from library.train.stop_requests import ControlRequests, Stopped
+from tests import forks
 from tests.source import ROOT
 from tests.training import config_of, runs_in, wait_for
 
@@ -25,19 +26,15 @@ TWO = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
 class Training:
     """One that would go on for hours, started as `arguments` say; its files lie in `output`."""
 
-    def __init__(self, arguments, output):
-        self.output = output
-        # A process group of its own, as a shell gives it: a terminal's Ctrl+C reaches all that is in it.
-        self.process = subprocess.Popen(
-            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True
-        )
+    def __init__(self, process, output):
+        self.process, self.output = process, output
 
     def until(self, kind):
         """Wait for an event of the run, and return it."""
         return wait_for(lambda: next((e for e in self.events() if e["kind"] == kind), None))
 
     def events(self):
-        assert self.process.poll() is None, self.process.stdout.read()
+        assert self.process.poll() is None, self.process.communicate()[0]
         return [event for folder in runs_in(self.output) for event in reader.events(folder)[0]]
 
     @property
@@ -54,12 +51,14 @@ class Training:
 def training(demo, squares, tmp_path):
     started = []
 
-    def start(*before, caching=False):
-        # Without cached captions a step is slower and the phases before it are shorter.
+    def start(*before):
         config = config_of(demo, SCRIPT, train_data_dir=squares, output_dir=tmp_path / "out", max_train_steps=100000)
         (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
         script = [str(ROOT / "sd-scripts" / f"{SCRIPT}.py"), "--config_file", str(tmp_path / "run.toml")]
-        started.append(Training([*(before or [sys.executable]), *script], tmp_path / "out"))
+        # A process group of its own, as a shell gives it: a terminal's Ctrl+C reaches all that is in it.
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        process = subprocess.Popen([*before, *script], cwd=ROOT, **how) if before else forks.start(script)
+        started.append(Training(process, tmp_path / "out"))
         return started[-1]
 
     yield start

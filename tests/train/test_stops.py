@@ -1,10 +1,7 @@
 """Stop after this step, and Stop now: whatever a training is doing, what it learned is saved and goes on exactly."""
 
-import subprocess
-import sys
 import time
 
-import psutil
 import pytest
 import torch
 
@@ -17,8 +14,9 @@ from library.train.journal import Journal
 from library.train.rng import StepGenerators
 from library.train.stepper import Stepper
 from library.train.stop_requests import Stopped
+from tests import forks
 from tests.source import ROOT
-from tests.training import config_of, free_port, runs_in, train, wait_for
+from tests.training import config_of, ranks, runs_in, train, wait_for
 
 LORA, FULL = "flux_train_network", "sdxl_train"
 RANDOM = {"flux_train_network": {"network_dropout": 0.3}, "sdxl_train": {"train_text_encoder": True,
@@ -77,10 +75,13 @@ def goes_on(demo, script, stopped, straight, tmp_path, values):
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in straight.tensors().items())
 
 
-@pytest.mark.parametrize("script", [LORA, FULL])
-@pytest.mark.parametrize("at", [(3, 2), (3, 1)], ids=["in the middle of an epoch", "at its first batch"])
+@pytest.mark.parametrize(
+    ("script", "at"),
+    [(LORA, (3, 2)), (LORA, (3, 1)), (FULL, (3, 2))],
+    ids=["in the middle of an epoch", "at its first batch", "of a whole model"],
+)
 def test_now_drops_the_batches_of_an_unfinished_step(demo, shapes, tmp_path, whole, script, at, when):
-    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 6, "gradient_accumulation_steps": 3}
+    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 4, "gradient_accumulation_steps": 3}
     values |= RANDOM[script]
     straight = whole(script, **values)
     when(StepGenerators, "seed_batch", lambda _, *place: place == at)
@@ -90,10 +91,9 @@ def test_now_drops_the_batches_of_an_unfinished_step(demo, shapes, tmp_path, who
     goes_on(demo, script, stopped, straight, tmp_path, values)
 
 
-@pytest.mark.parametrize("how", ["after_step", "now"])
-@pytest.mark.parametrize("script", [LORA, FULL])
+@pytest.mark.parametrize(("script", "how"), [(LORA, "after_step"), (LORA, "now"), (FULL, "now")])
 def test_without_accumulation_the_step_is_finished(demo, shapes, tmp_path, whole, script, how, when):
-    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 6}
+    values = {"train_data_dir": shapes, "output_name": "m", "max_train_steps": 5}
     straight = whole(script, **values)
     when(StepGenerators, "seed_batch", lambda _, step, number: step == 3, how)
     stopped = train(config_of(demo, script, output_dir=tmp_path / "out", **values))
@@ -184,8 +184,8 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
     config = config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path / "out", output_name="m",
                        max_train_steps=100000)  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
-    arguments = [sys.executable, "-c", SLOW, "--config_file", str(tmp_path / "run.toml")]
-    started = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
+    started = forks.start([str(tmp_path / "slow.py"), "--config_file", str(tmp_path / "run.toml")])
     try:
         run = wait_for(
             lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.at(f)).facts.get("step")), None)
@@ -210,20 +210,15 @@ def test_two_processes_stop_now(demo, squares, tmp_path):
                        max_train_steps=100000, gradient_accumulation_steps=2)  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     script = [str(ROOT / "sd-scripts" / f"{LORA}.py"), "--config_file", str(tmp_path / "run.toml")]
-    how = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", str(free_port())]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", *how, "--mixed_precision", "no",
-                "--dynamo_backend", "no"]  # fmt: skip
-    started = subprocess.Popen(
-        [*launcher, *script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    started = ranks(script)
     try:
         run = wait_for(
             lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.at(f)).facts.get("step")), None)
         )
         stop.request(run.id, "now")
-        words = started.communicate(timeout=100)[0]
+        words = [process.communicate(timeout=100)[0] for process in started]
     finally:
-        for process in psutil.Process().children(recursive=True):
+        for process in started:
             process.kill()
-    assert started.returncode == 0 and reader.at(run.folder).state == "stopped", words
+    assert [process.returncode for process in started] == [0, 0] and reader.at(run.folder).state == "stopped", words
     assert resume_state.problems(tmp_path / "out" / "m-state") == []
