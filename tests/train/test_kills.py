@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from library.config.schema import to_toml
-from tests.source import ROOT
+from library.families.flux import random
+from tests import forks
 from tests.training import config_of, pictures
 
 KILLS = 30
@@ -23,19 +22,21 @@ BY_TIME = {"save_state_every_n_minutes": 1e-9, "save_state_on_train_end": True}
     ids=["of all files", "of states by time"],
 )
 def test_a_training_survives_30_deaths(demo, tmp_path, kills, how, seen):
+    small = random.FluxSizes(double_blocks=1, single_blocks=1, clip_layers=1, t5_layers=1)
+    made = random.write(tmp_path / "models", sizes=small)
+    models = {name: made[name] for name in ("clip_l", "t5xxl", "ae")} | {"pretrained_model_name_or_path": made["flux"]}
     config = config_of(
         demo, "flux_train_network", train_data_dir=pictures(tmp_path / "images", ((64, 64),) * 6, repeats=1),
         output_dir=tmp_path / "out", output_name="m", max_train_steps=6, cache_latents_to_disk=True,
         cache_text_encoder_outputs_to_disk=True, text_encoder_batch_size=1, network_dim=4, network_alpha=4,
-        max_data_loader_n_workers=0, **how,
+        max_data_loader_n_workers=0, **models, **how,
     )  # fmt: skip
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
-    made = subprocess.run(
-        [sys.executable, "-m", "tests.lives", str(tmp_path / "run.toml"), str(tmp_path / "lives"), str(kills), "1"],
-        capture_output=True, text=True, cwd=ROOT, timeout=600,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    found = json.loads(made.stdout)
+    arguments = ["-m", "tests.lives", str(tmp_path / "run.toml"), str(tmp_path / "lives"), str(kills), "1"]
+    program = forks.start(arguments)
+    said = program.communicate()[0]
+    assert program.returncode == 0, said
+    found = next(json.loads(line) for line in said.splitlines() if line.startswith("{"))
     assert len(found["deaths"]) == kills and found["finished"] >= 1
     for what in seen:
         assert any(what in death for death in found["deaths"]), (what, found["deaths"])
