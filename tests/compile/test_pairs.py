@@ -13,7 +13,7 @@ from library import families
 from library.config.schema import ConfigError, build
 from library.memory.quantization import fp8_matmul
 
-SIZES = ((8, 8), (8, 16))
+VARYING, ONE = ((8, 8), (8, 16)), ((8, 8),)  # images of many sizes, whose graphs take longer to make, and of one
 
 FEATURES = {
     "checkpointing": {"gradient_checkpointing": True},
@@ -30,15 +30,15 @@ FEATURES = {
 SOME = {"flux": "single:1-2", "sdxl": "transformer:0,resnet:0"}  # graphs cost the time of these tests
 HALF = {"mixed_precision": "bf16", "full_bf16": True}
 
-LORA = (
-    ("attention", "swap", "fp8", "bf16", "dropout"),  # every block
-    ("checkpointing", "swap", "some", "dropout"),
-    ("lycoris", "attention", "swap", "fp8", "bf16", "dropout", "some"),
-    ("lycoris", "checkpointing", "offload", "fp8", "bf16", "some", "dropout"),
-    ("lycoris", "budget", "fp8", "bf16", "some"),
-)
-SDXL = (("lycoris", "attention", "swap", "some", "dropout"),)
-WHOLE = (("attention", "some"), ("offload", "half", "some"))
+LORA = {  # and the sizes; those that vary do so together with each feature
+    ("attention", "swap", "fp8", "bf16", "dropout"): ONE,  # every block
+    ("checkpointing", "swap", "some", "dropout"): ONE,
+    ("lycoris", "attention", "swap", "fp8", "bf16", "dropout", "some"): VARYING,
+    ("lycoris", "checkpointing", "offload", "fp8", "bf16", "some", "dropout"): ONE,
+    ("lycoris", "budget", "fp8", "bf16", "some"): VARYING,
+}
+SDXL = {("lycoris", "attention", "swap", "some", "dropout"): ONE}
+WHOLE = {("attention", "some"): ONE, ("offload", "half", "some"): VARYING}
 
 
 def values(script, features):
@@ -52,15 +52,15 @@ def values(script, features):
     return found
 
 
-def agree(made, script, features, **compiled):
+def agree(made, script, features, sizes, **compiled):
     if "lycoris" in features:
         pytest.importorskip("lycoris")
     how = values(script, features)
     only = {name: how.pop(name) for name in ("compile_blocks", "compile_activation_budget") if name in how}
-    losses, expected = made(script, **how).gradients(SIZES)
+    losses, expected = made(script, sizes, **how).gradients(sizes)
     torch._dynamo.reset()
-    model = made(script, compile=True, **how, **only, **compiled)
-    found = model.gradients(SIZES)
+    model = made(script, sizes, compile=True, **how, **only, **compiled)
+    found = model.gradients(sizes)
     model.log.drain()
     told = model.log.summary()
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0, [e.reason for e in model.log.events]
@@ -74,25 +74,26 @@ def agree(made, script, features, **compiled):
 
 @pytest.mark.parametrize("features", LORA, ids="+".join)
 def test_adapters_of_flux(made, features):
-    agree(made, "flux_train_network", features)
+    agree(made, "flux_train_network", features, LORA[features])
 
 
 @pytest.mark.parametrize("features", SDXL, ids="+".join)
 def test_adapters_of_sdxl(made, features):
-    agree(made, "sdxl_train_network", features)
+    agree(made, "sdxl_train_network", features, SDXL[features])
 
 
 @pytest.mark.parametrize("features", WHOLE, ids="+".join)
 def test_a_whole_flux(made, features):
-    agree(made, "flux_train", features)
+    agree(made, "flux_train", features, WHOLE[features])
 
 
 def test_a_whole_sdxl(made):
-    agree(made, "sdxl_train", ("attention", "some"))
+    agree(made, "sdxl_train", ("attention", "some"), VARYING)
 
 
 def test_generated_code_agrees_too(made):
-    agree(made, "flux_train_network", ("attention", "swap"), compile_backend="inductor", compile_blocks="single:all")
+    only = {"compile_backend": "inductor", "compile_blocks": "single:all"}
+    agree(made, "flux_train_network", ("attention", "swap"), VARYING, **only)
 
 
 @pytest.mark.parametrize("name", ["fp8_base", "fp8_base_unet"])
