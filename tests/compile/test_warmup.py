@@ -15,6 +15,7 @@ COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 CASES = {
     "flux_train_network": {
         "compile_blocks": "single:all",  # the next case has blocks of both kinds
+        "compile_backend": "eager",
         **{"gradient_checkpointing": True, "blocks_to_swap": 2, "network_dropout": 0.2, "cache_latents": False},
         **{"fp8_base": True, "mixed_precision": "bf16", "gradient_accumulation_steps": 2},
         **{"validation_split": 0.3, "sample_every_n_steps": 2, "cache_text_encoder_outputs": False},
@@ -34,7 +35,6 @@ CASES = {
     },
     "sdxl_train_network": {
         "compile_blocks": "transformer:all",
-        "compile_backend": "eager",
         "learning_rate": 1e-3,
         "cache_text_encoder_outputs": False,
     },

@@ -162,14 +162,23 @@ def test_without_mmap_the_same_is_loaded(tiny_sdxl):
     assert same(loaded.export(loaded.load(torch.float32)), load_file(tiny_sdxl))
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Another model than the tiny checkpoint: a single file, and a folder of diffusers."""
+    folder = tmp_path_factory.mktemp("other")
+    return random.write(folder, seed=7, dtype=torch.float32), random.write_diffusers(
+        folder / "d", seed=7, dtype=torch.float32
+    )
+
+
 @pytest.mark.parametrize("layout", ["ldm with prefix", "ldm", "diffusers", "folder", "whole folder"])
-def test_another_vae_in_either_layout(tiny_sdxl, tmp_path, layout):
-    other = tmp_path / "other"
+def test_another_vae_in_either_layout(tiny_sdxl, tmp_path, layout, others):
+    single, other = others
     if layout in ("folder", "whole folder"):
-        random.write_diffusers(other, seed=7, dtype=torch.float32)
         vae = other / "vae" if layout == "folder" else other
     else:
-        stored = load_file(random.write(other, seed=7, dtype=torch.float32))
+        other = single
+        stored = load_file(other)
         prefix = "first_stage_model."
         found = {name: tensor for name, tensor in stored.items() if name.startswith(prefix)}
         if layout != "ldm with prefix":
@@ -181,8 +190,7 @@ def test_another_vae_in_either_layout(tiny_sdxl, tmp_path, layout):
     loaded = family(tiny_sdxl, vae=str(vae))
     assert list(loaded.problems()) == []
     parts, plain = loaded.load(torch.float32), family(tiny_sdxl).load(torch.float32)
-    expected = family(other / "tiny_sdxl.safetensors" if (other / "tiny_sdxl.safetensors").exists() else other)
-    assert same(parts.vae.state_dict(), expected.load(torch.float32).vae.state_dict())
+    assert same(parts.vae.state_dict(), family(other).load(torch.float32).vae.state_dict())
     assert same(parts.denoiser.state_dict(), plain.denoiser.state_dict())
     assert not same(parts.vae.state_dict(), plain.vae.state_dict())
 
