@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import platformdirs
+
 from library.config.problems import ConfigError
 
 WINDOWS = os.name == "nt"
@@ -22,6 +24,12 @@ UNFINISHED = re.compile(
     r"\.(?P<stem>.+)\.(?P<pid>\d+)-(?P<here>[0-9a-f]{4})[0-9a-f]{8}\.(?P<kind>tmp|old)(?P<suffix>\.\w+)?"
 )
 DAY = 86400.0
+
+
+def cache_folder() -> Path:
+    """Where the user keeps what can be made again: inside KOHYA_HOME, where that is set."""
+    home = os.environ.get("KOHYA_HOME")
+    return Path(home).expanduser() / "cache" if home else platformdirs.user_cache_path("kohya", appauthor=False)
 
 
 def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], object]) -> Path:

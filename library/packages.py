@@ -19,11 +19,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import platformdirs
-
 from library.config.problems import Text
 from library.config.schema import ConfigError, load_json
-from library.files import write_atomic
+from library.files import cache_folder, write_atomic
 
 # Why: docs/decisions/2026-11-22-optimizer-packages-are-installed.md
 # The name by which it is imported -> the name by which it is installed.
@@ -121,9 +119,7 @@ def remember(module: str, error: str) -> None:
 
 
 def _place() -> Path:
-    given = os.environ.get("KOHYA_HOME")
-    home = Path(given).expanduser() / "cache" if given else platformdirs.user_cache_path("kohya", appauthor=False)
-    return home / "packages.json"
+    return cache_folder() / "packages.json"
 
 
 def _known() -> dict[str, dict]:

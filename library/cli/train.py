@@ -11,11 +11,12 @@ from library.train import logging_setup
 from library.train.loop import run_training
 
 
-def train(config: RunConfig, notes: Sequence[str] | None = None) -> Path | None:
+def train(config: RunConfig, notes: Sequence[str] | None = None, began: float = 0) -> Path | None:
     """Train what `config` describes and return the file that came of it. ConfigError lists everything to fix first.
 
-    `notes` are what was said when the config was read, and go into the run's record; None asks for them again. With
-    `debug_dataset` the data is shown, and nothing is trained.
+    `notes` are what was said when the config was read, and go into the run's record; None asks for them again.
+    `began` is when the process did, in seconds since 1970. With `debug_dataset` the data is shown, and nothing is
+    trained.
     """
     logging_setup.listen(config.log)
     if config.data.debug_dataset:
@@ -23,4 +24,4 @@ def train(config: RunConfig, notes: Sequence[str] | None = None) -> Path | None:
     config = hub.fetched(config)
     paths.tidy(config)
     remarks = preflight.check(config)
-    return run_training(config, remarks, schema.notes(config) if notes is None else notes)
+    return run_training(config, remarks, schema.notes(config) if notes is None else notes, began)

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import psutil
+
 from library.config import environment
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
@@ -66,7 +68,7 @@ def main(config: type, argv: list[str] | None = None) -> int:
             from library.cli.train import train  # loads torch, which reading a command line does without
         gc.freeze()  # what is loaded stays, and no later collection looks through it
 
-        train(reading.config, reading.notes)
+        train(reading.config, reading.notes, psutil.Process().create_time())
     except ConfigError as e:
         fail(e, code=1)
     except KeyboardInterrupt:

@@ -8,12 +8,11 @@ import threading
 import time
 from pathlib import Path
 
-import platformdirs
 from PIL import Image
 
 from library.config.schema import ConfigError
 from library.data.pixels import extensions
-from library.files import write_atomic
+from library.files import cache_folder, write_atomic
 
 SIDES = (320, 1280)  # what may be asked for
 PIXELS = 80_000_000  # of an image that is opened at all; one of a few kilobytes may claim billions
@@ -26,9 +25,7 @@ _pruned = [0.0]
 
 def root() -> Path:
     """Where they are kept."""
-    given = os.environ.get("KOHYA_HOME")
-    home = Path(given).expanduser() / "cache" if given else platformdirs.user_cache_path("kohya", appauthor=False)
-    return home / "thumbnails"
+    return cache_folder() / "thumbnails"
 
 
 def thumb(path: str | Path, side: int = SIDES[0]) -> bytes:

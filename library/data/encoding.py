@@ -132,7 +132,8 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
         _encode_images(mine, work, store.memory.__setitem__)
         return store
     mine = _share(mine, lambda wanted: wanted.image, work.world)
-    vae = identity.fingerprint(work.parts.vae) if work.parts.vae is not None else None
+    there = work.parts.vae is not None or "vae" in work.parts.deferred
+    vae = identity.of_components(work.parts, ["vae"]) if there else None
     trust = work.config.cache.skip_cache_check
 
     def good(wanted: Wanted) -> bool:
@@ -172,6 +173,7 @@ def wanted_latents(every: Iterable["Image"], cache: Any) -> dict[tuple[str, tupl
 def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted, Arrays], None]) -> None:
     if not todo:
         return
+    work.parts.read_vae()
     vae = work.parts.vae
     if vae is None:
         raise ConfigError(
@@ -268,8 +270,8 @@ def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
         _encode_captions([(caption, [caption]) for caption in captions], work, memory.__setitem__)
         return Texts(cache.suffix, tuple(cache.keys), memory)
     store = Texts(cache.suffix, tuple(cache.keys))
-    networks = work.parts.encoders
-    encoders = identity.fingerprint(*(networks[name] for name in sorted(networks))) if networks else None
+    names = sorted({*work.parts.encoders, *work.parts.deferred} - {"vae"})
+    encoders = identity.of_components(work.parts, names) if names else None
     lengths = {**dict.fromkeys(store.keys), **work.family.text_lengths}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
     images = _images_by_file(every, store.suffix)
@@ -311,6 +313,7 @@ def _encode_captions(todo: list[tuple[str, list[str]]], work: EncodingJob, keep:
     """Encode each caption once and keep it under each of its names."""
     if not todo:
         return
+    work.parts.read_encoders()
     encoders = work.parts.encoders.values()
     if not encoders:
         raise ConfigError(

@@ -1,10 +1,16 @@
 """Which networks a cache was made with: a few of their weights, which tell the same ones in another precision."""
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
+from library.families.base import ModelComponents
+from library.files import cache_folder, write_atomic
 
 MARKS = 32  # weights that are remembered
 # How far a number may be off for having been rounded to a type, relative to its size.
@@ -28,6 +34,41 @@ def fingerprint(*networks: Any) -> JsonObject:
     marks = [ends[i * len(ends) // MARKS] for i in range(min(MARKS, len(ends)))] if len(ends) >= MARKS else ends
     coarsest = max(types, key=lambda kind: ROUNDING.get(kind, 1.0), default="")
     return {"exact": digest.hexdigest(), "type": coarsest, "marks": marks}
+
+
+# Why: docs/decisions/2026-11-22-networks-read-when-needed.md
+def of_components(parts: ModelComponents, names: Sequence[str]) -> JsonObject:
+    """The fingerprint of these networks of a model, all of them read or none.
+
+    What deferred networks were like when they were last read is remembered as long as their files are as they were
+    (size and time), so that a cache is checked without opening them; else they are read.
+    """
+    waiting = [parts.deferred[name] for name in names if name in parts.deferred]
+    if not waiting:
+        return fingerprint(*_networks(parts, names))
+    facts = [[one.kind, [[str(f), *_version(f)] for f in one.files]] for one in waiting]
+    place = cache_folder() / "networks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
+    with contextlib.suppress(ConfigError, OSError, ValueError):
+        found = json.loads(place.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and {"exact", "type", "marks"} == found.keys():
+            return found
+    if "vae" in names:
+        parts.read_vae()
+    else:
+        parts.read_encoders()
+    made = fingerprint(*_networks(parts, names))
+    with contextlib.suppress(ConfigError, OSError):  # then it is read the next time, too
+        write_atomic(place, json.dumps(made))
+    return made
+
+
+def _networks(parts: ModelComponents, names: Sequence[str]) -> list[Any]:
+    return [parts.vae if name == "vae" else parts.encoders[name] for name in names]
+
+
+def _version(file: Path) -> tuple[int, int]:
+    about = file.stat()
+    return about.st_size, about.st_mtime_ns
 
 
 def same(made: Any, now: JsonMapping | None) -> bool:

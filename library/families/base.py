@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from library.families.shared.sampler import Sampler
 
 
+@dataclass(frozen=True)
+class DeferredNetwork:
+    """A network that is read when somebody needs it."""
+
+    read: "Callable[[], nn.Module]"
+    files: tuple[Path, ...]
+    kind: str  # what besides the files decides over its weights: which part of them, its type
+
+
 @dataclass
 class ModelComponents:
     """The networks of one checkpoint, on the host until something moves them."""
@@ -21,8 +30,19 @@ class ModelComponents:
     denoiser: "nn.Module"
     vae: "nn.Module | None"
     encoders: "dict[str, nn.Module]"  # text encoders by short name: clip_l, clip_g, t5xxl
-    tokenizers: dict[str, Any]
+    tokenizers: Mapping[str, Any]
     source: dict[str, Any] = field(default_factory=dict)  # what saving needs besides the networks: paths, logit_scale
+    deferred: dict[str, DeferredNetwork] = field(default_factory=dict)  # "vae", or a text encoder's name
+
+    def read_vae(self) -> None:
+        """Read the VAE, if that was deferred."""
+        if waiting := self.deferred.pop("vae", None):
+            self.vae = waiting.read()
+
+    def read_encoders(self) -> None:
+        """Read the text encoders, if that was deferred."""
+        for name in [name for name in self.deferred if name != "vae"]:
+            self.encoders[name] = self.deferred.pop(name).read()
 
 
 @dataclass(frozen=True)
@@ -168,10 +188,13 @@ class Family(Protocol):
         are on this machine: from headers only. Raises ConfigError."""
         ...
 
-    def load(self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None) -> ModelComponents:
+    def load(
+        self, dtype: "torch.dtype", frozen: "torch.dtype | None" = None, deferring: bool = False
+    ) -> ModelComponents:
         """Everything on the CPU; sizes come from the file. What may learn is in `dtype`, the rest in `frozen`.
 
-        With fp8_base the matrices that the file has in 8 bits stay so.
+        With fp8_base the matrices that the file has in 8 bits stay so. `deferring` leaves the VAE and the text encoders
+        in `deferred`, for whom they may not be needed.
         """
         ...
 

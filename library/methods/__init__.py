@@ -72,6 +72,15 @@ def attach(parts: ModelComponents, family: Family, config: RunConfig) -> Trainin
     return (lora if is_ours else lycoris).attach(parts, family, config)
 
 
+def reads_encoders(config: RunConfig) -> bool:
+    """Whether `attach` looks at text encoders: they learn, files of adapters may be for them, LyCORIS counts them."""
+    if not isinstance(config, AdapterRun):
+        return getattr(config.steps, "train_text_encoder", False)
+    network = config.network
+    files = network.base_weights or network.network_weights or network.dim_from_weights
+    return bool(files) or not network.network_train_unet_only or not network.module.startswith("networks.")
+
+
 def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
     """LoRA files to merge into the base before training, each with its multiplier; one that is not given is 1."""
     files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()

@@ -26,7 +26,7 @@ class FullFinetune:
         """`groups` as for the optimizer; what is in none of them stays frozen."""
         # The networks as they are now, whatever `parts` loses later.
         self.parts, self.family, self._groups = copy.copy(parts), family, groups
-        self.parts.encoders = dict(parts.encoders)
+        self.parts.encoders, self.parts.deferred = dict(parts.encoders), dict(parts.deferred)
         self.denoiser: nn.Module | None = parts.denoiser
         self.block_classes = tuple(family.block_classes)
         for parameter in self.parameters():
@@ -66,7 +66,7 @@ class FullFinetune:
     def train(self, mode: bool = True) -> "FullFinetune":
         """Training or evaluation mode of the networks that learn."""
         for name, network in _networks(self.parts).items():
-            network.train(mode and self.trained_parts[name])
+            network.train(mode and self.trained_parts.get(name, False))  # what is read for saving only does not learn
         return self
 
     def note_gradients(self) -> None:

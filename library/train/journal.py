@@ -1,6 +1,7 @@
 """What a training tells: its record, lines on the console, curves of trackers, uploads."""
 
 import datetime
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,8 +30,11 @@ class Journal:
     What is said in any process but the first is dropped.
     """
 
-    def __init__(self, config: RunConfig, world: World, seed: int) -> None:
+    def __init__(self, config: RunConfig, world: World, seed: int, began: float = 0) -> None:
+        """`began` is when the process did, in seconds since 1970; now, if it is not given."""
         self._config, self._world = config, world
+        # Before the first step: what was done until when.
+        self._marks: list[tuple[str, float]] = [("", began or time.time())]
         self.record: Record | None = None
         if world.main:
             known = changed(config, secrets=True)  # so that they can be kept out of whatever is written
@@ -104,11 +108,27 @@ class Journal:
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """What goes on outside of the steps. Before the first step it raises Stopped when somebody asked for a stop."""
+        if self._marks and name != self.doing:
+            self.mark(self.doing or "imports and checks")
         self.doing = name
         if self.record:
             self.record.phase(name, done, total)
             self._progress(name, done, total)
         self.requests.check()
+
+    def mark(self, done: str) -> None:
+        """Before the first step: what has been going on is done."""
+        self._marks.append((done, time.time()))
+
+    def ready(self) -> None:
+        """Say where the time before the first step went."""
+        self.mark("the rest")
+        spent: dict[str, float] = {}
+        for (_, before), (name, now) in itertools.pairwise(self._marks):
+            spent[name] = spent.get(name, 0.0) + now - before
+        told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
+        self.say(f"Ready for the first step after {sum(spent.values()):.1f} s: {told}")
+        self._marks.clear()
 
     @property
     def on_graph(self) -> Callable[[str, int, int], None] | None:
@@ -117,6 +137,7 @@ class Journal:
 
     def plan(self, clock: Clock, data: JsonMapping, batches: Batches) -> None:
         """Say what lies ahead."""
+        self.mark(self.doing)
         if self.record:
             self.record.plan(clock.total, epochs=clock.epochs, data=data)
         sizes = len(batches.shapes)

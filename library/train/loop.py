@@ -15,6 +15,7 @@ from library.config.run_config import RunConfig
 from library.data import encoding
 from library.data.images import ImageSet
 from library.data.loading import Batch, Batches
+from library.families.base import ModelComponents
 from library.imports import without_collecting
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, prepare_encoders
@@ -36,10 +37,10 @@ from library.train.validation import ValidationRunner
 from library.train.world import World
 
 
-def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence[str] = ()) -> Path:
+def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence[str] = (), began: float = 0) -> Path:
     """Train what `config` describes and return the file that came of it.
 
-    `remarks` and `notes` go into the run's record; the notes have been said before.
+    `remarks` and `notes` go into the run's record; the notes have been said before. `began` is when the process did.
     """
     world = World(config)
     seed = rng.seed_everything(config.steps.seed, world.ranks)
@@ -47,7 +48,7 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         torch_settings.settings_kept(),
         attention.settings_kept(),
         world,
-        Journal(config, world, seed) as journal,
+        Journal(config, world, seed, began) as journal,
         CompileLog(journal.on_graph) as compile_log,
     ):
         journal.begin(remarks, notes)
@@ -58,9 +59,9 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         images = data.scan(config)
         journal.phase("loading the model")
         with prewarm.prewarm_inductor(config.compile, world.device), without_collecting():
-            components = family.load(world.storage_dtype, world.compute_dtype)
-        fp8_storage.store_encoders(components.encoders, config)
+            components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
         samples = SampleRunner(family, components, config)
+        read_needed(components, config, samples.wanted)
         samples.encode_prompts(world, journal)
         encoding.encode(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
@@ -76,6 +77,7 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
         config = autotune.best_config(batches, compute_loss, clock, world, journal)
         compute_loss = replace(compute_loss, config=config)
+        journal.mark("attaching what learns")
 
         # Make it fit and fast: storage, swapping, checkpointing and compilation. Then what steps it.
         prepare_encoders(components.encoders, method.trained_parts, config)
@@ -85,6 +87,7 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         compile_log.attention, compile_log.fallback = prepared.attention, prepared.not_compiled
         if prepared.not_compiled:
             journal.warn(f"Not compiled: {prepared.not_compiled}")
+        journal.mark("moving to the device")
         updates = Updates(method, config, world, seed, clock.total)
         method.train()
 
@@ -95,6 +98,15 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
             return take_steps(training, precompiler, images, samples)
 
 
+def read_needed(components: ModelComponents, config: RunConfig, previews: bool) -> None:
+    """Read what the steps or previews use; what is only for encoding waits until something is not cached yet."""
+    fp8_storage.store_when_read(components, config)
+    if previews or not config.cache.latents:
+        components.read_vae()
+    if previews or not config.cache.text or methods.reads_encoders(config):
+        components.read_encoders()
+
+
 def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, samples: SampleRunner) -> Path:
     """All steps of a training that is set up, with what is done once in a while; returns the file that came of it."""
     config, clock, journal = training.config, training.clock, training.journal
@@ -102,10 +114,13 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     checkpointer, validation = Checkpointer(training, images), ValidationRunner(training, images)
     if config.steps.resume:
         resume_state.resume(Path(config.steps.resume), training)
+    journal.mark("optimizer")
     precompiler.record_ahead(training.batches, compute_loss, training.step_log.meter.pause)
     precompiler.run_ahead(training.batches, compute_loss, training.step_log.meter.pause)
     precompiler.agree_on_recording(compute_loss.components.denoiser)
+    journal.mark("compiling and recording")
     samples.at_first(training)
+    journal.ready()
 
     accumulation = config.steps.gradient_accumulation_steps
     stepper = Stepper(training.batches, clock, training.generators, training.world, journal.requests, accumulation)

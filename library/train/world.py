@@ -62,8 +62,10 @@ class World:
     def place(self, components: ModelComponents, trained: Mapping[str, bool], cached: Any, keep_vae: bool) -> None:
         """Move the VAE and the text encoders to the device, and let those go whose outputs are cached.
 
-        `cached` is the config's cache section. The denoiser is placed in `prepare_denoiser`.
+        `cached` is the config's cache section. What is still deferred is not needed. The denoiser is placed in
+        `prepare_denoiser`.
         """
+        components.deferred.clear()
         if not cached.latents and components.vae is not None:
             components.vae.to(self.device)
         elif not keep_vae:

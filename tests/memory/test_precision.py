@@ -173,10 +173,9 @@ def watched(monkeypatch, at_first_step):
     encode, compute = encoding.encode, loop.LossFunction.__call__
 
     def noted(images, family, parts, *how):
+        encode(images, family, parts, *how)
         networks = {**parts.encoders, "vae": parts.vae}
         seen.update({name: weakref.ref(network) for name, network in networks.items()})
-        del networks
-        return encode(images, family, parts, *how)
 
     def first(*args):
         if seen:

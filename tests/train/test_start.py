@@ -3,11 +3,14 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+from library.families.shared import autoencoder, clip, t5, weights
 from tests.source import ROOT
-from tests.training import LORAS, config_of
+from tests.training import LORAS, SCRIPTS, config_of, copied, pictures, train
 
 # Adapters, optimizers, tables, statistics and exports that no plain training asks for, each seconds or hundreds of MB.
 UNUSED = {"peft", "bitsandbytes", "pandas", "sklearn", "scipy", "onnx", "onnxruntime", "torchvision", "torchao", "cv2",
@@ -35,3 +38,61 @@ def test_a_training_imports_nothing_that_it_does_not_use(demo, squares, tmp_path
     loaded = imported(f"sd-scripts/{script}.py", "--config_file", file)
     assert "torch" in loaded
     assert not loaded & UNUSED
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Every file of weights that is opened, and every VAE and text encoder that is built."""
+    seen = {"opened": [], "built": []}
+
+    def spy(place, name, kind, what):
+        real = getattr(place, name)
+
+        def wrapped(*given, **named):
+            seen[kind].append(what(*given))
+            return real(*given, **named)
+
+        monkeypatch.setattr(place, name, wrapped)
+
+    spy(weights, "_opened", "opened", lambda path, mmap: path.name)
+    spy(autoencoder, "build", "built", lambda *_: "vae")
+    spy(clip, "encoder", "built", lambda *_: "clip")
+    spy(t5, "load", "built", lambda *_: "t5")
+    return seen
+
+
+TO_DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "sample_prompts": None}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_is_cached_is_not_read_again(demo, tmp_path, read, script):
+    """Neither the VAE's nor the text encoders' files are opened; losses and the file are the same to the last bit."""
+    values = {"train_data_dir": pictures(tmp_path / "pictures"), "max_train_steps": 2, **TO_DISK}
+    first = train(config_of(demo, script, output_dir=tmp_path / "first", **values))
+    assert {"vae", "clip"} <= set(read["built"])
+    read["opened"].clear(), read["built"].clear()
+    config = config_of(demo, script, output_dir=tmp_path / "second", **values)
+    second = train(config)
+    assert second.losses == first.losses
+    ours, before = second.tensors(), first.tensors()
+    assert ours.keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ours.items())
+    # Adapters that are saved are read back; a whole SDXL model's file holds all networks, so they are read for it.
+    assert set(read["opened"]) - {second.file.name} == {Path(config.model.pretrained_model_name_or_path).name}
+    assert set(read["built"]) == ({"vae", "clip"} if script == "sdxl_train" else set())
+
+
+def test_another_file_under_the_same_name_is_read(demo, tmp_path, read):
+    """Its latents are others, so those that are cached are made anew."""
+    own = copied(demo, tmp_path / "own")
+    values = {"train_data_dir": pictures(tmp_path / "pictures"), "max_train_steps": 1, **TO_DISK}
+    first = train(config_of(own, "flux_train_network", output_dir=tmp_path / "first", **values))
+    read["built"].clear()
+    config = config_of(own, "flux_train_network", output_dir=tmp_path / "second", **values)
+    stored = weights.read(config.model.ae)
+    from safetensors.torch import save_file
+
+    save_file({name: stored[name] * 1.5 for name in stored}, config.model.ae)
+    done = train(config)
+    assert read["built"] == ["vae"]
+    assert done.losses != first.losses

@@ -1,6 +1,7 @@
 """FLUX.1 as a family: how its files become networks, captions become conditions, latents become a training step."""
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +12,13 @@ from torch import Tensor, nn
 
 from library.config import idle
 from library.config.problems import ConfigError, Problem
-from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.facts import Shapes
 from library.families.flux import checkpoint, packing
 from library.families.flux.model import Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
-from library.families.shared import clip, t5, tokenizers
+from library.families.shared import clip, t5, tokenizers, weights
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
@@ -159,10 +160,11 @@ class FluxFamily:
             self.depth = (sizes.double_blocks, sizes.single_blocks)
         return found
 
-    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> ModelComponents:
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """All four networks on the CPU, in sizes that their files tell. Raises ConfigError.
 
-        The transformer is in `dtype`, the other three in `frozen`, if that is given.
+        The transformer is in `dtype`, the other three in `frozen`, if that is given. With `deferring` these wait in
+        `deferred`, and their files are not opened.
 
         The blocks' matrices stay in 8 bits when the file has them so and fp8_base is set. The autoencoder is in float32
         with no_half_vae, and in place of float16, whose range it exceeds.
@@ -173,15 +175,26 @@ class FluxFamily:
         denoiser = checkpoint.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         exact = getattr(config.model, "no_half_vae", False) or frozen == torch.float16
-        vae = checkpoint.load_ae(paths["ae"], torch.float32 if exact else frozen, self.scale, self.shift, mmap)
-        encoders = {
-            "clip_l": checkpoint.load_clip_l(paths["clip_l"], frozen, mmap),
-            "t5xxl": t5.load(paths["t5xxl"], frozen, mmap),
+        kind = torch.float32 if exact else frozen
+        readers = {
+            "vae": functools.partial(checkpoint.load_ae, paths["ae"], kind, self.scale, self.shift, mmap),
+            "clip_l": functools.partial(checkpoint.load_clip_l, paths["clip_l"], frozen, mmap),
+            "t5xxl": functools.partial(t5.load, paths["t5xxl"], frozen, mmap),
         }
-        found = {part: tokenizers.load(self._tokenizer_folder(part), name) for part, (name, _) in TOKENIZERS.items()}
+        files = {part: tuple(weights.files(paths["ae" if part == "vae" else part])) for part in readers}
+        deferred = {
+            part: DeferredNetwork(read, files[part], f"flux {part} {kind if part == 'vae' else frozen}")
+            for part, read in readers.items()
+        }
+        found = {part: (self._tokenizer_folder(part), name) for part, (name, _) in TOKENIZERS.items()}
         self.guided = denoiser.sizes.guidance
         self.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
-        return ModelComponents(denoiser, vae, encoders, found, {part: str(path) for part, path in paths.items()})
+        source = {part: str(path) for part, path in paths.items()}
+        parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred)
+        if not deferring:
+            parts.read_vae()
+            parts.read_encoders()
+        return parts
 
     def export(self, parts: ModelComponents) -> dict[str, Tensor]:
         """The denoiser under the keys of a single file (BFL, without prefix); nothing else is saved with it."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families import recognition
-from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.sdxl import conditions, folder, keys, model
 from library.families.sdxl.network_args import block_of
 from library.families.sdxl.options import SdxlLora, SdxlTrain
@@ -116,36 +116,50 @@ class SdxlFamily:
         self.layout = keys.Layout.of(found["denoiser"])
         return found
 
-    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> ModelComponents:
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """Everything on the CPU, what learns in `dtype`. Raises ConfigError.
 
         Text encoders that do not learn and the VAE are in `frozen`, if that is given; the VAE in float32 with
-        no_half_vae.
+        no_half_vae. With `deferring` they wait in `deferred`.
         """
         options, half = self.config.model, dtype == torch.float16
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(model.wanted_files, half=half)
         where = hub.local(options.pretrained_model_name_or_path or "", f"--{OPTION}", choose, self.token)
         stored = model.opened(where, half, mmap)
-        if options.vae:
-            place = hub.local(options.vae, "--vae", _vae_files, self.token)
+        place = hub.local(options.vae, "--vae", _vae_files, self.token) if options.vae else None
+        # Whole models are saved with all their parts, and what is open cannot be taken away meanwhile.
+        if place and not (deferring and self.config.adapters):
             stored.tensors["vae"] = model.read_vae(place, half, mmap)
         self.layout = keys.Layout.of(stored.tensors["denoiser"])
         frozen = frozen or dtype
         text = dtype if getattr(self.config.steps, "train_text_encoder", False) else frozen
         kinds = {"denoiser": dtype, "clip_l": text, "clip_g": text}
         kinds["vae"] = torch.float32 if options.no_half_vae else frozen
-        networks = model.build(stored, kinds, self.config.adapters and self.config.precision.fp8_denoiser)
-        found = {part: self._tokenizer(part, where) for part in conditions.TOKENIZERS}
-        encoders = {part: networks[part] for part in conditions.TOKENIZERS}
-        return ModelComponents(
-            networks["denoiser"], networks["vae"], encoders, found, {"rest": stored.rest, "path": str(where)}
-        )
+        keep_fp8 = self.config.adapters and self.config.precision.fp8_denoiser
+        denoiser = model.build(stored, "denoiser", kinds["denoiser"], keep_fp8)
 
-    def _tokenizer(self, encoder: str, where: Path) -> Any:
-        name, subfolder = conditions.TOKENIZERS[encoder]
-        folder = tokenizers.find(name, where, subfolder, self.config.model.tokenizer_cache_dir, self.token)
-        return tokenizers.load(folder, name)
+        def read(part: str) -> nn.Module:
+            if place and part == "vae" and deferring and self.config.adapters:
+                stored.tensors["vae"] = model.read_vae(place, half, mmap)
+            return model.build(stored, part, kinds[part])
+
+        def waiting(part: str) -> DeferredNetwork:
+            own = place if place and part == "vae" else where
+            found = weights.files(own) if own.is_file() else sorted(own.rglob("*.safetensors"))
+            return DeferredNetwork(functools.partial(read, part), tuple(found), f"sdxl {part} {kinds[part]} {half}")
+
+        found: dict[str, tuple[Path, str]] = {}
+        for part, (name, subfolder) in conditions.TOKENIZERS.items():
+            folder = tokenizers.find(name, where, subfolder, options.tokenizer_cache_dir, self.token)
+            found[part] = folder, name
+        source = {"rest": stored.rest, "path": str(where)}
+        deferred = {part: waiting(part) for part in ("vae", *conditions.TOKENIZERS)}
+        parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred)
+        if not deferring:
+            parts.read_vae()
+            parts.read_encoders()
+        return parts
 
     def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> raw samples of the VAE's posterior, float32 [B, 4, H/8, W/8].
@@ -198,6 +212,8 @@ class SdxlFamily:
 
     def export(self, parts: ModelComponents) -> dict[str, Tensor]:
         """The whole model by the single file's names, in the dtypes it has."""
+        parts.read_vae()
+        parts.read_encoders()
         out = dict(parts.source.get("rest", {}))
         out.setdefault(keys.LOGIT_SCALE, torch.tensor(keys.FULL_LOGIT_SCALE))
         out |= keys.to_single("denoiser", parts.denoiser.state_dict())
@@ -208,6 +224,8 @@ class SdxlFamily:
 
     def write_folder(self, parts: ModelComponents, place: Path, put: folder.Put) -> None:
         """The whole model as a diffusers folder; `put(path, tensors)` writes a file of weights."""
+        parts.read_vae()
+        parts.read_encoders()
         noise, model_options = self.config.noise, self.config.model
         folder.write(parts, place, put, model_options.v_parameterization, noise.zero_terminal_snr)
 

@@ -209,21 +209,17 @@ def _classes() -> tuple[Any, Any, Any]:
     return Unet, attention_processor.AttnProcessor2_0, resnet.ResnetBlock2D
 
 
-def build(stored: Stored, kinds: Mapping[str, torch.dtype], keep_fp8: bool) -> dict[str, nn.Module]:
-    """The networks of a checkpoint on the CPU: {"denoiser", "vae", "clip_l", "clip_g"}. Takes the tensors over.
+def build(stored: Stored, part: str, dtype: torch.dtype, keep_fp8: bool = False) -> nn.Module:
+    """A network of a checkpoint ("denoiser", "vae", "clip_l", "clip_g") on the CPU. Takes its tensors over.
 
-    `kinds` has the dtype of each. With `keep_fp8` the matrices of the U-Net's blocks that are in 8 bits stay so.
+    With `keep_fp8` the matrices of the U-Net's blocks that are in 8 bits stay so.
     """
-    out = {}
-    for part in PARTS:
-        kept = keep_fp8 and part == "denoiser"
-        tensors = {n: _as(n, t, kinds[part], kept) for n, t in stored.tensors.pop(part, {}).items()}
-        try:
-            out[part] = PARTS[part](tensors)
-        except (RuntimeError, KeyError, StopIteration, ZeroDivisionError) as e:
-            raise ConfigError("{path}: its {blame} is not that of an SDXL model ({short})",
-                path=stored.path, blame=BLAME[part], short=_short(e)) from e  # fmt: skip
-    return out
+    tensors = {n: _as(n, t, dtype, keep_fp8) for n, t in stored.tensors.pop(part, {}).items()}
+    try:
+        return PARTS[part](tensors)
+    except (RuntimeError, KeyError, StopIteration, ZeroDivisionError) as e:
+        raise ConfigError("{path}: its {blame} is not that of an SDXL model ({short})",
+            path=stored.path, blame=BLAME[part], short=_short(e)) from e  # fmt: skip
 
 
 PARTS = {

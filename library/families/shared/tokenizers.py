@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,25 @@ def keep(folder: Path, target: Path) -> Path:
         if (folder / file).is_file():
             write_atomic(target / file, (folder / file).read_bytes())
     return target
+
+
+class Tokenizers(Mapping[str, Any]):
+    """The tokenizers of a model by their encoders, each read from its folder when it is first asked for."""
+
+    def __init__(self, places: Mapping[str, tuple[Path, str]]) -> None:
+        """`places`: the folder and the tokenizer's name on the hub, by encoder."""
+        self._places, self._known = dict(places), dict[str, Any]()
+
+    def __getitem__(self, encoder: str) -> Any:
+        if encoder not in self._known:
+            self._known[encoder] = load(*self._places[encoder])
+        return self._known[encoder]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def load(folder: Path, name: str) -> Any:

@@ -1,6 +1,8 @@
 """How weights are stored, and in which type a run computes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 from library import families
 from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type
 from library.config.run_config import RunConfig
+from library.families.base import ModelComponents
 from library.memory.quantization import fp8_matmul, int8
 
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -55,6 +58,21 @@ def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None
         for encoder in encoders.values():
             for layers in (m for m in encoder.modules() if isinstance(m, nn.ModuleList)):
                 _store(layers)
+
+
+def store_when_read(parts: ModelComponents, config: RunConfig) -> None:
+    """The same for text encoders that are deferred: each is stored so as soon as it is read."""
+    if not (config.adapters and config.precision.fp8_encoders):
+        return
+
+    def stored(name: str, read: Callable[[], nn.Module]) -> nn.Module:
+        encoder = read()
+        store_encoders({name: encoder}, config)
+        return encoder
+
+    for name, one in parts.deferred.items():
+        if name != "vae":
+            parts.deferred[name] = replace(one, read=partial(stored, name, one.read), kind=f"{one.kind} fp8")
 
 
 def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from library.config.schema import ConfigError
 from library.families import recognition
-from library.families.base import BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder, clip, hub, random_networks, tokenizers, weights
 from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
@@ -64,7 +64,7 @@ class Toy:
         path = Path(self.config.model.pretrained_model_name_or_path or "")
         return {part: dict(own) for part, own in split(weights.header(path)).items()} if path.is_file() else {}
 
-    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None) -> ModelComponents:
+    def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """Everything on the CPU."""
         path = self.config.model.pretrained_model_name_or_path
         file = weights.read(path, not self.config.model.disable_mmap_load_safetensors)
@@ -75,12 +75,17 @@ class Toy:
         }
         if not found["denoiser"]:
             raise ConfigError(f"{OPTION}: {path} is no toy checkpoint: choose one")
-        return ModelComponents(
-            build(found["denoiser"]),
-            autoencoder.build(found["vae"], SCALE),
-            {"clip_l": clip.encoder(found["clip_l"])},
-            {"clip_l": tokenizers.load(tokenizers.find(tokenizers.CLIP_L, path), tokenizers.CLIP_L)},
-        )
+        place = tokenizers.find(tokenizers.CLIP_L, path)
+        waiting = {
+            "vae": DeferredNetwork(lambda: autoencoder.build(found["vae"], SCALE), (Path(path),), "toy vae"),
+            "clip_l": DeferredNetwork(lambda: clip.encoder(found["clip_l"]), (Path(path),), "toy clip_l"),
+        }
+        words = tokenizers.Tokenizers({"clip_l": (place, tokenizers.CLIP_L)})
+        parts = ModelComponents(build(found["denoiser"]), None, {}, words, {}, waiting)
+        if not deferring:
+            parts.read_vae()
+            parts.read_encoders()
+        return parts
 
     def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Raw samples, float32 [B, 4, h / 8, w / 8]."""
@@ -115,6 +120,8 @@ class Toy:
 
     def export(self, parts: ModelComponents) -> dict[str, Tensor]:
         """All three networks."""
+        parts.read_vae()
+        parts.read_encoders()
         named = {
             "denoiser": parts.denoiser.state_dict(),
             "vae": parts.vae.state_dict() if parts.vae is not None else {},
