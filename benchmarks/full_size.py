@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CKPT = {"gradient_checkpointing": True}
 COMPILED = {"compile": True, "compile_fullgraph": True}
 FP8 = {"fp8_base": True, "fp8_compute": True}
+INT8 = {"int8_base": True, "int8_compute": True}
 SWAPPED = {**COMPILED, **CKPT, "blocks_to_swap": 20}
 HABIT = "eager, checkpointing"
 BLOCKS = "compiled, transformer blocks only"  # FLUX.1 has no others
@@ -40,6 +41,8 @@ CASES = {
     "compiled, fp8 stored, checkpointing": {**COMPILED, **CKPT, "fp8_base": True},
     "compiled, fp8, checkpointing": {**COMPILED, **CKPT, **FP8},
     "compiled, fp8": {**COMPILED, **FP8},
+    "compiled, int8, checkpointing": {**COMPILED, **CKPT, **INT8},
+    "compiled, int8": {**COMPILED, **INT8},
     "compiled, 20 swapped": SWAPPED,
     "compiled, 20 swapped, fp8 stored": {**SWAPPED, "fp8_base": True},
     "compiled, 20 swapped, fp8": {**SWAPPED, **FP8},

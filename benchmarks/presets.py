@@ -43,6 +43,7 @@ EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
 UNRECORDED = {"compile_mode": "default", "cuda_graphs": "false"}
 PLAYED = {"compile": True, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}
 FP8 = {"fp8_base": True, "fp8_compute": True}
+INT8 = {"int8_base": True, "int8_compute": True}
 # What a preset is compared with: a name, what changes, and the GiB that it needs, roughly, to compile side by side.
 WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     "sdxl lora": (
@@ -70,6 +71,7 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("fp8 products, half the activations", "lora-24gb",
          {"checkpoint_keep_attention": False, "gradient_checkpointing": False, "compile_activation_budget": 0.5}, 34),
         ("fp8 products", "lora-80gb", FP8, 46),
+        ("int8 products", "lora-80gb", INT8, 46),
         ("fp8 products, recorded", "lora-80gb", {**FP8, **PLAYED}, 70),
         ("fp8 products, 22 blocks swapped", "lora-12gb", {"blocks_to_swap": 22}, 17),
         ("fp8 products, 10 blocks swapped", "lora-16gb", {"blocks_to_swap": 10}, 17),
@@ -116,9 +118,9 @@ class Case:
     @property
     def graphs(self) -> str:
         """What decides which graphs are made: cases that are equal here share them."""
-        names = ("gradient_checkpointing", "checkpoint_keep_attention", "fp8_base", "fp8_compute", "train_batch_size",
-                 "compile_activation_budget", "compile_blocks", "compile_backend", "cpu_offload_checkpointing",
-                 "network_dim")  # fmt: skip
+        names = ("gradient_checkpointing", "checkpoint_keep_attention", "fp8_base", "fp8_compute", "int8_base",
+                 "int8_compute", "train_batch_size", "compile_activation_budget", "compile_blocks", "compile_backend",
+                 "cpu_offload_checkpointing", "network_dim")  # fmt: skip
         return f"{self.script} {[(name, self.values.get(name)) for name in names]}"
 
 

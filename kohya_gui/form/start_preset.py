@@ -21,6 +21,7 @@ DEFAULTS = {
 }
 
 
+PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 COMPILED = ("compiled", "CUDA graphs")  # what the sentence of a preset says of compiling
 
 
@@ -66,15 +67,15 @@ def suited(ready: Sequence[presets.Preset], gpu: Card | None) -> tuple[presets.P
 
 def applied(preset: presets.Preset, config: type, now: JsonMapping, notes: list[str]) -> Any:
     """A preset on top of the defaults, as `presets.apply` makes it; where there is no GPU without compiling, which
-    takes a processor minutes before the first step, and without fp8 products, which only GPUs have. `notes` say what is
-    other than in the preset's file."""
+    takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. `notes` say what
+    is other than in the preset's file."""
     made = presets.apply(preset, config, now, notes)
     if not made.compile.compile or card():
         return made
     notes.append("Other than in the preset, compiling is off: this processor would compile for minutes.")
     known = options(config)
     kept = {name: value for name, value in flat(changed(made)).items()
-            if not presets.is_of_compiling(known[name]) and name != "fp8_compute"}  # fmt: skip
+            if not presets.is_of_compiling(known[name]) and name not in PRODUCTS}  # fmt: skip
     return build(config, kept, preset.path.name, notes=[])
 
 

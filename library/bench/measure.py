@@ -9,12 +9,12 @@ import torch
 
 from library.bench import machine, report, stage
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, STEP
-from library.bench.shapes import flops
 from library.bench.subjects import Subject
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.measuring import timing
 from library.measuring.candidates import Candidate
+from library.measuring.shapes import flops
 from library.memory.quantization import fp8_storage
 from library.runs.job_work import JobRecord
 

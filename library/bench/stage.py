@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.bench import shapes
 from library.bench.subjects import FACTOR, FamilySubject, Subject, TrainableModel
 from library.compiler.log import CompileLog
 from library.compiler.torch_private import FakeTensor
 from library.config.run_config import RunConfig
 from library.data.loading import Batch
+from library.measuring import shapes
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage

@@ -24,7 +24,7 @@ from library.data.length import Length, length
 from library.data.threads import Report
 from library.families.shared.weights import entries
 from library.files import free_space
-from library.memory.quantization import fp8_matmul
+from library.memory.quantization import fp8_matmul, int8_matmul
 from library.optim import optimizers
 from library.outputs import hub, prompts, trackers
 from library.outputs import paths as save
@@ -226,8 +226,12 @@ def _lonely(config: RunConfig) -> Iterator[Problem]:
 
 def _unable(config: RunConfig) -> Iterator[Problem]:
     """What only some GPUs can do, where there is none of them."""
-    if config.adapters and config.precision.fp8_compute and not fp8_matmul.supports_fp8(_device()):
-        yield idle.remark("fp8_compute", "this machine cannot multiply in 8 bits, only keep them")
+    if not config.adapters:
+        return
+    fp8, int8 = fp8_matmul.supports_fp8(_device()), int8_matmul.supports_int8(_device())
+    for name, works in (("fp8_compute", fp8), ("int8_compute", int8), ("auto_compute", fp8 or int8)):
+        if getattr(config.precision, name) and not works:
+            yield idle.remark(name, "this machine cannot multiply in 8 bits, only keep them")
 
 
 def _steps(config: RunConfig, images: data.Check) -> Length | None:

@@ -209,6 +209,11 @@ def scaled_mm(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Ten
     return torch._scaled_mm(left, right, scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
+def int_mm(left: Tensor, right: Tensor) -> Tensor:
+    """Product of int8 matrices, summed in int32. `torch.mm` of int8 would answer in int8."""
+    return torch._int_mm(left, right)
+
+
 # ---- memory
 
 

@@ -166,7 +166,8 @@ ADAPTERS: tuple[Rule, ...] = (
 )  # fmt: skip
 
 WHOLE: tuple[Rule, ...] = (
-    ("fp8_base int8_base fp8_compute", lambda c: False, "the whole model is trained, which needs more than 8 bits"),
+    ("fp8_base int8_base fp8_compute int8_compute auto_compute", lambda c: False,
+     "the whole model is trained, which needs more than 8 bits"),
     ("use_safetensors", lambda c: c.save.save_model_as is None and not c.save.only_safetensors,
      "save_model_as, or the base model, decides"),
     ("learning_rate_te1 learning_rate_te2", lambda c: getattr(c.steps, "train_text_encoder", False),

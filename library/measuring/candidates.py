@@ -71,6 +71,8 @@ ALL = (
               {**COMPILED, "compile_mode": "max-autotune-no-cudagraphs"}, "cuda", usual=False),
     Candidate("int8", "compiled, frozen base in int8", {**COMPILED, "int8_base": True}, "cuda",
               usual=False),
+    Candidate("int8-products", "compiled, int8 matrix products",
+              {**COMPILED, "int8_base": True, "int8_compute": True}, "cuda", usual=False),
     Candidate("fp8", "compiled, fp8 matrix products",
               {**COMPILED, "fp8_base": True, "fp8_compute": True}, "cuda", usual=False),
 )  # fmt: skip

@@ -66,7 +66,8 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
         memory = config.memory
         around = config.compile.compile and config.compile.compile_scope == "inner"
-        keep, own = memory.checkpoint_keep_attention, getattr(config.precision, "fp8_compute", False)
+        keep = memory.checkpoint_keep_attention
+        own = config.precision.fp8_compute or config.precision.int8_compute
         checkpointing.wrap(blocks, memory.cpu_offload_checkpointing, keep, around, own)
     # 4. in place: names in state_dict stay
     log = log or CompileLog()

@@ -35,6 +35,7 @@ FROZEN = {  # for adapters only: the weights that learn have 16 bits or more
     "fp8 weights": BF16 | {"fp8_base": True},
     "fp8 weights, compiled, recorded": BF16 | COMPILED | RECORDED | {"fp8_base": True},
     "fp8 products, compiled": BF16 | COMPILED | {"fp8_base": True, "fp8_compute": True},
+    "int8 products, compiled, swapped": BF16 | COMPILED | SWAPPED | {"int8_base": True, "int8_compute": True},
     "int8 weights": BF16 | {"int8_base": True},
     "int8 weights, compiled, swapped": BF16 | COMPILED | SWAPPED | {"int8_base": True},
 }

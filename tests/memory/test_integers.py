@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from library.config.schema import ConfigError
-from library.memory.quantization import fp8_storage, int8
+from library.memory.quantization import fp8_storage, int8, int8_matmul
 from library.methods.adapters import AdapterSpec, LoraConv2d, LoraLinear
 from tests import training
 
@@ -37,7 +37,7 @@ def test_every_kind_of_layer_answers_nearly_the_same_and_lets_gradients_through(
 
 
 @pytest.mark.parametrize("script", training.LORAS)
-def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, squares, tmp_path, script):
+def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, squares, tmp_path, monkeypatch, script):
     given = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 4, "mixed_precision": "bf16"}
     few = {"compile_blocks": "single:all"}
     if script.startswith("sdxl"):  # of the seven graphs of residual blocks, which differ in channels alone, one
@@ -51,7 +51,11 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, 
     wide, kept = losses("wide"), losses("kept", int8_base=True)
     assert kept != wide and kept == pytest.approx(wide, rel=0.01)
     compiled = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
-    assert losses("all", int8_base=True, blocks_to_swap=2, **compiled, **few) == pytest.approx(kept, rel=0.01)
+    everything = {"int8_base": True, "blocks_to_swap": 2, **compiled, **few}
+    assert losses("all", **everything) == pytest.approx(kept, rel=0.01)
+    monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
+    multiplied = losses("products", int8_compute=True, **everything)
+    assert multiplied != kept and multiplied == pytest.approx(wide, rel=0.02)
 
 
 def test_only_what_is_frozen_and_only_once(demo):

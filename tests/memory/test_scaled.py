@@ -6,21 +6,25 @@ from torch import nn
 
 from library.check import preflight
 from library.config.schema import ConfigError
-from library.memory.quantization import fp8_matmul, fp8_storage
+from library.memory.quantization import fp8_matmul, fp8_storage, int8, int8_matmul
 from library.methods.adapters import AdapterSpec, LoraLinear
 from tests.training import LORAS, config_of
 
 CPU = torch.device("cpu")
 
 
-def layers(bias=True):
+FORMATS = {"fp8": fp8_matmul.quantize_fp8_, "int8": lambda layer, device: int8.quantize_int8_(layer, device, True)}
+WORST = {"fp8": 0.06, "int8": 0.015}
+
+
+def layers(quantize=fp8_matmul.quantize_fp8_, bias=True):
     torch.manual_seed(0)
     exact = nn.Linear(64, 96, bias=bias).requires_grad_(False)
     with torch.no_grad():
         exact.weight[::2] *= 100  # rows of very different size, which one scale for all could not hold
     fast = nn.Linear(64, 96, bias=bias).requires_grad_(False)
     fast.load_state_dict(exact.state_dict())
-    fp8_matmul.quantize_fp8_(fast, CPU)
+    quantize(fast, CPU)
     return exact, fast
 
 
@@ -29,20 +33,65 @@ def away(found, wanted):
     return ((found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max()
 
 
-def test_answers_and_gradients_are_those_of_the_exact_product_but_for_rounding():
-    exact, fast = layers()
+@pytest.mark.parametrize("name", FORMATS)
+def test_answers_and_gradients_are_those_of_the_exact_product_but_for_rounding(name):
+    exact, fast = layers(FORMATS[name])
     x = (torch.randn(2, 5, 64) * torch.logspace(-3, 3, 5)[:, None]).requires_grad_(True)
     gradient = torch.randn(2, 5, 96) * torch.logspace(2, -2, 5)[:, None]
     wanted, found = exact(x), fast(x)
-    assert fast.weight.dtype == fp8_matmul.FP8 and found.dtype == torch.bfloat16
-    assert away(found, wanted) < 0.06
+    assert fast.weight.itemsize == 1 and found.dtype == (torch.bfloat16 if name == "fp8" else x.dtype)
+    assert away(found, wanted) < WORST[name]
     (wanted_x,) = torch.autograd.grad(wanted, x, gradient)
     (found_x,) = torch.autograd.grad(found, x, gradient.to(found.dtype))
-    assert away(found_x, wanted_x) < 0.06
+    assert away(found_x, wanted_x) < WORST[name]
 
 
-def test_one_row_an_image_is_multiplied_as_it_is_kept():
-    exact, fast = layers()
+def test_int8_products_are_sums_of_whole_numbers_in_both_directions():
+    weight, few = (torch.randint(-127, 128, size, dtype=torch.int8) for size in ((96, 64), (5, 64)))
+    rows, columns = torch.rand(5, 1), torch.rand(96)
+    sums = (few.long() @ weight.long().t()).float()
+    found = int8_matmul.int8_product(few, weight, rows, columns, torch.float32)
+    assert torch.equal(found, sums * rows * columns)
+    found = int8_matmul.int8_product(few, weight.t().contiguous(), rows, None, torch.bfloat16)
+    assert torch.equal(found, (sums * rows).to(torch.bfloat16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "k", "n"), [(4608, 3072, 9216), (77, 2048, 640), (1, 64, 96), (300, 1040, 272)])
+def test_int8_kernels_of_the_gpu_give_the_very_same_numbers(m, k, n):
+    from library.memory.quantization import int8_triton
+
+    torch.manual_seed(0)
+    few, weight = (torch.randint(-127, 128, size, dtype=torch.int8) for size in ((m, k), (n, k)))
+    rows, columns = torch.rand(m, 1), torch.rand(n)
+    turned = weight.t().contiguous()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for given in ((few, weight, rows, columns), (few, turned, rows, None)):
+            wanted = int8_matmul.int8_product(*given, dtype)
+            on_gpu = [x if x is None else x.cuda() for x in given]
+            assert torch.equal(int8_matmul.int8_product(*on_gpu, dtype).cpu(), wanted)
+            for tiles in (int8_triton.USUAL, int8_triton.SMALL, int8_triton.OLD):
+                assert torch.equal(int8_triton.multiply(*on_gpu, dtype, tiles).cpu(), wanted)
+
+
+@pytest.mark.gpu
+def test_compiled_int8_layers_of_the_gpu_agree_with_the_processor():
+    _, here = layers(FORMATS["int8"])
+    there = torch.compile(layers(FORMATS["int8"])[1].cuda(), fullgraph=True)
+    x, gradient = torch.randn(2, 40, 64), torch.randn(2, 40, 96)
+    given, again = x.clone().requires_grad_(True), x.cuda().requires_grad_(True)
+    wanted, found = here(given), there(again)
+    assert away(found.cpu(), wanted) < 0.01
+    (wanted_x,), (found_x,) = (
+        torch.autograd.grad(wanted, given, gradient),
+        torch.autograd.grad(found, again, gradient.cuda()),
+    )
+    assert away(found_x.cpu(), wanted_x) < 0.01
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_row_an_image_is_multiplied_as_it_is_kept(name):
+    exact, fast = layers(FORMATS[name])
     x = torch.randn(3, 64)
     assert away(fast(x), exact(x)) < 0.04
 
@@ -56,15 +105,17 @@ def test_what_comes_in_8_bits_stays_bit_for_bit():
 
 
 def test_rows_of_zeros_stay_zeros():
-    few, rows = fp8_matmul.rounded(torch.zeros(2, 16))
-    assert not few.float().any() and rows.isfinite().all()
+    for made in (fp8_matmul.rounded, int8_matmul.rounded):
+        few, rows = made(torch.zeros(2, 16))
+        assert not few.float().any() and rows.isfinite().all()
 
 
-def test_adapters_go_on_learning_around_it_and_names_stay():
+@pytest.mark.parametrize("name", FORMATS)
+def test_adapters_go_on_learning_around_it_and_names_stay(name):
     exact, _ = layers()
     adapted = LoraLinear.around(exact, AdapterSpec(rank=4, alpha=4.0))
     names = [*adapted.state_dict()]
-    fp8_matmul.quantize_fp8_(adapted, CPU)
+    FORMATS[name](adapted, CPU)
     assert type(adapted).__name__ == "LoraLinear" and isinstance(adapted, nn.Linear)
     assert [*adapted.state_dict()] == names
     x = torch.randn(2, 3, 64, requires_grad=True)
@@ -72,8 +123,9 @@ def test_adapters_go_on_learning_around_it_and_names_stay():
     assert adapted.lora_up.weight.grad.any() and x.grad.any() and adapted.weight.grad is None
 
 
-def test_it_compiles_into_one_graph():
-    _, fast = layers()
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_compiles_into_one_graph(name):
+    _, fast = layers(FORMATS[name])
     graphs = []
 
     def count(graph, _):
@@ -85,15 +137,17 @@ def test_it_compiles_into_one_graph():
     assert len(graphs) == 1 and torch.equal(found, fast(x))
 
 
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("script", LORAS)
-def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squares, script):
-    config = config_of(
-        demo, script, mixed_precision="bf16", fp8_base=True, fp8_compute=True, train_data_dir=squares, compile=True
-    )
+def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_said(demo, squares, script, name):
+    how = {f"{name}_base": True, f"{name}_compute": True, "compile": True}
+    config = config_of(demo, script, mixed_precision="bf16", train_data_dir=squares, **how)
     block = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     fp8_storage.store_blocks([[block]], config, CPU)
-    assert isinstance(block[0], fp8_storage.StoredLinear)
-    assert any("fp8_compute has no effect" in remark for remark in preflight.check(config))
+    kept = {"fp8": fp8_matmul.FP8, "int8": torch.int8}[name]
+    x = torch.randn(2, 3, 32)
+    assert block[0].weight.dtype == kept and "_Product" not in str(block[0](x.requires_grad_(True)).grad_fn)
+    assert any(f"{name}_compute has no effect" in remark for remark in preflight.check(config))
 
 
 def test_what_it_needs(demo):
@@ -101,3 +155,9 @@ def test_what_it_needs(demo):
         config_of(demo, LORAS[0], mixed_precision="bf16", fp8_compute=True)
     with pytest.raises(ConfigError, match="fp8_compute needs mixed_precision = bf16"):
         config_of(demo, LORAS[0], mixed_precision="fp16", fp8_base=True, fp8_compute=True)
+    with pytest.raises(ConfigError, match="int8_compute needs a base model in int8: add int8_base"):
+        config_of(demo, LORAS[0], mixed_precision="bf16", int8_compute=True)
+    for name in FORMATS:
+        with pytest.raises(ConfigError, match=f"auto_compute and {name}_compute exclude each other: choose one"):
+            config_of(demo, LORAS[0], mixed_precision="bf16", auto_compute=True,
+                      **{f"{name}_base": True, f"{name}_compute": True})  # fmt: skip

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.bench import shapes
 from library.compiler.torch_private import DataDependentOutputException, DynamicOutputShapeException
 from library.config.schema import ConfigError
+from library.measuring import shapes
 
 FACTOR = 8  # pixels of an image for each of its latents
 TEXT_WIDTHS = ("caption_channels", "joint_attention_dim", "text_dim", "text_embed_dim", "in_text_dim", "context_in_dim",

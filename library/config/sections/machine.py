@@ -32,6 +32,17 @@ class Precision:
         "Compute matrix products in fp8 as well (RTX 40, H100 and later), with compile. Less exact; measure the gain.",
         label="fp8 matrix products",
     )
+    int8_compute: bool = opt(
+        False,
+        "Compute matrix products in int8 as well (RTX 20 and later), with compile. Needs int8_base; measure the gain.",
+        label="int8 matrix products",
+    )
+    auto_compute: bool = opt(
+        False,
+        "Time this model's matrix products in bf16, fp8 and int8 on this GPU before the first step (seconds, once), "
+        "and use the fastest. Where 8 bits win, the frozen base is kept in that format.",
+        label="Fastest matrix products",
+    )
 
     @property
     def fp8_denoiser(self) -> bool:
@@ -64,6 +75,14 @@ class Precision:
             yield Problem("fp8_compute",
                 "needs a base model in 8 bits: add fp8_base, or leave fp8_compute out",
                 also="fp8_base fp8_base_unet", fix={"fp8_base": True})  # fmt: skip
+        if self.int8_compute and run.adapters and not self.int8_base:
+            yield Problem("int8_compute",
+                "needs a base model in int8: add int8_base, or leave int8_compute out",
+                also="int8_base",
+                fix={"int8_compute": False} if self.fp8_denoiser else {"int8_base": True})  # fmt: skip
+        if self.auto_compute and (self.fp8_compute or self.int8_compute):
+            name = "fp8_compute" if self.fp8_compute else "int8_compute"
+            yield exclusive(run, "auto_compute", name)
         if self.fp8_compute and self.mixed_precision == "fp16":
             yield Problem("fp8_compute",
                 "needs mixed_precision = bf16, which GPUs that multiply in 8 bits have too",
@@ -75,10 +94,11 @@ class Precision:
             yield Problem("fp8_base",
                 "has no effect here: the whole model is trained, which needs more than 8 bits",
                 fix={"fp8_base": False})  # fmt: skip
-        if self.fp8_compute and run.adapters and not run.compile.compile:
-            yield Problem("fp8_compute",
-                "is faster with compile only: without it, rounding to fp8 takes longer than fp8 saves",
-                also="compile")  # fmt: skip
+        for name in ("fp8_compute", "int8_compute", "auto_compute"):
+            if getattr(self, name) and run.adapters and not run.compile.compile:
+                yield Problem(name,
+                    "is faster with compile only: without it, rounding to 8 bits takes longer than 8 bits save",
+                    also="compile")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from library import families
 from library.compiler.subclass import EIGHT_BIT, keep_class_name, wanted_type
 from library.config.run_config import RunConfig
 from library.families.base import ModelComponents
-from library.memory.quantization import fp8_matmul, int8
+from library.memory.quantization import fp8_matmul, int8, int8_matmul
 
 TYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8 = torch.float8_e4m3fn
@@ -41,11 +41,13 @@ def store_blocks(blocks: Iterable[Sequence[nn.Module]], config: RunConfig, devic
     """With `fp8_base`, keep the frozen matrices of the blocks in 8 bits (a plain cast, as the ecosystem does it).
 
     With `fp8_compute` linear layers multiply in 8 bits too, where the device can. With `int8_base` the matrices are
-    kept as integers. Norms, biases, embeddings and everything outside the blocks keep the type they were loaded in.
+    kept as integers, and with `int8_compute` multiplied as such. Norms, biases, embeddings and everything outside the
+    blocks keep the type they were loaded in.
     """
     if config.adapters and config.precision.int8_base:
-        for layer in (m for group in blocks for block in group for m in _frozen(block)):
-            int8.quantize_int8_(layer, device)
+        multiply = config.precision.int8_compute and int8_matmul.supports_int8(device)
+        for layer in (m for group in blocks for block in group for m in frozen_layers(block)):
+            int8.quantize_int8_(layer, device, multiply)
     if config.adapters and config.precision.fp8_denoiser:
         multiply = config.precision.fp8_compute and fp8_matmul.supports_fp8(device)
         for block in (block for group in blocks for block in group):
@@ -76,7 +78,7 @@ def store_when_read(parts: ModelComponents, config: RunConfig) -> None:
 
 
 def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:
-    for module in _frozen(block):
+    for module in frozen_layers(block):
         if multiply_on and fp8_matmul.supports_layer(module):
             fp8_matmul.quantize_fp8_(module, multiply_on)
             continue
@@ -88,7 +90,7 @@ def _store(block: nn.Module, multiply_on: torch.device | None = None) -> None:
             module.__class__ = StoredConv2d
 
 
-def _frozen(block: nn.Module) -> list[Any]:
+def frozen_layers(block: nn.Module) -> list[Any]:
     """The layers of a block whose matrices do not learn, without those that are kept in another way already."""
     layers = [m for m in block.modules() if isinstance(m, nn.Linear | nn.Conv2d) and not m.weight.requires_grad]
     return [layer for layer in layers if "weight_scale" not in layer._buffers]

@@ -1,7 +1,7 @@
 """Frozen matrices kept as 8-bit integers, each row with a scale of its own: as small as fp8, and more exact.
 
 Rows of trained weights have no far outliers, so that 255 even steps fit them better than fp8's three bits of mantissa.
-Products are computed in the usual type; inside a compiled block the way back is part of the graph.
+Products are computed in the usual type, where inside a compiled block the way back is part of the graph, or in int8.
 """
 
 from typing import Any
@@ -11,22 +11,32 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library.compiler.subclass import wanted_type, with_forward
-
-LARGEST = 127
-TINY = 1e-12  # the scale of a row of zeros
+from library.memory.quantization import int8_matmul
 
 
 @torch.no_grad()
-def quantize_int8_(layer: nn.Linear | nn.Conv2d, device: torch.device) -> None:
-    """Keep a frozen layer's weight as integers, where it is. `device` does the rounding."""
+def quantize_int8_(layer: nn.Linear | nn.Conv2d, device: torch.device, multiply: bool = False) -> None:
+    """Keep a frozen layer's weight as integers, where it is. `device` does the rounding.
+
+    With `multiply` a linear layer multiplies in int8 as well, where its sizes allow that.
+    """
     here = layer.weight.device
-    rows = layer.weight.data.to(device).float().flatten(1)
-    scale = rows.abs().amax(1, keepdim=True).clamp(min=TINY) / LARGEST
-    few = (rows / scale).round().to(torch.int8).reshape(layer.weight.shape)
+    few, scale = int8_matmul.rounded(layer.weight.data.to(device).float().flatten(1))
+    few = few.reshape(layer.weight.shape)
     order = torch.channels_last if few.dim() == 4 else torch.contiguous_format
     layer.weight.data = few.to(here).contiguous(memory_format=order)
     layer.register_buffer("weight_scale", scale[:, 0].to(here), persistent=False)
-    layer.__class__ = with_forward(type(layer), _answer)
+    in_int8 = multiply and int8_matmul.supports_layer(layer)
+    layer.__class__ = with_forward(type(layer), _multiplied if in_int8 else _answer)
+
+
+def _multiplied(layer: Any, x: Tensor) -> Tensor:
+    if x.dim() == 2:  # one row an image: reading the weight is all the work there is
+        return _answer(layer, x)
+    dtype = wanted_type(x)
+    rows = x.to(dtype).flatten(0, -2)
+    answer = int8_matmul.Int8Product.apply(rows, layer.weight, layer.weight_scale).unflatten(0, x.shape[:-1])
+    return answer if layer.bias is None else answer + layer.bias.to(dtype)
 
 
 def _answer(layer: Any, x: Tensor) -> Tensor:

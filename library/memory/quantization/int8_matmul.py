@@ -1,0 +1,79 @@
+"""Products of frozen matrices in int8 (W8A8), which GPUs multiply faster than 16 bits from RTX 20 on.
+
+A weight is kept as `int8.py` keeps it: W = s * Q, Q in int8, s [out, 1] a scale for each of its rows. In the forward
+pass each row of the input gets a scale r of its own, from its largest value, and x W^T = r (X Q^T) s^T, where X Q^T is
+summed in whole numbers. The gradient of the input is g W = (g * s^T) Q: the weight's scale lies along the summed side,
+so it goes into g before the rows of that are rounded. Q is read as it lies in both passes; no transposed copy is made.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.compiler import torch_private
+
+LARGEST = 127
+TINY = 1e-12  # the scale of a row of zeros
+ALIGNED = 16  # rows of such lengths begin where a GPU reads 16 bytes at once
+
+
+# Why: docs/decisions/2026-11-22-int8-products-read-weights-as-they-lie.md
+def supports_int8(device: torch.device) -> bool:
+    """Whether int8 products are computed on a device: an NVIDIA GPU from RTX 20 on, and Triton."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (7, 5) and torch_private.has_triton()
+
+
+def supports_layer(layer: nn.Module) -> bool:
+    """Whether a layer's matrix can be multiplied like that."""
+    return isinstance(layer, nn.Linear) and not (layer.in_features % ALIGNED or layer.out_features % ALIGNED)
+
+
+def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[m, k] -> the same in int8, and the float32 scale of each row [m, 1] that brings it back."""
+    scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
+    return (rows.float() / scale).round().to(torch.int8), scale
+
+
+class Int8Product(torch.autograd.Function):
+    """x [rows, in], weight [out, in] in int8, its scale [out] -> [rows, out] in x's type; a gradient for x only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        """Round each row of x, and multiply."""
+        ctx.save_for_backward(weight, scale)
+        few, rows = rounded(x)
+        return torch.ops.kohya.int8_product(few, weight, rows, scale, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """The weight's scale goes into the gradient before its rows are rounded."""
+        weight, scale = ctx.saved_tensors
+        few, rows = rounded(gradients[0].float() * scale)
+        return torch.ops.kohya.int8_product(few, weight, rows, None, gradients[0].dtype), None, None
+
+
+# An operator of its own, which a compiled graph calls as it is: the same kernel and numbers, compiled or not.
+@torch.library.custom_op("kohya::int8_product", mutates_args=())
+def int8_product(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """left [m, k] in int8 and its scales `rows` [m, 1], times a weight in int8 as it lies -> [m, n] in `dtype`.
+
+    With `columns`, the scales of the weight's rows, the weight is [n, k] and multiplied transposed; without, [k, n].
+    """
+    right = weight if columns is None else weight.t()
+    scaled = torch_private.int_mm(left, right).float() * rows
+    return (scaled if columns is None else scaled * columns).to(dtype)
+
+
+@int8_product.register_fake
+def _(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return left.new_empty((left.shape[0], weight.shape[1 if columns is None else 0]), dtype=dtype)
+
+
+@int8_product.register_kernel("cuda")
+def _(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
+    kernels = importlib.import_module("library.memory.quantization.int8_triton")  # no Triton without a GPU
+    return kernels.multiply(left, weight, rows, columns, dtype)

@@ -1,0 +1,85 @@
+"""The int8 product of `int8_matmul` as a Triton kernel. cuBLASLt wants the right matrix column by column, which in the
+backward pass would cost a transposed copy of every weight, and writes int32, which another kernel would have to scale.
+"""
+
+# pyright: reportInvalidTypeForm=false
+# Triton tells arguments that are known when it compiles by their annotation, which is no type.
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+triton: Any = importlib.import_module("triton")  # comes with PyTorch for GPUs, and with no other
+tl: Any = importlib.import_module("triton.language")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What one program of the kernel computes: rows x columns, summed `depth` at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int  # tiles that are fetched ahead: rows and columns x depth x stages bytes of shared memory
+
+
+LARGE = Tiles(128, 256, 128, 8, 3)  # 144 KiB of shared memory: data center GPUs from A100 on
+USUAL = Tiles(128, 128, 64, 8, 4)  # 64 KiB: RTX 30 to 50 have 99
+SMALL = Tiles(64, 128, 64, 4, 4)  # few rows, such as those of a text
+OLD = Tiles(128, 128, 64, 8, 2)  # RTX 20
+
+
+@triton.jit
+def _product(left, weight, rows, columns, out, m, n, k, weight_n, weight_k,  # noqa: PLR0913 - a kernel takes no objects
+             SCALED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
+    # Programs that run at the same time share rows and columns: eight rows of tiles before the next column.
+    i, j = tl.swizzle2d(tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1), 8)
+    row, column, depth = i * M + tl.arange(0, M), j * N + tl.arange(0, N), tl.arange(0, K)
+    left += row.to(tl.int64)[:, None] * k + depth[None, :]
+    weight += depth.to(tl.int64)[:, None] * weight_k + column.to(tl.int64)[None, :] * weight_n
+    sums = tl.zeros((M, N), dtype=tl.int32)
+    for start in range(0, k, K):
+        inside = depth < k - start
+        a = tl.load(left, mask=(row < m)[:, None] & inside[None, :], other=0)
+        b = tl.load(weight, mask=inside[:, None] & (column < n)[None, :], other=0)
+        sums = tl.dot(a, b, sums, out_dtype=tl.int32)
+        left += K
+        weight += K * weight_k
+    scaled = sums.to(tl.float32) * tl.load(rows + row, mask=row < m, other=0.0)[:, None]
+    if SCALED:
+        scaled *= tl.load(columns + column, mask=column < n, other=0.0)[None, :]
+    place = out + row.to(tl.int64)[:, None] * n + column[None, :]
+    tl.store(place, scaled.to(out.dtype.element_ty), mask=(row < m)[:, None] & (column < n)[None, :])
+
+
+def multiply(
+    left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype, tiles: Tiles | None = None
+) -> Tensor:
+    """As `int8_matmul.int8_product`, on a GPU. Whole numbers add up to the same in whichever tiles."""
+    left, weight = left.contiguous(), weight.contiguous()
+    (m, k), width = left.shape, weight.shape[1]
+    n, weight_n, weight_k = (width, 1, width) if columns is None else (weight.shape[0], width, 1)
+    out = torch.empty((m, n), device=left.device, dtype=dtype)
+    tiles = tiles or tiles_for(m, torch.cuda.get_device_capability(left.device))
+    grid = (triton.cdiv(m, tiles.rows), triton.cdiv(n, tiles.columns))
+    kernel: Any = _product
+    with torch.cuda.device(left.device):
+        kernel[grid](
+            left, weight, rows, rows if columns is None else columns, out, m, n, k, weight_n, weight_k,
+            SCALED=columns is not None, M=tiles.rows, N=tiles.columns, K=tiles.depth,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+    return out
+
+
+def tiles_for(m: int, capability: tuple[int, int]) -> Tiles:
+    """Tiles that fit into the shared memory of a GPU, for a product with m rows."""
+    if capability < (8, 0):
+        return OLD
+    if m <= SMALL.rows * 2:
+        return SMALL
+    return LARGE if capability in ((8, 0), (9, 0), (10, 0), (10, 3)) else USUAL

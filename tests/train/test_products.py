@@ -1,0 +1,109 @@
+"""Which numbers matrices are multiplied in is decided by timing, remembered, and kept by a training that goes on."""
+
+import pytest
+import torch
+
+from library.memory.quantization import fp8_matmul, int8_matmul
+from library.train import autotune_cache, products
+from tests.training import config_of, train
+
+COMPILED = {"mixed_precision": "bf16", "compile": True, "compile_backend": "eager", "compile_blocks": "single:0"}
+SIZE = products.Size(32, 64, 48)
+
+
+@pytest.fixture
+def start(demo, squares, tmp_path, monkeypatch):  # noqa: F811
+    """Train with times that are made up; what was timed is in `start.asked`."""
+    monkeypatch.setattr(autotune_cache, "folder", lambda: tmp_path / "tuning")
+    monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
+    numbers = iter(range(100))
+
+    def begin(times=None, script="flux_train_network", **values):
+        def time_formats(sizes, formats, device, dtype, kept, passes):
+            begin.asked.append((sizes, [*formats], kept, passes))
+            return {products.WIDE: 1.0} | times
+
+        monkeypatch.setattr(products, "time_formats", time_formats)
+        given = {"max_train_steps": 2, "output_dir": tmp_path / f"run{next(numbers)}", "auto_compute": True}
+        return train(config_of(demo, script, train_data_dir=squares, **COMPILED | given | values))
+
+    begin.asked = []
+    return begin
+
+
+def said(found):
+    lines = (found.folder / "log.txt").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in lines if line.startswith("Matrix products")]
+    return line
+
+
+def test_the_fastest_is_used_remembered_and_kept_by_a_resumed_training(start, demo, squares, tmp_path):
+    found = start({"int8": 0.5}, save_state=True, gradient_checkpointing=True)
+    assert "as a share of the time in 16 bits: int8 0.50; int8 is used (" in said(found)
+    ((sizes, formats, kept, passes),) = start.asked
+    assert (formats, kept, passes) == (["int8"], "", 2)
+    tokens = {size.tokens for size in sizes}
+    images = min(tokens) // 16  # of a batch: 64 x 64 pixels are 16 tokens, and the text has 32
+    assert tokens == {16 * images, 32 * images, 48 * images}
+    asked = {"int8_base": True, "int8_compute": True, "auto_compute": False, "gradient_checkpointing": True}
+    assert start(**asked).losses == found.losses
+    again = start({"int8": 2.0}, gradient_checkpointing=True)
+    assert len(start.asked) == 1 and again.losses == found.losses and "int8 is used (remembered)" in said(again)
+    (state,) = found.file.parent.glob("*-state")
+    values = {"resume": state, "max_train_steps": 3, "gradient_checkpointing": True}
+    for file in (tmp_path / "tuning").iterdir():
+        file.unlink()
+    resumed = start({"int8": 2.0}, **values)
+    assert len(start.asked) == 1 and said(resumed) == "Matrix products: int8, as in the training that is resumed."
+    assert not [line for line in resumed.events("warning") if "not bit-exactly" in line["text"]]
+
+
+def test_sixteen_bits_stay_where_eight_gain_little(start):
+    found = start({"int8": 0.97}, script="sdxl_train_network", compile_blocks="transformer:0", fp8_base=True)
+    assert "16 bits is used" in said(found) and start.asked[0][2] == "fp8"
+
+
+def test_a_machine_without_such_products_says_so_in_a_line(start, monkeypatch):
+    monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: False)
+    found = start({})
+    assert not start.asked and "16 bits, for this machine cannot multiply in 8 bits" in said(found)
+    assert found.losses == start(auto_compute=False).losses
+
+
+def test_without_compiling_eight_bits_are_not_timed(start):
+    assert "without compile, rounding to 8 bits takes longer" in said(start({}, compile=False, compile_blocks=None))
+    assert not start.asked
+
+
+def test_formats_are_timed_by_computing_products_and_those_that_fail_are_left_out(monkeypatch):
+    cpu, sizes = torch.device("cpu"), products.Sizes({SIZE: 3})
+    for name, kept in ((products.WIDE, ""), (products.WIDE, "fp8"), ("int8", "")):
+        forward, backward = products.calls(SIZE, name, cpu, torch.float32, kept)
+        assert (forward().shape, backward().shape) == ((32, 48), (32, 64))
+    real = products.calls
+
+    def failing(size, name, *how):
+        if name == "fp8":
+            raise RuntimeError("no such kernel")
+        return real(size, name, *how)
+
+    monkeypatch.setattr(products, "calls", failing)
+    found = products.time_formats(sizes, ["fp8", "int8"], cpu, torch.float32, "", 1)
+    assert found.keys() == {products.WIDE, "int8"} and min(found.values()) > 0
+
+
+@pytest.mark.gpu
+def test_a_gpu_times_all_of_its_formats_within_seconds():
+    device, sizes = torch.device("cuda"), products.Sizes({products.Size(4608, 3072, 9216): 2, SIZE: 1})
+    works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device)}
+    formats = [name for name, yes in works.items() if yes]
+    found = products.time_formats(sizes, formats, device, torch.bfloat16, "", 1)
+    assert found.keys() == {products.WIDE, *formats} and min(found.values()) > 0
+
+
+def test_the_choice_is_told_with_its_numbers():
+    found = {products.WIDE: 2.0, "fp8": 1.62, "int8": 2.2}
+    assert products.fastest(found) == "fp8" and products.fastest({}) == products.WIDE
+    assert products.sentence(found, "fp8", "remembered") == (
+        "Matrix products, as a share of the time in 16 bits: fp8 0.81, int8 1.10; fp8 is used (remembered)."
+    )
