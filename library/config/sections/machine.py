@@ -39,8 +39,7 @@ class Precision:
     )
     auto_compute: bool = opt(
         False,
-        "Time this model's matrix products in bf16, fp8 and int8 on this GPU before the first step (seconds, once), "
-        "and use the fastest. Where 8 bits win, the frozen base is kept in that format.",
+        "Time this model's products in bf16, fp8 and int8 on this GPU; use the fastest, and keep the base in it.",
         label="Fastest matrix products",
     )
 
