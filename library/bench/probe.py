@@ -54,11 +54,11 @@ Attempt = Callable[[Any], Measured]
 
 
 class Probe:
-    """Tries of one config, and the best of them so far. `told` is called whenever there is something new."""
+    """Tries of one config, and the best of them so far. `report` is called whenever there is something new."""
 
     def __init__(self, config: RunConfig, size: tuple[int, int], memory: float | None, attempt: Attempt,
-                 told: Callable[["Probe"], None] = lambda probe: None) -> None:  # fmt: skip
-        self.config, self.size, self.memory, self._attempt, self._told = config, size, memory, attempt, told
+                 report: Callable[["Probe"], None] = lambda probe: None) -> None:  # fmt: skip
+        self.config, self.size, self.memory, self._attempt, self._report = config, size, memory, attempt, report
         self.tries: list[Measured] = []
         self.state, self.doing = "running", ""
 
@@ -74,7 +74,7 @@ class Probe:
             if len(self.tries) < TRIES:
                 self._try(more)
         self.state, self.doing = "done", ""
-        self._told(self)
+        self._report(self)
         return self
 
     @property
@@ -91,7 +91,7 @@ class Probe:
 
     def _try(self, changes: Overrides) -> Measured:
         self.doing = f"Try {len(self.tries) + 1}: {candidates.shown(changes) or 'the settings as they are'}"
-        self._told(self)
+        self._report(self)
         self.tries.append(dataclasses.replace(self._attempt(self._changed(changes)), changes=changes))
         return self.tries[-1]
 
@@ -244,12 +244,12 @@ def probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=".probe-", dir=parent))
 
-    def told(now: Probe) -> None:
+    def report(now: Probe) -> None:
         work.store(now.as_json())
         if now.tries and now.doing and not work.folder:
             print(now.tries[-1].sentence("step"), flush=True)
 
     try:
-        return Probe(config, size, memory, lambda made: measure_in_own_process(made, size, place, how), told).run()
+        return Probe(config, size, memory, lambda made: measure_in_own_process(made, size, place, how), report).run()
     finally:
         shutil.rmtree(place, ignore_errors=True)

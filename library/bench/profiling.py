@@ -45,8 +45,8 @@ def run(
     facts |= {"peak_gb": round(plain.peak_gb, 2), "memory_gb": on.get("memory_gb"), "machine": on}
     facts |= {"subject": {"title": subject.title, "batch": subject.batch, **subject.about}}
     facts |= {"set": verdict.settings(config), "kind": "profile", "schema": 1, "started": began, "finished": True}
-    told = [finding for finding in verdict.judge(facts) if _possible(subject, way, finding.options)]
-    return facts | {"verdict": [vars(finding) for finding in told]}
+    findings = [finding for finding in verdict.judge(facts) if _possible(subject, way, finding.options)]
+    return facts | {"verdict": [vars(finding) for finding in findings]}
 
 
 def _possible(subject: Subject, way: Candidate, options: JsonMapping) -> bool:

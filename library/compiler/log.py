@@ -240,8 +240,8 @@ class CompileLog:
     def graph_breaks(self) -> list[str]:
         """Why blocks did not fit into one graph, if they did not: around such a place they run eagerly, or altogether,
         and PyTorch says nothing."""
-        told = torch_private.compile_counters("graph_break") if self._listening else {}
-        return [*(reason.partition("\n")[0].strip() for reason in told), *self._resumed]
+        breaks = torch_private.compile_counters("graph_break") if self._listening else {}
+        return [*(reason.partition("\n")[0].strip() for reason in breaks), *self._resumed]
 
     def summary(self) -> JsonObject:
         """Totals for the log and the run's record."""

@@ -115,8 +115,8 @@ def _samples(ledger: KeyLedger) -> None:
     lines = []
     for sample in prompts:
         own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
-        told = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
-        lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *told]))
+        given = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
+        lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
     ledger.texts["sample_prompts"] = "\n".join(lines) + "\n"
     ledger.explain(f"{len(lines)} prompts in a file of their own", "sample.prompts", "sample.samples")
     every = int(ledger.number("sample.sample_every") or 100)

@@ -37,10 +37,13 @@ def refuse_data(found: JsonMapping, path: Path) -> None:
     if not sets or found.keys() - {"general", "datasets"}:
         return
     if musubi.is_dataset(found) or any("folder_path" in table for table in sets):
-        told = f"kohya import {path.name} -o data.toml writes it as one of ours; name that in dataset_config"
+        advice = f"kohya import {path.name} -o data.toml writes it as one of ours; name that in dataset_config"
         trainer = musubi.TRAINER if musubi.is_dataset(found) else aitoolkit.TRAINER
         raise ConfigError(
-            "{path} is a data set file of {trainer}, not a training: {told}", path=path, trainer=trainer, told=told
+            "{path} is a data set file of {trainer}, not a training: {advice}",
+            path=path,
+            trainer=trainer,
+            advice=advice,
         )
     raise ConfigError("{path} is a data set file, not a training: name it in dataset_config", path=path)
 
@@ -130,13 +133,13 @@ def _refuse_list(found: list[Any], path: Path) -> None:
             "{path} is a data set file of ai-toolkit, not a training: put it under a key datasets", path=path
         )
     if "path" in first and {"image", "text"} & first.keys():
-        told = "import the config that names it as concept_file_name, which writes it as a dataset_config"
+        advice = "import the config that names it as concept_file_name, which writes it as a dataset_config"
         raise ConfigError(
-            "{path} is a data set file of OneTrainer (concepts), not a training: {told}", path=path, told=told
+            "{path} is a data set file of OneTrainer (concepts), not a training: {advice}", path=path, advice=advice
         )
     if "prompt" in first:
-        told = "import the config that names it as sample_definition_file_name"
-        raise ConfigError("{path} is a file of sample prompts, not a training: {told}", path=path, told=told)
+        advice = "import the config that names it as sample_definition_file_name"
+        raise ConfigError("{path} is a file of sample prompts, not a training: {advice}", path=path, advice=advice)
 
 
 def _yaml(text: str, path: Path) -> Any:

@@ -153,8 +153,8 @@ class Imported:
         """The whole account for programs."""
         fates = [{"key": fate.key, "became": fate.kind, "text": fate.text} for fate in self.fates]
         settings = {name: list(v) if isinstance(v, tuple) else v for name, v in flat(changed(self.config)).items()}
-        told = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
-        return {"trainer": self.trainer, "script": self.config.script, "settings": settings, "keys": fates, **told}
+        remarks = {"notes": list(self.notes), "problems": list(self.problems), "files": dict(self.texts)}
+        return {"trainer": self.trainer, "script": self.config.script, "settings": settings, "keys": fates, **remarks}
 
     def report(self) -> str:
         """The whole account as text."""
@@ -172,9 +172,9 @@ class Imported:
             blocks.append(_block("ignored", len(ignored), grouped))
         if empty := self.of("empty"):
             blocks.append(f"empty or off: {len(empty)} keys")
-        for title, told in (("notes", self.notes), ("to fix", self.problems)):
-            if told:
-                blocks.append(_block(title, len(told), told))
+        for title, remarks in (("notes", self.notes), ("to fix", self.problems)):
+            if remarks:
+                blocks.append(_block(title, len(remarks), remarks))
         return "\n".join(blocks)
 
 
@@ -189,22 +189,22 @@ def settle(ledger: KeyLedger, configs: Configs) -> Imported:
                 read.pop(name)
                 raise ConfigError("without effect: {why}", why=why)
         except ConfigError as reason:
-            told = name == key or any(problem.option == name for problem in reason.problems)
-            text = str(reason) if told else f"{name}: {reason}"
+            named = name == key or any(problem.option == name for problem in reason.problems)
+            text = str(reason) if named else f"{name}: {reason}"
             ledger.fates[key] = Fate(key, "empty") if value is False else Fate(key, "ignored", text)
     notes, problems = list(ledger.notes), list[Problem]()
     try:
         made = build(config, read, notes=notes)
     except ConfigError as error:
         made, problems = draft(config, read), error.problems
-    fates = _told(ledger, config, read)
+    fates = _fates(ledger, config, read)
     texts = {name: text for name, text in ledger.texts.items() if name in options(config)}
     return Imported(ledger.trainer, made, fates, tuple(notes), tuple(problems), texts)
 
 
-def _told(ledger: KeyLedger, config: type[RunConfig], read: JsonMapping) -> tuple[Fate, ...]:
+def _fates(ledger: KeyLedger, config: type[RunConfig], read: JsonMapping) -> tuple[Fate, ...]:
     """The fates by the names that the file has; of the trainer's defaults only those that are not ours, too."""
-    known, told = options(config), []
+    known, fates = options(config), []
     differing: dict[str, list[str]] = {}
     for name, key in ledger.keys.items():
         if name in read and read[name] != known[name].default:
@@ -214,8 +214,8 @@ def _told(ledger: KeyLedger, config: type[RunConfig], read: JsonMapping) -> tupl
         if key in ledger.absent and key in differing:
             fate = replace(fate, kind="default", text=", ".join(differing[key]))
         if key not in ledger.absent or key in differing:
-            told.append(replace(fate, key=ledger.names[key]) if key in ledger.names else fate)
-    return tuple(told)
+            fates.append(replace(fate, key=ledger.names[key]) if key in ledger.names else fate)
+    return tuple(fates)
 
 
 def _accepted(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:

@@ -18,8 +18,8 @@ OLD = TABLES["old"] | {
 
 def fits(found: JsonMapping) -> bool:
     """Whether this is a file of OneTrainer."""
-    told = found.keys() & {"training_method", "base_model_name", "output_model_destination", "concept_file_name"}
-    return str(found.get("model_type") or "").isupper() or "training_method" in told or len(told) > 1
+    keys = found.keys() & {"training_method", "base_model_name", "output_model_destination", "concept_file_name"}
+    return str(found.get("model_type") or "").isupper() or "training_method" in keys or len(keys) > 1
 
 
 def read(found: JsonMapping, script: str = "") -> KeyLedger:

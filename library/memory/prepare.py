@@ -237,12 +237,12 @@ def describe_blocks(denoiser: nn.Module, block_classes: tuple[str, ...]) -> str:
     nor `repr` shows it.
     """
     whole = sorted(behaviours_of(denoiser))
-    told = [f"{type(denoiser).__name__} as one ({', '.join(whole)})"] if whole else []
+    parts = [f"{type(denoiser).__name__} as one ({', '.join(whole)})"] if whole else []
     for name, blocks in zip(block_classes, blocks_by_class(denoiser, block_classes), strict=True):
         counts = Counter(found for block in blocks for found in _behaviours_within(block))
         shown = [found if number == len(blocks) else f"{number} {found}" for found, number in sorted(counts.items())]
-        told.append(f"{len(blocks)} {name}" + (f" ({', '.join(shown)})" if shown else ""))
-    return f"Blocks: {'; '.join(told)}"
+        parts.append(f"{len(blocks)} {name}" + (f" ({', '.join(shown)})" if shown else ""))
+    return f"Blocks: {'; '.join(parts)}"
 
 
 def _behaviours_within(block: nn.Module) -> set[str]:

@@ -102,5 +102,5 @@ def advice(config: RunConfig) -> tuple[Text, JsonObject]:
     if not spec_of(name).finds_rate or spec_of(other).finds_rate:
         return Text("set optimizer_type = {other}", other=other), other_optimizer(config, other)
     rate = "1e-4" if config.adapters else "1e-5"
-    told = Text("set optimizer_type = {other} and learning_rate = {rate}", other=other, rate=rate)
-    return told, other_optimizer(config, other, float(rate))
+    advice = Text("set optimizer_type = {other} and learning_rate = {rate}", other=other, rate=rate)
+    return advice, other_optimizer(config, other, float(rate))

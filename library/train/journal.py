@@ -126,8 +126,8 @@ class Journal:
         spent: dict[str, float] = {}
         for (_, before), (name, now) in itertools.pairwise(self._marks):
             spent[name] = spent.get(name, 0.0) + now - before
-        told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
-        self.say(f"Ready for the first step after {sum(spent.values()):.1f} s: {told}")
+        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
+        self.say(f"Ready for the first step after {sum(spent.values()):.1f} s: {shares}")
         self._marks.clear()
 
     @property
