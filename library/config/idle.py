@@ -153,6 +153,7 @@ SHARED: tuple[Rule, ...] = (
 )  # fmt: skip
 
 ADAPTERS: tuple[Rule, ...] = (
+    ("int8_rotation", lambda c: c.precision.int8_compute or c.precision.auto_compute, "int8_compute is off"),
     ("network_dim", lambda c: not c.network.dim_from_weights, "dim_from_weights takes the ranks from the file"),
     ("training_comment", lambda c: not c.network.no_metadata, "no_metadata is on"),
     ("learning_rate", _rate, "unet_lr and text_encoder_lr decide"),
@@ -166,7 +167,7 @@ ADAPTERS: tuple[Rule, ...] = (
 )  # fmt: skip
 
 WHOLE: tuple[Rule, ...] = (
-    ("fp8_base int8_base fp8_compute int8_compute auto_compute", lambda c: False,
+    ("fp8_base int8_base fp8_compute int8_compute int8_rotation auto_compute", lambda c: False,
      "the whole model is trained, which needs more than 8 bits"),
     ("use_safetensors", lambda c: c.save.save_model_as is None and not c.save.only_safetensors,
      "save_model_as, or the base model, decides"),

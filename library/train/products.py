@@ -109,12 +109,14 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
     (kind, _), = batches.kinds().most_common(1)  # fmt: skip
     sizes = matrix_sizes(config, compute_loss.family, compute_loss.components.denoiser, kind)
     passes = 2 if config.memory.checkpointing else 1  # forward, for each backward
-    dtype, kept = fp8_storage.compute_type(config), stored(config)
-    name = fingerprint(device, sizes, formats, f"{dtype} {kept} {passes}")
+    dtype, kept, rotate = fp8_storage.compute_type(config), stored(config), config.precision.int8_rotation
+    name = fingerprint(device, sizes, formats, f"{dtype} {kept} {passes} {rotate}")
     found = read(name)
     remembered = bool(found)
     if not found:
+        formats = ["int8 rotated" if one == "int8" and rotate else one for one in formats]
         found = time_formats(sizes, formats, device, dtype, kept, passes)
+        found = {one.removesuffix(" rotated"): seconds for one, seconds in found.items()}
         write(name, found)
     chosen = fastest(found)
     how = "remembered" if remembered else f"{len(sizes)} sizes timed in {time.perf_counter() - began:.1f} s"
@@ -198,15 +200,19 @@ def calls(
         return lambda: x @ few.to(dtype).t(), lambda: g @ few.to(dtype)
     by_row, ones = torch.ones(size.tokens, 1, device=device), torch.ones(1, size.inputs, device=device)
     columns = torch.ones(size.outputs, device=device)
-    if name == "int8":
+    if name.startswith("int8"):
         few = weight.to(torch.int8)
+        rotation = int8_matmul.hadamard().to(device, dtype) if name.endswith("rotated") else None
 
         def rounded(rows: torch.Tensor) -> torch.Tensor:
             rows.amax(-1)
             return rows.to(few.dtype)
 
-        return (lambda: int8_matmul.int8_product(rounded(x), few, by_row, columns, dtype),
-                lambda: int8_matmul.int8_product(rounded(g), few, by_row, None, dtype))  # fmt: skip
+        def turn(rows: torch.Tensor) -> torch.Tensor:
+            return rows if rotation is None or size.inputs % int8_matmul.BLOCK else int8_matmul.rotated(rows, rotation)
+
+        return (lambda: int8_matmul.int8_product(rounded(turn(x)), few, by_row, columns, dtype),
+                lambda: turn(int8_matmul.int8_product(rounded(g), few, by_row, None, dtype)))  # fmt: skip
     few = weight.to(fp8_matmul.FP8)
     turned = few.t().contiguous().t()
 

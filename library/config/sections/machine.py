@@ -37,6 +37,12 @@ class Precision:
         "Compute matrix products in int8 as well (RTX 20 and later), with compile. Needs int8_base; measure the gain.",
         label="int8 matrix products",
     )
+    int8_rotation: bool = opt(
+        False,
+        "Rotate what int8 products round: more exact where a few numbers are far larger than others. Costs some time.",
+        label="Rotated int8 products",
+        advanced=True,
+    )
     auto_compute: bool = opt(
         False,
         "Time this model's products in bf16, fp8 and int8 on this GPU; use the fastest, and keep the base in it.",

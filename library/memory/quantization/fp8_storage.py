@@ -47,7 +47,7 @@ def store_blocks(blocks: Iterable[Sequence[nn.Module]], config: RunConfig, devic
     if config.adapters and config.precision.int8_base:
         multiply = config.precision.int8_compute and int8_matmul.supports_int8(device)
         for layer in (m for group in blocks for block in group for m in frozen_layers(block)):
-            int8.quantize_int8_(layer, device, multiply)
+            int8.quantize_int8_(layer, device, multiply, config.precision.int8_rotation)
     if config.adapters and config.precision.fp8_denoiser:
         multiply = config.precision.fp8_compute and fp8_matmul.supports_fp8(device)
         for block in (block for group in blocks for block in group):

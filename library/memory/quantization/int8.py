@@ -15,19 +15,35 @@ from library.memory.quantization import int8_matmul
 
 
 @torch.no_grad()
-def quantize_int8_(layer: nn.Linear | nn.Conv2d, device: torch.device, multiply: bool = False) -> None:
+def quantize_int8_(
+    layer: nn.Linear | nn.Conv2d, device: torch.device, multiply: bool = False, rotate: bool = False
+) -> None:
     """Keep a frozen layer's weight as integers, where it is. `device` does the rounding.
 
-    With `multiply` a linear layer multiplies in int8 as well, where its sizes allow that.
+    With `multiply` a linear layer multiplies in int8 as well, where its sizes allow that; with `rotate` it rotates the
+    rows of its input and of its weight alike before they are rounded, which leaves their products as they are.
     """
-    here = layer.weight.device
-    few, scale = int8_matmul.rounded(layer.weight.data.to(device).float().flatten(1))
+    here, dtype = layer.weight.device, layer.weight.dtype
+    in_int8 = multiply and int8_matmul.supports_layer(layer)
+    rows = layer.weight.data.to(device).float().flatten(1)
+    rotate = rotate and in_int8 and rows.shape[1] % int8_matmul.BLOCK == 0
+    if rotate:
+        rotation = int8_matmul.hadamard().to(device)
+        rows = int8_matmul.rotated(rows, rotation)
+        kept = rotation.to(here, dtype if dtype.itemsize > 1 else torch.bfloat16)
+        layer.register_buffer("rotation", kept, persistent=False)
+    few, scale = int8_matmul.rounded(rows)
     few = few.reshape(layer.weight.shape)
     order = torch.channels_last if few.dim() == 4 else torch.contiguous_format
     layer.weight.data = few.to(here).contiguous(memory_format=order)
     layer.register_buffer("weight_scale", scale[:, 0].to(here), persistent=False)
-    in_int8 = multiply and int8_matmul.supports_layer(layer)
-    layer.__class__ = with_forward(type(layer), _multiplied if in_int8 else _answer)
+    answer = _rotated if rotate else _multiplied if in_int8 else _answer
+    layer.__class__ = with_forward(type(layer), answer)
+
+
+def _rotated(layer: Any, x: Tensor) -> Tensor:
+    dtype = wanted_type(x)
+    return _multiplied(layer, int8_matmul.rotated(x.to(dtype), layer.rotation.to(dtype)))
 
 
 def _multiplied(layer: Any, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from library.compiler import torch_private
 
 LARGEST = 127
 TINY = 1e-12  # the scale of a row of zeros
+BLOCK = 64  # numbers of a row that are rotated together
 ALIGNED = 16  # rows of such lengths begin where a GPU reads 16 bytes at once
 
 
@@ -36,6 +37,19 @@ def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[m, k] -> the same in int8, and the float32 scale of each row [m, 1] that brings it back."""
     scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=TINY) / LARGEST
     return (rows.float() / scale).round().to(torch.int8), scale
+
+
+def hadamard() -> Tensor:
+    """The orthogonal and symmetric matrix [BLOCK, BLOCK] of +-1/8, by Sylvester's construction."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < BLOCK:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / BLOCK**0.5
+
+
+def rotated(rows: Tensor, rotation: Tensor) -> Tensor:
+    """[..., n] with each BLOCK of a row rotated: one large number becomes many of middle size, which round better."""
+    return (rows.unflatten(-1, (-1, BLOCK)) @ rotation).flatten(-2)
 
 
 class Int8Product(torch.autograd.Function):
