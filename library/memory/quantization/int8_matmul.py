@@ -6,7 +6,6 @@ summed in whole numbers. The gradient of the input is g W = (g * s^T) Q: the wei
 so it goes into g before the rows of that are rounded. Q is read as it lies in both passes; no transposed copy is made.
 """
 
-import importlib
 from typing import Any
 
 import torch
@@ -89,5 +88,6 @@ def _(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype:
 
 @int8_product.register_kernel("cuda")
 def _(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
-    kernels = importlib.import_module("library.memory.quantization.int8_triton")  # no Triton without a GPU
+    from library.memory.quantization import int8_triton as kernels  # PyTorch has Triton with a GPU only
+
     return kernels.multiply(left, weight, rows, columns, dtype)

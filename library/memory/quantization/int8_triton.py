@@ -5,15 +5,13 @@ backward pass would cost a transposed copy of every weight, and writes int32, wh
 # pyright: reportInvalidTypeForm=false
 # Triton tells arguments that are known when it compiles by their annotation, which is no type.
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton  # comes with PyTorch for GPUs, and with no other
+import triton.language as tl
 from torch import Tensor
-
-triton: Any = importlib.import_module("triton")  # comes with PyTorch for GPUs, and with no other
-tl: Any = importlib.import_module("triton.language")
 
 
 @dataclass(frozen=True, slots=True)
