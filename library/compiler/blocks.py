@@ -6,9 +6,10 @@ device and `requires_grad` are final.
 """
 
 import argparse
+import contextlib
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -124,14 +125,14 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     if device.type == "cuda" and args.compile_mode in RECORDED:
         options["mode"] = RECORDED[args.compile_mode]
         cudagraph.attach(model, log)
+    log.prepare(functools.partial(_begin, options=options, backends=backends), blocks)
     if waiting := getattr(args, "compile_compare_steps", 0):
-        log.speedup = Speedup(waiting, functools.partial(_begin, blocks, options, backends))
+        log.speedup = Speedup(waiting, functools.partial(log.begin_some, blocks))
     elif first_steps := args.first_steps() if hasattr(args, "first_steps") else {}:
-        by_kind = {kind: [block for block in blocks if type(block).__name__ == kind] for kind in log.expected}
-        log.later = {kind: functools.partial(_begin, mine, options, backends) for kind, mine in by_kind.items()}
+        log.later = dict(log.begin)
         begin_due(log, first_steps, 1)
     else:
-        _begin(blocks, options, backends)
+        log.begin_some(blocks)
     shown = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
     logger.info("%s: %d blocks, %d graphs (%s)", log_prefix, len(blocks), sum(log.predicted().values()), shown)
     return model
@@ -143,6 +144,22 @@ def begin_due(log: CompileLog, first_steps: Mapping[str, int], step: int) -> boo
     for kind in due:
         log.later.pop(kind)()
     return bool(due)
+
+
+def postpone(model: nn.Module, log: CompileLog) -> None:
+    """Let all blocks run eagerly until `begin_due` begins with them."""
+    uncompile_model(model)
+    log.later = dict(log.begin)
+
+
+@contextlib.contextmanager
+def compiled_alone(block: nn.Module, log: CompileLog) -> Iterator[None]:
+    """Inside, a block is compiled that else still runs eagerly. PyTorch keeps its graphs for all that are alike."""
+    log.begin_some([block])
+    try:
+        yield
+    finally:
+        torch_private.forget_compiled_call(block)
 
 
 def _begin(blocks: Iterable[nn.Module], options: JsonMapping, backends: Mapping[nn.Module, str]) -> None:

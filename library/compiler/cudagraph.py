@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 WARMUP_PASSES = 2  # eager passes before a recording: the first compiles and allocates, the second is like all others
 MOST = 64  # sizes that are recorded; others run without
+NO_ROOM_FOR_OPTIMIZER = "they would leave too little of the GPU's memory for the optimizer"
 PAYS = 0.95  # of the time of a pass may be left by a replay, where it is not asked for recording in any case
 SPARE = 2**29  # bytes of the GPU's memory that are left for all that is not recorded
 
@@ -141,6 +142,8 @@ class GraphedModel:
         self.gradients: list[Tensor] = []  # of what learns, where recordings put them
         self.most = MOST
         self.why_not = ""  # why nothing is recorded any more
+        # Frees what else uses the GPU's memory and can be done without; False where nothing does.
+        self.free_others: Callable[[], bool] = lambda: False
         self.automatic = reserve is not None
         self._reserve, self._paid = reserve, False
         self._memory: GraphMemory | None = None
@@ -195,6 +198,10 @@ class GraphedModel:
         finally:
             torch.set_rng_state(drawn[0])
             torch.cuda.set_rng_state(drawn[1])
+        if (no_room or why == NO_ROOM_FOR_OPTIMIZER) and self.free_others():
+            recording = None
+            self._release(self.most)
+            return self.record(call, asked)
         if no_room and self.made:
             recording = None
             self._release(len(self.made) // 2)
@@ -216,7 +223,7 @@ class GraphedModel:
             return ""
         torch.cuda.empty_cache()
         if torch.cuda.mem_get_info()[0] < SPARE + self._reserve:
-            return "they would leave too little of the GPU's memory for the optimizer"
+            return NO_ROOM_FOR_OPTIMIZER
         if not self._paid and recording.time() > PAYS * recording.before:
             return f"a pass takes {recording.before:.3f} s without them, and {recording.seconds:.3f} s with them"
         self._paid = True
@@ -230,6 +237,7 @@ class GraphedModel:
 
     def make_room(self) -> None:
         """Let all recordings go. Sizes are recorded again as they come."""
+        self.free_others()
         logger.warning("CUDA graphs are let go, as what comes now needs their memory; they are recorded again later")
         self.forget()
 

@@ -84,9 +84,11 @@ def with_canonical_inputs(
             for position, dimension in dynamic:
                 if position < len(given) and isinstance(given[position], Tensor):
                     torch_private.mark_dynamic(given[position], dimension)
+            log = self.__dict__["_compile_log"]
+            if log.on_call:
+                log.on_call(self, given, kwargs)
             SETTINGS.hold()
             # Where no gradient goes through a block there is nothing to recompute either, which PyTorch would refuse.
-            log = self.__dict__["_compile_log"]
             with log.inside(kind), torch.set_grad_enabled(in_graph and torch.is_grad_enabled()):
                 return super().__call__(*given, **kwargs)
 

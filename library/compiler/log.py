@@ -1,6 +1,7 @@
 """The log of compilations: which block made which graph, why, and how long it took."""
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -113,7 +114,10 @@ class CompileLog:
         self.fallback = ""  # why compiled blocks were given up, if they were
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.speedup = Speedup()
-        self.later: dict[str, Callable[[], None]] = {}  # class of block that still runs eagerly -> begin to compile it
+        self.begin: dict[str, Callable[[], None]] = {}  # class of block -> begin to compile its blocks
+        self.begin_some: Callable[[list[Any]], None] = lambda blocks: None  # the same of some blocks
+        self.later: dict[str, Callable[[], None]] = {}  # those of `begin` whose blocks still run eagerly
+        self.on_call: Callable[[Any, Any, Any], None] | None = None  # is told what a block is called with
         self.bucket = ""  # size of the images that are learned from just now
         self._inside = ""
         self._owner: dict[str, str] = {}
@@ -147,6 +151,12 @@ class CompileLog:
         """
         self.expected.setdefault(kind, []).append(shape)
         self._sizes[kind, shape] = sizes
+
+    def prepare(self, begin: Callable[[list[Any]], None], blocks: list[Any]) -> None:
+        """`begin` compiles any of these blocks, which are those that are expected."""
+        self.begin_some = begin
+        for kind in self.expected:
+            self.begin[kind] = functools.partial(begin, [block for block in blocks if type(block).__name__ == kind])
 
     # Why: docs/decisions/2026-11-20-graphs-are-predicted.md
     def predicted(self) -> dict[str, int]:

@@ -30,6 +30,7 @@ EVENTS = {
              "memory_gb"),
     "phase": ("name", "done", "total"),
     "compile": ("step", "block", "graph", "forward", "seconds", "reason", "cache_hits", "failed", "total"),
+    "takeover": ("step", "seconds", "pauses"),
     "saved": ("step", "bytes", "ok", "text"),
     "sample": ("step", "number"),
     "validation": ("step", "epoch", "when", "loss", "divergence"),

@@ -4,6 +4,7 @@ Nothing that is learned or drawn by chance changes: each candidate is rehearsed 
 What was measured is kept, so that the next start of such a training measures nothing.
 """
 
+import contextlib
 import functools
 import gc
 import time
@@ -26,6 +27,7 @@ from library.measuring.timing import GIB, failure, measure_passes
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.train import autotune_cache, rng
+from library.train.choices import Choices
 from library.train.clock import Clock
 from library.train.journal import Journal, duration
 from library.train.loss import LossFunction
@@ -212,14 +214,22 @@ class Tuner:
         return call
 
 
-def best_config(batches: Batches, compute_loss: LossFunction, clock: Clock, world: World, journal: Journal) -> Any:
+def best_config(  # noqa: PLR0913 - a training that is about to begin, and what it chooses
+    batches: Batches, compute_loss: LossFunction, clock: Clock, world: World, journal: Journal, choices: Choices
+) -> Any:
     """The config to train with: the one asked for, or with `compile_autotune` the fastest of it on this machine.
 
-    Where there are several processes, one measures for all.
+    Where there are several processes, one measures for all. What the run that is continued had chosen is measured anew
+    only where it can no longer be had.
     """
     config = compute_loss.config
     if not config.compile.compile_autotune:
         return config
+    if choices.tuned is not None:
+        with contextlib.suppress(ConfigError):
+            compute_loss.family.config = schema.replace(config, **choices.tuned)
+            journal.say(f"compile_autotune: {shown(choices.tuned)}, as in the run that is continued")
+            return compute_loss.family.config
     found = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
     if world.ranks > 1:
         # Measuring takes longer than PyTorch lets processes wait for each other.
@@ -230,7 +240,8 @@ def best_config(batches: Batches, compute_loss: LossFunction, clock: Clock, worl
             journal.requests.check()
             time.sleep(WAIT)
         torch.distributed.broadcast_object_list(found)
-    compute_loss.family.config = schema.replace(config, **found[0] or {})
+    choices.tuned = found[0] or {}
+    compute_loss.family.config = schema.replace(config, **choices.tuned)
     return compute_loss.family.config
 
 

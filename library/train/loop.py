@@ -76,14 +76,14 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         generators = rng.StepGenerators(seed, world.device, world.rank)
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
         compute_loss = replace(compute_loss, config=products.best_config(batches, compute_loss, world, journal))
-        config = autotune.best_config(batches, compute_loss, clock, world, journal)
+        choices = resume_state.choices(config)
+        config = autotune.best_config(batches, compute_loss, clock, world, journal, choices)
         compute_loss = replace(compute_loss, config=config)
         journal.mark("attaching what learns")
 
         # Make it fit and fast: storage, swapping, checkpointing and compilation. Then what steps it.
         prepare_encoders(components.encoders, method.trained_parts, config)
-        text_learns = any(map(method.trained_parts.get, components.encoders))
-        sizes = batches.kinds()
+        text_learns, sizes = any(map(method.trained_parts.get, components.encoders)), batches.kinds()
         prepared = prepare_denoiser(components.denoiser, family, config, world.device, sizes, text_learns, compile_log)
         compile_log.attention, compile_log.fallback = prepared.attention, prepared.not_compiled
         if prepared.not_compiled:
@@ -92,10 +92,10 @@ def run_training(config: RunConfig, remarks: Sequence[str] = (), notes: Sequence
         updates = Updates(method, config, world, seed, clock.total)
         method.train()
 
-        precompiler = Precompiler(config, world, journal, compile_log, clock)
+        precompiler = Precompiler(config, world, journal, compile_log, clock, choices)
         step_log = StepLog(config, clock, world, journal, precompiler)
-        training = Training(world, journal, clock, batches, compute_loss, updates, step_log)
-        with step_log:
+        training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices)
+        with step_log, precompiler:
             return take_steps(training, precompiler, images, samples)
 
 
@@ -116,8 +116,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     if config.steps.resume:
         resume_state.resume(Path(config.steps.resume), training)
     journal.mark("optimizer")
-    precompiler.record_ahead(training.batches, compute_loss, training.step_log.meter.pause)
-    precompiler.run_ahead(training.batches, compute_loss, training.step_log.meter.pause)
+    precompiler.prepare(training.batches, compute_loss, training.step_log.meter.pause)
     precompiler.agree_on_recording(compute_loss.components.denoiser)
     journal.mark("compiling and recording")
     samples.at_first(training)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from library.config.schema import ConfigError
 from library.data.loading import Batches
 from library.memory.prepare import compiles_size_by_size
 from library.train import rng
+from library.train.beside import BesideCompiler, Journal
+from library.train.choices import Choices
 from library.train.clock import Clock
 from library.train.loss import LossFunction
 from library.train.world import World
@@ -27,19 +30,11 @@ Kind = tuple[int, int, int]  # of a batch: images, and the height and width of t
 
 
 # Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
-class Listener(Protocol):
+class Listener(Journal, Protocol):
     """Who is told what the compiler does."""
-
-    def say(self, text: str) -> None:
-        """A line."""
-        ...
 
     def warn(self, text: str) -> None:
         """A line that should not be overlooked."""
-        ...
-
-    def event(self, kind: str, **facts: Any) -> None:
-        """Something for the record."""
         ...
 
     def phase(self, name: str, done: int, total: int) -> None:
@@ -50,9 +45,37 @@ class Listener(Protocol):
 class Precompiler:
     """Makes the graphs of a training, and keeps account of those that come later."""
 
-    def __init__(self, config: RunConfig, world: World, journal: Listener, log: CompileLog, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        journal: Listener,
+        log: CompileLog,
+        clock: Clock,
+        choices: Choices | None = None,
+    ) -> None:
         self.log, self._config, self._options = log, config, config.compile
         self._world, self._journal, self._clock = world, journal, clock
+        self.choices = choices or Choices()
+        self._beside = BesideCompiler(config, world, journal, log, clock, self.choices)
+
+    def __enter__(self) -> "Precompiler":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._beside.stop()
+
+    def prepare(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
+        """Before the first step: record it and compile its blocks, or begin to compile them beside the first steps.
+
+        `pause` stops the clock of the steps.
+        """
+        self.record_ahead(batches, compute_loss, pause)
+        if self.log.active and not self._clock.done and self._beside.begin(batches, compute_loss):
+            self._warn()
+            pause()
+        else:
+            self.run_ahead(batches, compute_loss, pause)
 
     def record_ahead(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
         """Where the denoiser is recorded eagerly, begin with the largest size, in whose memory the others find room.
@@ -80,7 +103,7 @@ class Precompiler:
 
         Nothing that the training learns or draws by chance changes. Where eager steps come first, to be compared with
         (`compile_compare_steps`), it happens right after them. Of several processes on a machine, one goes first and
-        compiles; the others find its graphs in the cache. `pause` stops the clock of the steps.
+        compiles; the others find its graphs in the cache.
         """
         if not self.log.active:
             return
@@ -110,9 +133,27 @@ class Precompiler:
             recorder.give_up(why)
 
     def take_over(self, batches: Batches, compute_loss: LossFunction, pause: Callable[[], None]) -> None:
-        """Before a step: compile what `compile_from_step` says, for this step and those after it."""
-        if self.log.active and self._begin_due(self._clock.step, compute_loss) and self._options.ahead:
+        """Before a step: compile what `compile_from_step` says, or take over what was compiled beside the run, for this
+        step and those after it."""
+        pinned = self.log.active and self._options.compile_from_step
+        if self._beside.due:
+            if self._beside.bring_in(compute_loss.components.denoiser):
+                self._switch(batches, compute_loss)
+            self.note()
+            pause()
+        elif pinned and self._begin_due(self._clock.step, compute_loss) and self._options.ahead:
             self._run(batches, compute_loss, pause)
+
+    def _switch(self, batches: Batches, compute_loss: LossFunction) -> None:
+        """Let all blocks run compiled. What was recorded makes room, and the largest size is recorded first."""
+        began = time.perf_counter()
+        self._begin_due(self._clock.step, compute_loss)
+        if cudagraph.recorder_of(compute_loss.components.denoiser):
+            before = rng.get_rng_state(self._world.device)
+            compute_loss.rehearse(batches.example(max(batches.kinds(), key=math.prod)), self._world.device)
+            rng.set_rng_state(before, self._world.device)
+            torch.cuda.synchronize(self._world.device)
+        self._beside.took_over(time.perf_counter() - began)
 
     def _begin_due(self, step: int, compute_loss: LossFunction) -> bool:
         """Whether blocks begin to be compiled. Recordings of those before make room for those that come."""
@@ -197,6 +238,8 @@ class Precompiler:
         """Whether the step can be taken once more: without compiling where that failed, which `compile_fallback` has to
         allow, and without recordings where the GPU's memory is too small beside them."""
         recorder = cudagraph.recorder_of(denoiser)
+        if isinstance(error, torch.OutOfMemoryError) and self._beside.make_room():
+            return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
             recorder.give_up("the GPU's memory is too small for the steps beside them")
             return not self._config.optim.stepped_early  # where weights may have been stepped, it cannot be undone

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from library.outputs.paths import names
 from library.tools.names import family_of
 from library.tools.storage import FilePlan
 from library.train import rng
+from library.train.choices import Choices
 
 if TYPE_CHECKING:
     from library.train.training import Training
@@ -101,7 +102,7 @@ def collect(training: "Training") -> State | None:
         values[SCALER] = world.scaler.state_dict()
     facts = {"version": VERSION, **clock.state(), "seed": training.generators.seed}
     facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
-    facts |= {"settings": deciding_options(training.config, clock.total)}
+    facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
     return State(tensors, values, facts)
 
 
@@ -268,6 +269,11 @@ def read_progress(folder: Path) -> JsonObject:
     raise ConfigError(Problem("resume",
         ": {folder} was not written by this trainer, and cannot be resumed exactly; start "
         "from its weights instead (network_weights for a LoRA)", folder=folder))  # fmt: skip
+
+
+def choices(config: RunConfig) -> Choices:
+    """What the training that is to be continued had chosen; nothing where none is. ConfigError for no state."""
+    return Choices.read(read_progress(Path(config.steps.resume))) if config.steps.resume else Choices()
 
 
 def _randomness(rank: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from library.data.loading import Batches
 from library.families.base import Family, ModelComponents
 from library.methods import TrainingMethod
+from library.train.choices import Choices
 from library.train.clock import Clock
 from library.train.journal import Journal
 from library.train.loss import LossFunction
@@ -27,6 +28,7 @@ class Training:
     compute_loss: LossFunction
     updates: Updates
     step_log: StepLog
+    choices: Choices
 
     @property
     def config(self) -> Any:

@@ -98,11 +98,12 @@ class Compile:
         advanced=True,
     )
 
-    compile_warmup: Literal["true", "false"] = opt(
-        "true",
-        "Compile everything before the first step. false: compile during the steps, when it is first needed.",
+    compile_warmup: Literal["auto", "true", "beside", "false"] = opt(
+        "auto",
+        "true compiles before the first step, beside in a process of its own during eager steps, false when needed. "
+        "auto: beside where a GPU records its steps.",
         parse=switch,
-        label="Compile before the first step",
+        label="When to compile",
         advanced=True,
     )
 
@@ -335,7 +336,23 @@ class Compile:
     @property
     def ahead(self) -> bool:
         """Whether all compiling is over before the first step."""
-        return self.compile and self.compile_warmup == "true"
+        return self.compile and self.compile_warmup != "false"
+
+    def why_not_beside(self, run: Any) -> str:
+        """Why blocks cannot be compiled in a process of its own while eager steps are taken, "" where they can be."""
+        if self.compile_warmup not in ("auto", "beside"):
+            return f"compile_warmup is {self.compile_warmup}"
+        if self.compile_from_step or self.compile_compare_steps:
+            return "another option says when compiling begins"
+        if self.compile_warmup == "auto" and self._backends != {"inductor"}:
+            return "only inductor keeps what it compiles"
+        if self.compile_warmup == "auto" and (run.precision.fp8_compute or run.precision.int8_compute):
+            return "products in 8 bits are slow in blocks that are not compiled"
+        if self.compile_scope == "model":
+            return "compile_scope is model"
+        if run.memory.blocks_to_swap or run.memory.cpu_offload_checkpointing:
+            return "blocks_to_swap or cpu_offload_checkpointing moves what blocks compute with"
+        return ""
 
     @property
     def dynamic(self) -> bool | None:

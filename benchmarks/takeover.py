@@ -1,0 +1,87 @@
+"""Compiling before the first step beside compiling beside the first steps: full-size models, cold caches.
+
+    python -m benchmarks.takeover --family sdxl --steps 60 800 --out takeover.json     # on a GPU, minutes
+    python -m benchmarks.takeover --tiny --ways beside --options compile_blocks=single:0 --family flux    # to try it
+
+Each training is started as a user starts it, a LoRA without checkpointing on three sizes of image, with an empty cache
+of the compiler. A row says: seconds until the first step was done, seconds a step before and after the takeover (the
+median of the steps' own time), the step of the takeover and what it and all earlier pauses took, the most memory on the
+whole GPU, and the wall from launch to the saved file.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import versus, versus_files
+from benchmarks.versus_files import HERE, Case
+from library.runs import reader
+
+WAYS = {
+    "eager": {"compile": False},
+    "before": {"compile": True, "compile_warmup": "true"},
+    "auto": {"compile": True, "compile_warmup": "auto"},
+    "beside": {"compile": True, "compile_warmup": "beside"},
+}
+SHOWN = ("way", "steps", "first_step_s", "before_s", "after_s", "takeover", "pause_s", "pauses_s", "longest_s", "gib",
+         "wall_s", "loss", "said", "failed")  # fmt: skip
+
+
+def run(case: Case, work: Path, limit: float) -> dict[str, Any]:
+    """One training, and what its record says of the takeover."""
+    ours = versus.Program(versus.OURS, HERE, HERE / "sd-scripts", sys.executable)
+    row = versus.run(ours, case, work, limit)
+    row.pop("file", None)
+    (folder,) = (work / versus.OURS.replace(" ", "-") / "out" / "runs").glob("*")
+    events = reader.events(folder)[0]
+    steps = {event["step"]: event.get("compute_s") for event in events if event["kind"] == "step"}
+    (takeover,) = [event for event in events if event["kind"] == "takeover"] or [{}]
+    switched = takeover.get("step", 0)
+    for name, wanted in (("before_s", range(4, switched or 10**9)), ("after_s", range(switched + 6, 10**9))):
+        timed = [seconds for step, seconds in steps.items() if step in wanted and seconds is not None]
+        if timed and (name == "before_s" or switched):
+            row[name] = round(statistics.median(timed), 4)
+    if takeover:
+        pauses = takeover["pauses"]
+        row |= {"takeover": switched, "pause_s": round(takeover["seconds"], 2)}
+        row |= {"pauses_s": round(sum(pauses), 2), "longest_s": round(max(pauses), 2)}
+    log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    telling = ("eager", "take over", "CUDA graphs", "ompiled")
+    row["said"] = [line for line in log if any(word in line for word in telling)]
+    return row
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run all ways; 1 where one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=("sdxl", "flux"), default="sdxl")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["before", "auto"])
+    parser.add_argument("--steps", nargs="+", type=int, default=[60, 800])
+    parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help="of the TOML, for all ways")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
+    parser.add_argument("--limit", type=float, default=500, help="seconds after which a training is ended")
+    parser.add_argument("--work", type=Path, default=Path("takeover"), help="the folder of models, images and results")
+    parser.add_argument("--out", type=Path, help="a JSON file with all rows")
+    asked = parser.parse_args(arguments)
+    work, rows = asked.work.resolve(), []
+    versus_files.make(work / "inputs", {asked.family}, asked.tiny)
+    given = dict(option.split("=", 1) for option in asked.options)
+    for steps in asked.steps:
+        (plain,) = (case for case in versus_files.cases(asked.tiny, steps)
+                    if (case.family, case.kind, case.name) == (asked.family, "lora", "plain"))  # fmt: skip
+        for way in asked.ways:
+            options = {**plain.options, **WAYS[way], **given}
+            case = Case(asked.family, "lora", f"{way} {steps}", options, ())
+            row = {"way": way, "steps": steps, **run(case, work, asked.limit)}
+            rows.append({name: row.get(name) for name in SHOWN})
+            print(json.dumps(rows[-1], indent=1), flush=True)
+            if asked.out:
+                asked.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return int(any(row["failed"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What the blocks of a denoiser are called with, so that another process can make their graphs without its weights.
+
+A call is described by the shapes, types and strides of what goes in. Compiling it alone gives the graphs of the block:
+they depend on nothing else, so PyTorch's cache answers when the training comes to them.
+"""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.compiler.log import CompileLog
+from library.compiler.torch_private import pytree
+from library.config.json_types import JsonObject, JsonValue
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCall:
+    """A call of one block: where it is, its class, what goes in, and the mixed precision around it."""
+
+    path: str  # in the denoiser
+    kind: str
+    given: JsonValue  # (args, kwargs), see `encoded`
+    autocast: str  # the type, "" without
+    cached_casts: bool
+
+    def as_json(self) -> JsonObject:
+        """For another process: BlockCall(**values)."""
+        return asdict(self)
+
+    @property
+    def largest_tensor(self) -> int:
+        """Bytes of the largest tensor that goes in."""
+        given = decoded(self.given, torch.device("meta"))
+        return max((t.nbytes for t in pytree.tree_leaves(given) if isinstance(t, Tensor)), default=0)
+
+
+class NotDescribed(ValueError):
+    """A block is called with something that is neither tensor nor plain value."""
+
+
+@contextlib.contextmanager
+def noted(denoiser: nn.Module, log: CompileLog) -> Iterator[list[BlockCall]]:
+    """The calls of blocks that are set up to compile, made in this context; of those that share a graph only one."""
+    paths = {id(module): path for path, module in denoiser.named_modules()}
+    known: set[tuple[type[nn.Module], str]] = set()
+    calls: list[BlockCall] = []
+
+    def note(block: nn.Module, args: Any, kwargs: Any) -> None:
+        given = encoded([list(args), kwargs])
+        if (key := (type(block), json.dumps(given))) not in known:
+            known.add(key)
+            device = next(t.device.type for t in pytree.tree_leaves(args) if isinstance(t, Tensor))
+            dtype = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
+            cached = torch.is_autocast_cache_enabled()
+            calls.append(BlockCall(paths[id(block)], type(block).__name__, given, dtype, cached))
+
+    log.on_call = note
+    try:
+        yield calls
+    finally:
+        log.on_call = None
+
+
+def encoded(value: Any) -> JsonObject:
+    """Arguments as JSON: a tensor is its shape, strides, type, and whether it wants a gradient."""
+    if isinstance(value, Tensor):
+        return {"tensor": [list(value.shape), list(value.stride()), str(value.dtype), value.requires_grad]}
+    if isinstance(value, dict):
+        return {"dict": {name: encoded(one) for name, one in value.items()}}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [encoded(one) for one in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"plain": value}
+    raise NotDescribed(type(value).__name__)
+
+
+def decoded(value: Any, device: torch.device) -> Any:
+    """The arguments again, with random numbers in their tensors."""
+    ((kind, content),) = value.items()
+    if kind == "dict":
+        return {name: decoded(one, device) for name, one in content.items()}
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](decoded(one, device) for one in content)
+    if kind == "plain":
+        return content
+    shape, strides, dtype, learns = content
+    made = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device=device)
+    made = made.normal_() if made.dtype.is_floating_point else made.zero_()
+    return made.requires_grad_(learns)
+
+
+def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
+    """Make a call alone, forward and backward: whatever is compiled for it is compiled then. No gradient is kept."""
+    block = denoiser.get_submodule(call.path)
+    args, kwargs = decoded(call.given, device)
+    dtype = _dtype(call.autocast) if call.autocast else None
+    with torch.autocast(device.type, dtype, enabled=bool(call.autocast), cache_enabled=call.cached_casts):
+        for hook in denoiser._forward_pre_hooks.values():  # adapters make what they multiply with for a whole pass
+            hook(denoiser, ())
+        answers = pytree.tree_leaves(block(*args, **kwargs))
+    ends = [answer for answer in answers if isinstance(answer, Tensor) and answer.requires_grad]
+    given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    targets = [t for t in (*given, *block.parameters()) if t.requires_grad]
+    if ends and targets:
+        torch.autograd.grad(ends, targets, [torch.zeros_like(end) for end in ends], allow_unused=True)
+
+
+def costliest_first(calls: list[BlockCall], denoiser: nn.Module) -> list[BlockCall]:
+    """Those first that take the most of a step, judged by the weights of all blocks that share a graph; all of a class
+    together."""
+    alike = Counter(type(module) for module in denoiser.modules())
+    costs, total = {}, Counter[str]()
+    for call in calls:
+        block = denoiser.get_submodule(call.path)
+        costs[call] = alike[type(block)] * sum(p.numel() for p in block.parameters())
+        total[call.kind] += costs[call]
+    return sorted(calls, key=lambda call: (-total[call.kind], call.kind, -costs[call]))
+
+
+def _dtype(name: str) -> torch.dtype:
+    return getattr(torch, name.removeprefix("torch."))

@@ -1,0 +1,261 @@
+"""Compiling beside the run: the first steps run eagerly while another process compiles the blocks into the cache."""
+
+import math
+import time
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from library import families
+from library.compiler import block_calls, blocks, cudagraph
+from library.compiler.block_calls import BlockCall, NotDescribed
+from library.compiler.log import CompileLog
+from library.config.run_config import RunConfig
+from library.data.loading import Batches
+from library.memory.prepare import BYTES_OF_ADAM
+from library.train import rng
+from library.train.choices import Choices
+from library.train.clock import Clock
+from library.train.compile_process import CompileProcess, job_of
+from library.train.loss import LossFunction
+from library.train.world import World
+
+GIB = 2**30
+BEFORE = "Blocks are compiled before the first step, not beside the first ones: {why}"
+# Of a step whose CUDA graphs were recorded eagerly, compiling saves 22 % (SDXL) to 29 % (FLUX.1), measured on an H200.
+SAVES = 0.2
+TAKE_SECONDS = 1.0  # in which a graph of the cache becomes one of this process
+RECORD_PASSES = 30  # of a recorded pass, the time that recording it takes
+CONTEXT = 1.5 * GIB  # of a process that does nothing yet on a GPU, with its libraries
+COPIES = 3  # of the largest block: its weights, their gradients, and what inductor tries
+ACTIVATIONS = 80  # numbers that a pass over a block needs for each number of its largest input
+OTHER_SIZES = 0.6  # of the memory of the first recorded size, for all others
+
+
+class Journal(Protocol):
+    """Who is told what happens."""
+
+    def say(self, text: str) -> None:
+        """A line."""
+        ...
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Something for the record."""
+        ...
+
+
+# Why: docs/decisions/2026-11-22-compile-beside-the-run.md
+class BesideCompiler:
+    """Decides whether blocks are compiled beside the run, and brings their graphs into it between steps."""
+
+    def __init__(
+        self, config: RunConfig, world: World, journal: Journal, log: CompileLog, clock: Clock, choices: Choices
+    ) -> None:
+        self._config, self._world, self._journal = config, world, journal
+        self._log, self._clock, self._choices = log, clock, choices
+        self._calls: list[BlockCall] = []
+        self._taken = 0  # calls whose graphs are in this process
+        self._step_seconds, self._sizes = 0.0, 1
+        self._process: CompileProcess | None = None
+        self._pauses: list[float] = []  # seconds between steps that bringing graphs in took
+
+    @property
+    def _forced(self) -> bool:
+        return self._config.compile.compile_warmup == "beside"
+
+    # ---- before the first step
+
+    def why_not(self, denoiser: nn.Module) -> str:
+        """Why blocks are compiled before the first step instead, as far as it is known before anything is recorded."""
+        if why := self._config.compile.why_not_beside(self._config):
+            return why
+        if self._world.ranks > 1:
+            return "not used with several processes"
+        if self._choices.compiled_from:
+            return "the run that is continued had compiled blocks"
+        if self._forced:
+            return ""
+        if self._config.compile.compile_autotune:
+            return "compile_autotune has compiled them"
+        if self._world.device.type != "cuda":
+            return "steps are recorded on a GPU alone"
+        recorder = cudagraph.recorder_of(denoiser)
+        return "" if recorder and not recorder.why_not else "steps are not recorded"
+
+    def begin(self, batches: Batches, compute_loss: LossFunction) -> bool:
+        """Record the steps eagerly, and let another process begin to compile. False where that cannot be: all blocks
+        are then set up to be compiled before the first step.
+
+        Where compiling would take longer than it saves, blocks stay as they are. Nothing that is drawn changes.
+        """
+        denoiser, log, device = compute_loss.components.denoiser, self._log, self._world.device
+        recorder = cudagraph.recorder_of(denoiser)
+        if why := self.why_not(denoiser):
+            if self._forced:
+                self._journal.say(BEFORE.format(why=why))
+            return False
+        blocks.postpone(denoiser, log)
+        if self._choices.stays_eager == self._clock.total:
+            return True
+        before = rng.get_rng_state(device)
+        try:
+            self._calls = self._note_calls(batches, compute_loss)
+            why = self._why_no_room(denoiser)
+        except NotDescribed as error:
+            why = f"blocks are called with {error}"
+        finally:
+            rng.set_rng_state(before, device)
+        if not self._forced and recorder and recorder.why_not:
+            why = "steps are not recorded"
+        if why:
+            self._journal.say(BEFORE.format(why=why))
+            if recorder:
+                recorder.forget()
+            blocks.begin_due(log, {}, 0)
+            return False
+        if self._pays(waiting=True):
+            self._calls = block_calls.costliest_first(self._calls, denoiser)
+            text_learns = any(map(compute_loss.method.trained_parts.get, compute_loss.components.encoders))
+            self._process = CompileProcess(job_of(self._config, [*batches.kinds()], text_learns, self._calls, device))
+            if recorder:
+                recorder.free_others = self.make_room
+            self._journal.say(
+                f"The first steps run without compiled blocks, and were measured to take {self._step_seconds:.3g} s "
+                f"each; beside them a process compiles {len(self._calls)} graphs of blocks"
+            )
+        return True
+
+    def _note_calls(self, batches: Batches, compute_loss: LossFunction) -> list[BlockCall]:
+        """What blocks are called with, for every size that needs graphs of its own; the sizes are recorded on the way.
+
+        The largest is recorded first, as the others find room in its memory. Its graphs come last: those that serve all
+        sizes are tuned for the most frequent one.
+        """
+        kinds = batches.kinds()
+        self._sizes = len(kinds)
+        wanted = [kind for kind, _ in kinds.most_common()]
+        if self._config.compile.dynamic is not False:
+            wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(n for n, _, _ in wanted)]
+        found: dict[tuple[int, ...], list[BlockCall]] = {}
+        for kind in dict.fromkeys([max(kinds, key=math.prod), *wanted]):
+            with block_calls.noted(compute_loss.components.denoiser, self._log) as found[kind]:
+                compute_loss.rehearse(batches.example(kind), self._world.device)
+        self._wait()
+        began = time.perf_counter()
+        compute_loss.rehearse(batches.example(wanted[0]), self._world.device)
+        self._wait()
+        self._step_seconds = time.perf_counter() - began
+        self._step_seconds *= self._config.steps.gradient_accumulation_steps
+        return [call for kind in wanted for call in found[kind]]
+
+    def _why_no_room(self, denoiser: nn.Module) -> str:
+        """Why a second process would have too little of the GPU's memory beside the training, "" where it has not."""
+        device = self._world.device
+        if device.type != "cuda" or self._forced:
+            return ""
+        torch.cuda.empty_cache()
+        left = torch.cuda.mem_get_info(device)[0] - cudagraph.SPARE
+        left -= OTHER_SIZES * cudagraph.peak(device) if self._sizes > 1 else 0
+        if not self._config.optim.stepped_early:
+            left -= BYTES_OF_ADAM * sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
+        need = CONTEXT + max(
+            COPIES * sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters())
+            + ACTIVATIONS * call.largest_tensor
+            for call in self._calls
+        )
+        if left >= need:
+            return ""
+        return f"that needs {need / GIB:.1f} GiB of the GPU, and the training leaves {max(left, 0) / GIB:.1f} GiB"
+
+    def _pays(self, waiting: bool = False) -> bool:
+        """Whether compiled blocks save more of the steps that are left than bringing them in takes, or are asked for.
+
+        `waiting` says that they have to be compiled first, while steps run eagerly. A training that they do not pay for
+        keeps its eager blocks, and so do those that continue it.
+        """
+        steps = self._clock.total - self._clock.step
+        wait = families.facts(self._config.family).compile_seconds if waiting else 0.0
+        saves = max(steps * self._step_seconds - wait, 0.0) * SAVES
+        costs = RECORD_PASSES * self._step_seconds * self._sizes + TAKE_SECONDS * (len(self._calls) - self._taken)
+        if self._forced or saves > costs:
+            return True
+        self._choices.stays_eager = self._clock.total
+        after = f"begin after about {wait:.0f} s of compiling beside them, " if wait else ""
+        self._journal.say(
+            f"Blocks are not compiled: a step was measured to take {self._step_seconds:.3g} s without it, and "
+            f"{steps} are left. Compiled ones would {after}save {saves:.0f} s, and need {costs:.0f} s to switch to"
+        )
+        return False
+
+    # ---- between steps
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to bring in, or to be told of."""
+        process = self._process
+        return process is not None and (process.compiled > self._taken or bool(process.failure))
+
+    def bring_in(self, denoiser: nn.Module) -> bool:
+        """Between two steps: make a graph of the cache known to this process. True where all are and it pays.
+
+        Blocks go on running eagerly: what they compile alone lies ready.
+        """
+        if self._process and self._process.compiled <= self._taken:
+            return self.give_up(self._process.failure)
+        call, began = self._calls[self._taken], time.perf_counter()
+        before = rng.get_rng_state(self._world.device)
+        try:
+            with blocks.compiled_alone(denoiser.get_submodule(call.path), self._log):
+                block_calls.repeat(denoiser, call, self._world.device)
+            self._wait()
+        except Exception as error:
+            if not blocks.is_compile_error(error) and not isinstance(error, torch.OutOfMemoryError):
+                raise
+            return self.give_up(blocks.why(error))
+        finally:
+            rng.set_rng_state(before, self._world.device)
+        self._taken += 1
+        self._pauses.append(time.perf_counter() - began)
+        if self._taken < len(self._calls):
+            return False
+        self.stop()
+        return self._pays()
+
+    def took_over(self, seconds: float) -> None:
+        """The blocks are compiled from this step on; getting there has held it up for so long."""
+        step, self._choices.compiled_from = self._clock.step, self._clock.step
+        longest, total = max(self._pauses), sum(self._pauses)
+        self._journal.event("takeover", step=step, seconds=seconds, pauses=self._pauses)
+        self._journal.say(
+            f"Compiled blocks take over from step {step} on, which waited {seconds:.1f} s for them; the steps before "
+            f"waited {total:.1f} s in {len(self._pauses)} pauses of at most {longest:.1f} s. Without them a step was "
+            f"measured to take {self._step_seconds:.3g} s before the first one"
+        )
+
+    def give_up(self, why: str) -> bool:
+        """Go on without compiling, to the end of the training; False."""
+        self.stop()
+        self._choices.stays_eager = self._clock.total
+        self._journal.say(
+            f"Blocks stay eager, as they could not be compiled beside the run: {why}. "
+            "compile_warmup = true compiles them before the first step"
+        )
+        return False
+
+    def make_room(self) -> bool:
+        """Let the other process go, if it still runs: the GPU's memory has become too small. Whether that freed any."""
+        if self._process is None or not self._process.running:
+            return False
+        self.give_up("the GPU's memory is too small for both")
+        return True
+
+    def stop(self) -> None:
+        """Compile no more beside the run, if anything still is."""
+        if self._process:
+            self._process.stop()
+        self._process = None
+
+    def _wait(self) -> None:
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)

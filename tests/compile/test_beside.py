@@ -1,0 +1,224 @@
+"""Compiling beside the run: eager steps first, then compiled ones from the cache, the same again in a resumed run."""
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from library import families
+from library.compiler import block_calls, cudagraph, torch_private
+from library.compiler.block_calls import BlockCall, NotDescribed
+from library.config.schema import build
+from library.train import beside, compile_process, compile_worker
+from library.train.beside import BesideCompiler
+from library.train.choices import Choices
+from tests.training import config_of, train
+
+READY = 3  # the step before which everything is compiled
+GIVEN = {"compile": True, "compile_warmup": "beside", "max_train_steps": 5, "seed": 1, "cache_latents": True}
+
+
+class Ready:
+    """A process that has compiled all."""
+
+    made: Any = None
+    failure, running = "", True
+
+    def __init__(self, job):
+        Ready.made, self.job, self.compiled, self.stopped = self, job, len(job["calls"]), False
+
+    def stop(self):
+        self.stopped = True
+
+
+@pytest.fixture(autouse=True)
+def from_step_on(monkeypatch):
+    """What is compiled is brought in from the step READY on, when a real process is done, as if steps took longer."""
+    due = BesideCompiler.due
+
+    def waited(self):
+        if self._process and self._clock.step < READY:
+            return False
+        if follower := getattr(self._process, "_follower", None):
+            follower.join(timeout=600)
+        return due.fget(self)
+
+    monkeypatch.setattr(BesideCompiler, "due", property(waited))
+
+
+def test_another_process_compiles_and_the_training_finds_all_of_it(demo, squares, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    values = {"compile_blocks": "single:0", "network_dropout": 0.1, "mixed_precision": "bf16", **GIVEN}
+    values["max_train_steps"] = READY
+    counts = []
+    took_over = BesideCompiler.took_over
+
+    def counted(self, seconds):
+        for name in ("inductor", "aot_autograd"):
+            counts.append({k: n for k, n in torch_private.compile_counters(name).items() if "cache" in k and n})
+        took_over(self, seconds)
+
+    began = BesideCompiler.begin
+
+    def cleared(self, *given):
+        for name in ("inductor", "aot_autograd"):
+            torch_private.compile_counters(name).clear()
+        return began(self, *given)
+
+    monkeypatch.setattr(BesideCompiler, "took_over", counted)
+    monkeypatch.setattr(BesideCompiler, "begin", cleared)
+    done = train(config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, **values))
+    assert counts == [{"fxgraph_cache_hit": 2}, {"autograd_cache_hit": 1}]
+    (takeover,) = done.events("takeover")
+    assert takeover["step"] == READY and len(takeover["pauses"]) == 1
+    assert done.facts["compile"]["graphs"] == {"SingleStreamBlock": 1} == done.facts["compile"]["predicted"]
+
+
+def test_a_run_resumed_after_the_takeover_is_equal_bit_for_bit(demo, squares, tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "CompileProcess", Ready)
+    values = {"compile_backend": "aot_eager", "network_dropout": 0.2, "save_state": True, **GIVEN}
+    values |= {"compile_blocks": "double:0,single:0", "save_every_n_steps": 1, "train_data_dir": squares}
+
+    def run(name, **changes):
+        return train(config_of(demo, "flux_train_network", output_dir=tmp_path / name, **values | changes))
+
+    first = run("first")
+    (takeover,) = first.events("takeover")
+    switched = takeover["step"]
+    assert switched == READY - 1 + len(takeover["pauses"]) == READY + 1 and Ready.made.stopped  # one graph a step
+    (state,) = first.file.parent.glob(f"*{switched:08d}-state")
+    resumed = run("resumed", resume=state)
+    assert resumed.losses == first.losses[switched:] and not resumed.events("takeover")
+    assert {event["step"] for event in resumed.events("compile")} == {switched}
+    pairs = zip(resumed.tensors().values(), first.tensors().values(), strict=True)
+    assert all(torch.equal(one, same) for one, same in pairs)
+
+
+def test_where_nothing_is_compiled_in_time_the_run_is_an_eager_one(demo, squares, tmp_path, monkeypatch):
+    (tmp_path / "waits_for_input.py").write_text("import sys\nsys.stdin.read()\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(compile_process, "WORKER", "waits_for_input")  # which the end of the training is
+    monkeypatch.setattr(BesideCompiler, "due", property(lambda self: bool(kept.append(self._process))))
+    kept, given = [], {"train_data_dir": squares, "compile_backend": "aot_eager", **GIVEN, "max_train_steps": 2}
+    done = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "one", **given))
+    eager = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "two", **given | {"compile": False}))
+    assert done.losses == eager.losses and not done.events("takeover") and not done.events("compile")
+    assert not kept[0].running
+
+
+def test_the_process_ends_with_its_input(monkeypatch):
+    ended = []
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(compile_worker.os, "_exit", ended.append)
+    compile_worker._end_with_input()
+    assert ended == [1]
+
+
+def compiler(steps=1000, ranks=1, kind="cpu", **values):
+    config = build(families.config_class("sdxl_train_network"), {"compile": True, **values}, notes=[])
+    said = []
+    journal = SimpleNamespace(say=said.append, event=lambda *_, **__: None)
+    clock = SimpleNamespace(step=0, total=steps)
+    world = SimpleNamespace(device=torch.device(kind), ranks=ranks)
+    made = BesideCompiler(config, world, journal, SimpleNamespace(), clock, Choices())
+    made.said = said
+    return made
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({}, "recorded on a GPU"),
+        ({"compile_warmup": "beside"}, ""),
+        ({"compile_warmup": "beside", "compile_scope": "model"}, "compile_scope is model"),
+        ({"compile_warmup": "beside", "compile_from_step": "4"}, "another option"),
+        ({"compile_warmup": "beside", "blocks_to_swap": 2}, "blocks_to_swap or"),
+        ({"compile_warmup": "true"}, "compile_warmup is true"),
+        ({"compile_backend": "aot_eager"}, "only inductor"),
+        ({"fp8_base": True, "fp8_compute": True, "mixed_precision": "bf16"}, "products in 8 bits"),
+    ],
+)
+def test_where_it_cannot_be_blocks_compile_before_the_first_step(values, why):
+    found = compiler(**values).why_not(torch.nn.Linear(1, 1))
+    assert why in found if why else not found
+    assert "several processes" in compiler(ranks=2, compile_warmup="beside").why_not(torch.nn.Linear(1, 1))
+
+
+def test_a_run_whose_rest_does_not_pay_stays_eager():
+    short, long = compiler(steps=100), compiler(steps=10_000)
+    for one in (short, long):
+        one._step_seconds = 0.1
+    assert not short._pays(waiting=True) and short._choices.stays_eager == 100 and "not compiled" in short.said[0]
+    assert long._pays(waiting=True) and long._choices.stays_eager is None
+
+
+def test_where_memory_is_tight_there_is_no_second_process(monkeypatch):
+    block = torch.nn.Sequential(torch.nn.Linear(1024, 1024))
+    given = block_calls.encoded([[torch.zeros(1, 4096, 1024)], {}])
+    tried = compiler(kind="cuda")
+    tried._calls = [BlockCall("0", "Linear", given, "", True)]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    told = {}
+    for free in (4, 2):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free * 2**30, 8 * 2**30))
+        told[free] = tried._why_no_room(block)
+    assert not told[4] and "needs 2.8 GiB of the GPU, and the training leaves 1.5 GiB" in told[2]
+
+
+def test_a_process_that_fails_is_told_of():
+    run = compiler()
+    run._process, run._calls = Ready({"calls": []}), [BlockCall("", "Linear", None, "", True)]
+    run._process.failure, run._clock.step = "no compiler (code 1)", READY
+    assert run.due and not run.bring_in(torch.nn.Linear(1, 1)) and not run.due
+    assert Ready.made.stopped and run._choices.stays_eager == 1000 and "no compiler (code 1)" in run.said[0]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cuda:2"])
+def test_the_process_is_told_which_gpu_it_is(monkeypatch, kind):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    config = build(families.config_class("sdxl_train_network"), {"compile": True}, notes=[])
+    job = compile_process.job_of(config, [(1, 8, 8)], False, [], torch.device(kind))
+    assert job["device"] == {"cuda": "cuda:3", "cuda:2": "cuda:2"}[kind]
+
+
+def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again(monkeypatch):
+    run = compiler(kind="cuda")
+    run._process = Ready({"calls": []})
+    tried = []
+
+    class Recording:
+        seconds = 0.0
+
+        def __init__(self, *given):
+            tried.append(Ready.made.stopped)
+            if not stays and Ready.made.stopped:
+                return
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def capture(self, *given):
+            return ""
+
+    monkeypatch.setattr(cudagraph, "Recording", Recording)
+    monkeypatch.setattr(cudagraph, "GraphMemory", lambda: None)
+    for name in ("get_rng_state", "set_rng_state", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    asked = cudagraph.Call.of((torch.zeros(1, 4),), {})
+    denoiser = torch.nn.Linear(1, 1)
+    stays, recorder = False, cudagraph.GraphedModel(denoiser, SimpleNamespace())
+    recorder.free_others = run.make_room
+    assert recorder.record(None, asked) and tried == [False, True] and not recorder.why_not
+    assert "memory is too small for both" in run.said[0] and not run.make_room()
+    recorder.forget()
+    stays = True  # with nothing left to end, recordings are given up
+    assert not recorder.record(None, asked) and tried == [False, True, True] and "too small" in recorder.why_not
+
+
+def test_what_is_no_tensor_and_no_plain_value_is_not_described():
+    given = [(torch.zeros(2, 3), None, 1.5), {"deep": [True, "x"]}]
+    (first, second) = block_calls.decoded(block_calls.encoded(given), torch.device("cpu"))
+    assert first[0].shape == (2, 3) and first[1:] == (None, 1.5) and second == {"deep": [True, "x"]}
+    with pytest.raises(NotDescribed):
+        block_calls.encoded(object())
