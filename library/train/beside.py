@@ -26,7 +26,8 @@ BEFORE = "Blocks are compiled before the first step, not beside the first ones: 
 # Of a step whose CUDA graphs were recorded eagerly, compiling saves 22 % (SDXL) to 29 % (FLUX.1), measured on an H200.
 SAVES = 0.2
 TAKE_SECONDS = 1.0  # in which a graph of the cache becomes one of this process
-RECORD_PASSES = 30  # of a recorded pass, the time that recording it takes
+RECORD_PASSES = 10  # in whose time a size is recorded: 24 recorded ones of SDXL, 6 of FLUX.1 on an H200
+BESIDE = 2.0  # times as long as alone: half of the cores and a part of the GPU (FLUX.1 on an H200: 42 s, not 20)
 CONTEXT = 1.5 * GIB  # of a process that does nothing yet on a GPU, with its libraries
 COPIES = 3  # of the largest block: its weights, their gradients, and what inductor tries
 ACTIVATIONS = 80  # numbers that a pass over a block needs for each number of its largest input
@@ -175,7 +176,7 @@ class BesideCompiler:
         keeps its eager blocks, and so do those that continue it.
         """
         steps = self._clock.total - self._clock.step
-        wait = families.facts(self._config.family).compile_seconds if waiting else 0.0
+        wait = BESIDE * families.facts(self._config.family).compile_seconds if waiting else 0.0
         saves = max(steps * self._step_seconds - wait, 0.0) * SAVES
         costs = RECORD_PASSES * self._step_seconds * self._sizes + TAKE_SECONDS * (len(self._calls) - self._taken)
         if self._forced or saves > costs:

@@ -149,14 +149,14 @@ def test_output_config_needs_a_file(capsys):
 def test_main_trains_and_tells_what_only_training_finds(capsys, monkeypatch):
     trained = []
     module = type(sys)("library.cli.train")
-    module.train = lambda config, notes: trained.append((config, notes))
+    module.train = lambda config, notes, began: trained.append((config, notes))
     monkeypatch.setitem(sys.modules, "library.cli.train", module)
     assert train_script.main(FluxLora, ["--seed", "3", "--mem_eff_attn"]) == 0
     ((config, notes),) = trained
     assert config.steps.seed == 3
     assert capsys.readouterr().err == f"note: {notes[0]}\n" and "mem_eff_attn is ignored" in notes[0]
 
-    def fails(config, notes):
+    def fails(config, notes, began):
         raise ConfigError("model.safetensors does not exist\noutput_dir is full")
 
     module.train = fails
