@@ -53,8 +53,8 @@ def int8_kernels(size: Any, device: Any) -> Iterator[tuple[str, Any]]:
         int8_triton.Tiles(128, 256, 64, 8, 4), int8_triton.Tiles(128, 128, 128, 4, 4),
     ):  # fmt: skip
         shown = f"{tiles.rows}x{tiles.columns}x{tiles.depth} {tiles.warps}w {tiles.stages}s"
-        for way, left, scales in (("fwd", x, columns), ("bwd", g, None)):
-            given = (left, weight, rows, scales, torch.bfloat16, tiles)
+        for way, left, right, scales in (("fwd", x, weight, columns), ("bwd", g, weight.t().contiguous(), None)):
+            given = (left, right, rows, scales, torch.bfloat16, tiles)
             yield f"{shown} {way}", lambda given=given: int8_triton.multiply(*given)
 
 

@@ -212,7 +212,8 @@ def calls(
             return rows if rotation is None or size.inputs % int8_matmul.BLOCK else int8_matmul.rotated(rows, rotation)
 
         return (lambda: int8_matmul.int8_product(rounded(turn(x)), few, by_row, columns, dtype),
-                lambda: turn(int8_matmul.int8_product(rounded(g), few, by_row, None, dtype)))  # fmt: skip
+                lambda: turn(int8_matmul.int8_product(
+                    rounded(g), few.t().contiguous(), by_row, None, dtype)))  # fmt: skip
     few = weight.to(fp8_matmul.FP8)
     turned = few.t().contiguous().t()
 

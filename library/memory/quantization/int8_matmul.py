@@ -3,7 +3,8 @@
 A weight is kept as `int8.py` keeps it: W = s * Q, Q in int8, s [out, 1] a scale for each of its rows. In the forward
 pass each row of the input gets a scale r of its own, from its largest value, and x W^T = r (X Q^T) s^T, where X Q^T is
 summed in whole numbers. The gradient of the input is g W = (g * s^T) Q: the weight's scale lies along the summed side,
-so it goes into g before the rows of that are rounded. Q is read as it lies in both passes; no transposed copy is made.
+so it goes into g before the rows of that are rounded. A GPU multiplies int8 fast only where both matrices lie along the
+summed side, so the backward pass turns Q first, which a compiled block does as fast as it copies it.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ BLOCK = 64  # numbers of a row that are rotated together
 ALIGNED = 16  # rows of such lengths begin where a GPU reads 16 bytes at once
 
 
-# Why: docs/decisions/2026-11-22-int8-products-read-weights-as-they-lie.md
+# Why: docs/decisions/2026-11-22-int8-products-by-one-kernel.md
 def supports_int8(device: torch.device) -> bool:
     """Whether int8 products are computed on a device: an NVIDIA GPU from RTX 20 on, and Triton."""
     if device.type != "cuda" or torch.version.hip is not None:
@@ -66,24 +67,24 @@ class Int8Product(torch.autograd.Function):
         """The weight's scale goes into the gradient before its rows are rounded."""
         weight, scale = ctx.saved_tensors
         few, rows = rounded(gradients[0].float() * scale)
-        return torch.ops.kohya.int8_product(few, weight, rows, None, gradients[0].dtype), None, None
+        turned = weight.t().contiguous()
+        return torch.ops.kohya.int8_product(few, turned, rows, None, gradients[0].dtype), None, None
 
 
 # An operator of its own, which a compiled graph calls as it is: the same kernel and numbers, compiled or not.
 @torch.library.custom_op("kohya::int8_product", mutates_args=())
 def int8_product(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """left [m, k] in int8 and its scales `rows` [m, 1], times a weight in int8 as it lies -> [m, n] in `dtype`.
+    """left [m, k] in int8 and its scales `rows` [m, 1], times a transposed weight [n, k] in int8 -> [m, n] in `dtype`.
 
-    With `columns`, the scales of the weight's rows, the weight is [n, k] and multiplied transposed; without, [k, n].
+    `columns` [n] are the scales of the weight's rows; None where they are 1.
     """
-    right = weight if columns is None else weight.t()
-    scaled = torch_private.int_mm(left, right).float() * rows
+    scaled = torch_private.int_mm(left, weight.t()).float() * rows
     return (scaled if columns is None else scaled * columns).to(dtype)
 
 
 @int8_product.register_fake
 def _(left: Tensor, weight: Tensor, rows: Tensor, columns: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return left.new_empty((left.shape[0], weight.shape[1 if columns is None else 0]), dtype=dtype)
+    return left.new_empty((left.shape[0], weight.shape[0]), dtype=dtype)
 
 
 @int8_product.register_kernel("cuda")

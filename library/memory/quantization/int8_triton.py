@@ -32,13 +32,13 @@ OLD = Tiles(128, 128, 64, 8, 2)  # RTX 20
 
 
 @triton.jit
-def _product(left, weight, rows, columns, out, m, n, k, weight_n, weight_k,  # noqa: PLR0913 - a kernel takes no objects
+def _product(left, weight, rows, columns, out, m, n, k,  # noqa: PLR0913 - a kernel takes no objects
              SCALED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  # fmt: skip
     # Programs that run at the same time share rows and columns: eight rows of tiles before the next column.
     i, j = tl.swizzle2d(tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1), 8)
     row, column, depth = i * M + tl.arange(0, M), j * N + tl.arange(0, N), tl.arange(0, K)
     left += row.to(tl.int64)[:, None] * k + depth[None, :]
-    weight += depth.to(tl.int64)[:, None] * weight_k + column.to(tl.int64)[None, :] * weight_n
+    weight += column.to(tl.int64)[None, :] * k + depth[:, None]
     sums = tl.zeros((M, N), dtype=tl.int32)
     for start in range(0, k, K):
         inside = depth < k - start
@@ -46,7 +46,7 @@ def _product(left, weight, rows, columns, out, m, n, k, weight_n, weight_k,  # n
         b = tl.load(weight, mask=inside[:, None] & (column < n)[None, :], other=0)
         sums = tl.dot(a, b, sums, out_dtype=tl.int32)
         left += K
-        weight += K * weight_k
+        weight += K
     scaled = sums.to(tl.float32) * tl.load(rows + row, mask=row < m, other=0.0)[:, None]
     if SCALED:
         scaled *= tl.load(columns + column, mask=column < n, other=0.0)[None, :]
@@ -59,15 +59,14 @@ def multiply(
 ) -> Tensor:
     """As `int8_matmul.int8_product`, on a GPU. Whole numbers add up to the same in whichever tiles."""
     left, weight = left.contiguous(), weight.contiguous()
-    (m, k), width = left.shape, weight.shape[1]
-    n, weight_n, weight_k = (width, 1, width) if columns is None else (weight.shape[0], width, 1)
+    (m, k), n = left.shape, weight.shape[0]
     out = torch.empty((m, n), device=left.device, dtype=dtype)
     tiles = tiles or tiles_for(m, torch.cuda.get_device_capability(left.device))
     grid = (triton.cdiv(m, tiles.rows), triton.cdiv(n, tiles.columns))
     kernel: Any = _product
     with torch.cuda.device(left.device):
         kernel[grid](
-            left, weight, rows, rows if columns is None else columns, out, m, n, k, weight_n, weight_k,
+            left, weight, rows, rows if columns is None else columns, out, m, n, k,
             SCALED=columns is not None, M=tiles.rows, N=tiles.columns, K=tiles.depth,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
