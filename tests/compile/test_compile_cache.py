@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor.utils import clear_caches
 
 from library.compiler import cache, prewarm, pruning, torch_private
 from library.compiler.log import CompileLog
@@ -80,6 +81,7 @@ def test_getting_ready_stops_a_training_only_where_it_may_not_go_on_without(tmp_
 def test_the_compiler_gets_up_while_something_is_loaded_and_leaves_no_trace(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.INDUCTOR, str(tmp_path))
     prewarm._compile_small_graph.cache_clear()
+    clear_caches()  # of code that an earlier training of this process has prepared
     options = build(config_class("flux_train_network"), {"compile": True}, notes=[]).compile
     before = dict(counters["stats"])
     with prewarm.prewarm_inductor(options, torch.device("cpu")):

@@ -100,8 +100,7 @@ class Compile:
 
     compile_warmup: Literal["auto", "true", "beside", "false"] = opt(
         "auto",
-        "true compiles before the first step, beside in a process of its own during eager steps, false when needed. "
-        "auto: beside where a GPU records its steps.",
+        "true: before the first step. beside: during the first steps, on GPUs. false: when needed. auto chooses.",
         parse=switch,
         label="When to compile",
         advanced=True,
