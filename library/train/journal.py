@@ -18,7 +18,7 @@ from library.outputs.trackers import Trackers
 from library.runs.record import Record
 from library.train import errors
 from library.train.clock import Clock
-from library.train.stop_requests import ControlRequests
+from library.train.stop_requests import ControlRequests, Stopped
 from library.train.world import World
 
 SPACING = 5.0  # seconds between two lines about the same work
@@ -55,6 +55,8 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         explained = errors.explain_error(error, self._config, self.doing, self.newest) if error else None
+        if isinstance(error, Exception) and self.requests.interrupted:
+            explained = Stopped()  # the interruption fell into code in C, which answered with an error of its own
         if explained is not None and explained is not error:
             explained.__cause__ = error  # whose traceback belongs into the log
         try:

@@ -96,6 +96,11 @@ class ControlRequests:
         self._patient = True
         self.state_saved()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Stopped was raised wherever the main thread was."""
+        return self._raised
+
     def step_done(self) -> None:
         """A step is done: from now on there is something to save."""
         self._learned = True

@@ -1,5 +1,6 @@
 """Ctrl+C and polite kills, of the training alone and through its launchers."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from library.config.command import command
 from library.config.schema import to_toml
 from library.runs import reader
 from library.train import resume_state
+from library.train.journal import Journal
 from library.train.stop_requests import ControlRequests, Stopped
+from library.train.world import World
 from tests import forks
 from tests.source import ROOT
 from tests.training import config_of, runs_in, wait_for
@@ -199,3 +202,15 @@ def test_handlers_are_given_back(request):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interruption_that_code_in_c_answers_with_an_error_is_a_stop_all_the_same(demo, tmp_path):
+    """PyTorch has been seen to make a ValueError of a signal that came while it read a tensor."""
+    config = config_of(demo, SCRIPT, output_dir=tmp_path)
+    world = World(config)
+    with pytest.raises(Stopped), world, Journal(config, world, 0) as journal:
+        with contextlib.suppress(Stopped):
+            signal.raise_signal(signal.SIGINT)
+        raise ValueError("could not determine the shape of object type 'torch.storage.UntypedStorage'")
+    assert journal.requests.interrupted
+    assert reader.at(next(iter(runs_in(tmp_path)))).state == "stopped"
