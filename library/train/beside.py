@@ -34,7 +34,7 @@ ACTIVATIONS = 80  # numbers that a pass over a block needs for each number of it
 OTHER_SIZES = 0.6  # of the memory of the first recorded size, for all others
 
 
-class Journal(Protocol):
+class Reporter(Protocol):
     """Who is told what happens."""
 
     def say(self, text: str) -> None:
@@ -51,7 +51,7 @@ class BesideCompiler:
     """Decides whether blocks are compiled beside the run, and brings their graphs into it between steps."""
 
     def __init__(
-        self, config: RunConfig, world: World, journal: Journal, log: CompileLog, clock: Clock, choices: Choices
+        self, config: RunConfig, world: World, journal: Reporter, log: CompileLog, clock: Clock, choices: Choices
     ) -> None:
         self._config, self._world, self._journal = config, world, journal
         self._log, self._clock, self._choices = log, clock, choices

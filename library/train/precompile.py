@@ -18,7 +18,7 @@ from library.config.schema import ConfigError
 from library.data.loading import Batches
 from library.memory.prepare import compiles_size_by_size
 from library.train import rng
-from library.train.beside import BesideCompiler, Journal
+from library.train.beside import BesideCompiler, Reporter
 from library.train.choices import Choices
 from library.train.clock import Clock
 from library.train.loss import LossFunction
@@ -30,7 +30,7 @@ Kind = tuple[int, int, int]  # of a batch: images, and the height and width of t
 
 
 # Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
-class Listener(Journal, Protocol):
+class Listener(Reporter, Protocol):
     """Who is told what the compiler does."""
 
     def warn(self, text: str) -> None:
