@@ -11,7 +11,7 @@ class Choices:
 
     tuned: JsonObject | None = None  # the options that compile_autotune has found to be the fastest
     compiled_from: int | None = None  # the first step with blocks that were compiled beside the run
-    stays_eager: int | None = None  # number of steps of the training, which compiling beside them did not pay for
+    stays_eager: int | None = None  # steps of a training beside which compiling did not pay or failed
 
     @classmethod
     def read(cls, facts: JsonMapping) -> "Choices":

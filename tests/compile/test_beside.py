@@ -155,6 +155,15 @@ def test_a_run_whose_rest_does_not_pay_stays_eager():
     assert long._pays(waiting=True) and long._choices.stays_eager is None
 
 
+def test_a_resumed_run_whose_blocks_stay_eager_says_so_and_how_to_compile_them(monkeypatch):
+    monkeypatch.setattr(beside.blocks, "postpone", lambda *_: None)
+    resumed = compiler(compile_warmup="beside")
+    resumed._choices.stays_eager = 1000
+    assert resumed.begin(None, SimpleNamespace(components=SimpleNamespace(denoiser=torch.nn.Linear(1, 1))))
+    (line,) = resumed.said
+    assert "as in the run that is continued" in line and "compile_warmup = true" in line
+
+
 def test_where_memory_is_tight_there_is_no_second_process(monkeypatch):
     block = torch.nn.Sequential(torch.nn.Linear(1024, 1024))
     given = block_calls.encoded([[torch.zeros(1, 4096, 1024)], {}])
