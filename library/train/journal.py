@@ -54,6 +54,7 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.requests.end()
         explained = errors.explain_error(error, self._config, self.doing, self.newest) if error else None
         if isinstance(error, Exception) and self.requests.interrupted:
             explained = Stopped()  # the interruption fell into code in C, which answered with an error of its own

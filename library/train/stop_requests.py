@@ -54,7 +54,7 @@ class ControlRequests:
         self._signals, self._last = 0, 0.0  # how many have come, and when the newest did
         self._how = ""  # of WAYS
         self._told = ""  # what the record knows of it
-        self._patient = self._learned = self._raised = self._own = False
+        self._patient = self._learned = self._raised = self._ending = self._own = False
         self._next_look = 0.0
         self._requested: set[str] = set()  # what to do after this step, and then go on
         self._agreed: set[str] = set()  # of ASKED, what all processes know of
@@ -132,7 +132,10 @@ class ControlRequests:
         Before the first step is done, it is Stopped, as nothing is there to be saved.
         """
         if self.asked() and self._how == "now":
-            raise WorkCancelled if self._learned else Stopped
+            if self._learned:
+                raise WorkCancelled
+            self.end()
+            raise Stopped
 
     def flags(self) -> set[str]:
         """Which of ASKED this process was asked for: "stop" from then on, the others once."""
@@ -158,7 +161,12 @@ class ControlRequests:
     def check(self) -> None:
         """Between two pieces of work before the first step: raise Stopped when somebody wants that."""
         if self.asked() and not self._patient:
+            self.end()
             raise Stopped
+
+    def end(self) -> None:
+        """The training ends: nothing interrupts what is written down of it, as an earlier request already counts."""
+        self._ending = True
 
     def _note(self, how: str) -> None:
         self._how = max(self._how, how, key=WAYS.index)
@@ -191,8 +199,8 @@ class ControlRequests:
     def _interrupt(self, number: int, frame: Any) -> None:
         """In the main thread, once it gets there."""
         now = self._how == "now" and not self._learned
-        if (now or not self._patient) and not self._raised:
-            self._raised = True
+        if (now or not self._patient) and not self._ending:
+            self._ending = self._raised = True
             raise Stopped
 
     def _listen(self, ears: socket.socket) -> None:

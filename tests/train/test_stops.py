@@ -141,6 +141,20 @@ def test_before_the_first_step_nothing_is_there_to_save(demo, squares, tmp_path,
     assert reader.at(folder).state == "stopped" and set(path.name for path in tmp_path.iterdir()) == {"runs"}
 
 
+def test_who_watches_for_stop_now_does_not_interrupt_the_end_of_a_record(demo, squares, tmp_path, when, monkeypatch):
+    def slow(self):
+        time.sleep(0.2 * self._ended.is_set())  # until the file has surely been looked at, beside
+        write(self)
+
+    write = Record._write
+    monkeypatch.setattr(stop_requests, "WATCH", 0.05)
+    monkeypatch.setattr(Record, "_write", slow)
+    when(Journal, "phase", lambda self, what, *numbers: "loading" in what)
+    with pytest.raises(Stopped):
+        train(config_of(demo, LORA, train_data_dir=squares, output_dir=tmp_path, output_name="m"))
+    assert reader.at(*runs_in(tmp_path)).state == "stopped"
+
+
 def test_now_interrupts_the_first_step_which_may_compile_for_minutes(demo, squares, tmp_path, when, monkeypatch):
     def slow(self, *given):
         (self.requests._record.folder / "stop").write_text("now")
