@@ -126,17 +126,11 @@ def drafted(config: RunConfig) -> tuple[tuple[DatasetConfig, ...], list[Problem]
     return (replace(base, template=template, train_data_dir=folders, reg_data_dir=config.data.reg_data_dir),), []
 
 
-def read_dataset(path: str | Path, config: RunConfig) -> tuple[DatasetConfig, ...]:
-    """The datasets of one file, with the run's options behind them. Raises ConfigError like `load`."""
-    problems: list[Problem] = []
-    made = _datasets(path, config, problems)
-    if problems:
-        raise ConfigError(*problems)
-    return made
-
-
 def _datasets(path: str | Path, config: RunConfig, problems: list[Problem]) -> tuple[DatasetConfig, ...]:
-    """The same with problems appended. Raises ConfigError only where there is nothing to go on with."""
+    """The datasets of one file, with the run's options behind them, and problems appended.
+
+    Raises ConfigError only where there is nothing to go on with.
+    """
     tables, name = _open(Path(path)), Path(path).name
     if MUSUBI & {key for table in _tables(tables, "datasets", name, []) for key in table}:
         raise ConfigError("{name} is written for musubi-tuner: `kohya import {path}` rewrites it", name=name, path=path)

@@ -70,13 +70,23 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert found.facts["compile"]["attention"] == "MATH"
 
     number = len(seen)
-    again = start(compile_autotune=True)
+    again = start(compile_autotune=True, save_state_on_train_end=True, output_dir=tmp_path / "again")
     assert len(seen) == number and again.losses == plain.losses
     assert again.events("tuned")[0]["remembered"] and again.events("tuned")[0]["chosen"] == winner
     (file,) = (tmp_path / "tuning").iterdir()
     assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
     file.write_text("torn", encoding="utf-8")
     assert autotune_cache.read(file.stem, 3) == []
+
+    # What was chosen belongs to the state: it holds where nothing is remembered, and nothing is tried again.
+    file.unlink()
+    (state,) = (tmp_path / "again").glob("*-state")
+    resumed = start(compile_autotune=True, max_train_steps=4, resume=state)
+    assert len(seen) == number and not list((tmp_path / "tuning").iterdir())
+    log = (resumed.folder / "log.txt").read_text(encoding="utf-8")
+    assert "attention_kernel = math" in log and "as in the run that is continued" in log
+    assert resumed.facts["compile"]["graphs"] == plain.facts["compile"]["graphs"]
+    assert resumed.numbers()[4] == start(**winner, max_train_steps=4).numbers()[4]
 
 
 def test_compiling_is_not_kept_where_it_loses():
