@@ -4,6 +4,18 @@ from dataclasses import dataclass
 
 from library.config.json_types import JsonMapping, JsonObject
 
+# All that compile_autotune tries. A state may come from anyone, and shall change nothing else.
+TUNABLE = (
+    "compile",
+    "compile_mode",
+    "compile_dynamic",
+    "attention_kernel",
+    "blocks_to_swap",
+    "gradient_checkpointing",
+    "cpu_offload_checkpointing",
+    "checkpoint_keep_attention",
+)
+
 
 @dataclass(slots=True)
 class Choices:
@@ -15,6 +27,13 @@ class Choices:
 
     @classmethod
     def read(cls, facts: JsonMapping) -> "Choices":
-        """Those of a state; none of one that was saved before there were any."""
-        known = facts.get("choices") or {}
-        return cls(**{name: known.get(name) for name in cls.__slots__})
+        """Those of a state; none of one that was saved before there were any, nor what cannot be a choice."""
+        known = facts.get("choices")
+        if not isinstance(known, dict):
+            return cls()
+        tuned = known.get("tuned")
+        steps = {name: known.get(name) for name in ("compiled_from", "stays_eager")}
+        return cls(
+            tuned=tuned if isinstance(tuned, dict) and set(tuned) <= set(TUNABLE) else None,
+            **{name: step if isinstance(step, int) and step > 0 else None for name, step in steps.items()},
+        )

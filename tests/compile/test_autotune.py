@@ -12,6 +12,7 @@ from library.measuring.candidates import shown
 from library.measuring.result import Measured
 from library.train import autotune, autotune_cache
 from library.train.autotune import Tuner, fastest
+from library.train.choices import TUNABLE, Choices
 from tests.training import config_of, train
 
 ASKED = {"gradient_checkpointing": True, "blocks_to_swap": 2, "compile_backend": "eager", "network_dropout": 0.1,
@@ -69,6 +70,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert all(f"  {shown(way)}: " in log for way in seen)
     assert found.facts["compile"]["attention"] == "MATH"
 
+    assert set().union(*seen) <= set(TUNABLE)
     number = len(seen)
     again = start(compile_autotune=True, save_state_on_train_end=True, output_dir=tmp_path / "again")
     assert len(seen) == number and again.losses == plain.losses
@@ -87,6 +89,17 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert "attention_kernel = math" in log and "as in the run that is continued" in log
     assert resumed.facts["compile"]["graphs"] == plain.facts["compile"]["graphs"]
     assert resumed.numbers()[4] == start(**winner, max_train_steps=4).numbers()[4]
+
+
+@pytest.mark.parametrize(
+    "tuned", [{"output_dir": "/elsewhere"}, {"compile": True, "seed": 3}, ["compile"], "compile", None]
+)
+def test_a_state_from_elsewhere_changes_no_other_options(tuned):
+    assert Choices.read({"choices": {"tuned": tuned, "compiled_from": "4", "stays_eager": -1}}) == Choices()
+    assert Choices.read({"choices": [tuned]}) == Choices.read({}) == Choices()
+    assert Choices.read({"choices": {"tuned": {"compile": False}, "compiled_from": 7}}) == Choices(
+        {"compile": False}, 7
+    )
 
 
 def test_compiling_is_not_kept_where_it_loses():
