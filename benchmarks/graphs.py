@@ -30,7 +30,7 @@ def flux():
 
     from library.families.flux.family import FluxFamily as Family
     from library.families.flux.model import Flux, Sizes
-    from library.families.flux.packing import Positions
+    from library.families.shared.packing import Positions
 
     torch.manual_seed(0)
     model = Flux(Sizes(16, 16, 32, 48, 96, 24, 384, 8, 16, guidance=True))

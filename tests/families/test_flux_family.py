@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from library.families.base import SampleRequest
-from library.families.flux import keys, packing
+from library.families.flux import keys
 from library.families.flux.model import Flux, Sizes
-from library.families.shared import clip
+from library.families.shared import clip, packing
 from library.objectives.base import NoisedBatch
 from tests import flux_files
 from tests.families.flux import family, step

@@ -2,6 +2,7 @@
 
 from library.config.sections.adapters import AdapterData, AdapterOptim, AdapterPrecision, AdapterSteps, Network
 from library.config.sections.compiling import Compile
+from library.config.sections.flow import FLOW_RULES, Flow
 from library.config.sections.inputs import Cache, Captions, Data, Model, TextBatchCache
 from library.config.sections.learning import FullOptim, Loss, Noise, Optim, Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
@@ -10,6 +11,7 @@ from library.config.sections.run import Run
 from library.config.sections.runs import AdapterRun, FullRun
 
 __all__ = [
+    "FLOW_RULES",
     "AdapterData",
     "AdapterOptim",
     "AdapterPrecision",
@@ -21,6 +23,7 @@ __all__ = [
     "Compile",
     "Data",
     "Distributed",
+    "Flow",
     "FullOptim",
     "FullRun",
     "FullSave",

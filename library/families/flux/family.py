@@ -14,11 +14,11 @@ from library.config import idle
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.facts import Shapes
-from library.families.flux import checkpoint, packing
+from library.families.flux import checkpoint
 from library.families.flux.model import Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
-from library.families.shared import clip, t5, tokenizers, weights
+from library.families.shared import clip, packing, t5, tokenizers, weights
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
 

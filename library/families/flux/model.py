@@ -7,17 +7,15 @@ Shape letters in this file: B images, S tokens (I of the image, L of the text, S
 D width of one head, so that C = H * D.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-EPS = 1e-6
-TIME_CHANNELS = 256  # width of the sinusoids before the embedding MLPs
+from library.families.shared.transformer import EPS, TIME_CHANNELS, finite, modulated, rope, rotated, sdpa, sinusoids
+
 TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
 
 
@@ -127,57 +125,10 @@ class Modulation(nn.Module):
         return self.lin(F.silu(vec))[:, None]
 
 
-def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """LayerNorm without weights of its own, then the conditioning's scale and shift."""
-    return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
-
-
 def split_heads(qkv: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor, Tensor]:
     """[B, S, 3 * C] -> q, k (normed, float32) and v, each [B, H, S, D]. The width of a head is that of its norm."""
     q, k, v = qkv.unflatten(-1, (3, -1, norm.query_norm.scale.shape[0])).permute(2, 0, 3, 1, 4)
     return norm.query_norm(q), norm.key_norm(k), v
-
-
-def rotated(x: Tensor, pe: Tensor) -> Tensor:
-    """Turn neighbouring pairs of channels by the angles of their position.
-
-    x [B, H, S, D], pe [2, S, D / 2] (cosines, sines); all in float32.
-    """
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = pe
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-
-
-class DenseGradient(torch.autograd.Function):
-    """The identity for what attention answers [B, H, S, D]; its gradient comes back dense, token after token.
-
-    cuDNN's attention remembers its backward plans by the order in memory of q, k and v, and not of this gradient
-    (ATen/native/cudnn/MHA.cpp in torch 2.11 to 2.13). Eager and compiled code order it differently: the plan of one,
-    used by the other, read out of bounds. Nothing but this makes sure that the order never varies.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, answer: Tensor) -> Tensor:
-        """The same tensor."""
-        return answer.view_as(answer)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """[B, H, S, D], in memory as [B, S, H, D]."""
-        return gradients[0].transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention by torch: q, k, v [B, H, S, D]; mask [B, S], true where a key may be seen, or None -> [B, S, C]."""
-    if mask is not None:
-        mask = mask[:, None, None, :]
-    answer = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return DenseGradient.apply(answer).transpose(1, 2).flatten(2)
-
-
-def finite(x: Tensor) -> Tensor:
-    """Keep float16, which some of the trained activations exceed, from becoming infinite."""
-    return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
 
 class DoubleStreamBlock(nn.Module):
@@ -249,29 +200,6 @@ class LastLayer(nn.Module):
         """img [B, I, C], vec [B, C] -> [B, I, out channels]."""
         shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
         return self.linear(modulated(img, shift, scale))
-
-
-def sinusoids(t: Tensor) -> Tensor:
-    """[B] in 0..1 -> [B, 256]: cosines, then sines, of 1000 t at frequencies from 1 down to 1/10000, in float32.
-
-    float32 to the end: in bfloat16 a timestep above 512 would be rounded to a multiple of 4.
-    """
-    half = TIME_CHANNELS // 2
-    steps = torch.arange(half, dtype=torch.float32, device=t.device)
-    angles = 1000.0 * t.float()[:, None] * torch.exp(-math.log(10000) * steps / half)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
-
-
-@torch.no_grad()
-def rope(ids: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Positions [S, 3] -> cosines and sines [2, S, D / 2], computed in float64 and rounded once to float32."""
-    exact = torch.float32 if ids.device.type == "mps" else torch.float64
-    angles = []
-    for axis, width in enumerate(axes):
-        steps = torch.arange(0, width, 2, dtype=exact, device=ids.device) / width
-        angles.append(ids[:, axis, None].to(exact) * 10000.0**-steps)
-    joined = torch.cat(angles, dim=-1)
-    return torch.stack((joined.cos(), joined.sin())).float()
 
 
 class Flux(nn.Module):

@@ -40,18 +40,9 @@ IDLE = {
 }
 
 IDLE_RULES: tuple[Rule, ...] = (
-    ("discrete_flow_shift", lambda c: c.noise.timestep_sampling in ("shift", "sigma"),
-     "timestep_sampling is neither shift nor sigma"),
+    *sections.FLOW_RULES,
     ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
      "timestep_sampling is not sigmoid, shift or flux_shift"),
-    ("weighting_scheme", lambda c: c.noise.timestep_sampling == "sigma"
-     or c.noise.model_prediction_type == "sigma_scaled",
-     "neither timestep_sampling is sigma nor model_prediction_type sigma_scaled"),
-    ("logit_mean logit_std mode_scale", lambda c: c.noise.timestep_sampling == "sigma",
-     "timestep_sampling is not sigma"),
-    ("logit_mean logit_std", lambda c: c.noise.weighting_scheme == "logit_normal",
-     "weighting_scheme is not logit_normal"),
-    ("mode_scale", lambda c: c.noise.weighting_scheme == "mode", "weighting_scheme is not mode"),
 )  # fmt: skip
 
 PENDING = {"model_type=chroma": "Chroma is not supported; train FLUX.1 dev or schnell (model_type = flux)"}
@@ -150,34 +141,15 @@ class FluxAdapterCache(sections.TextBatchCache):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flow(sections.Noise):
+class FluxFlow(sections.Flow):
     """How much noise a step has, and what the model answers."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "sigma", "How timesteps are sampled. shift, flux_shift and sigmoid are usual."
     )
-    discrete_flow_shift: float = opt(
-        3.0,
-        "The shift of the timesteps; above 1 trains noisy timesteps more often. For shift and sigma.",
-        label="Flow shift",
-        min=0.0,
-    )
     sigmoid_scale: float = opt(
         1.0, "Above 1 trains very low and very high timesteps more often. For sigmoid, shift and flux_shift.", min=0.0
     )
-    model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
-        "sigma_scaled",
-        "How the prediction of the model is interpreted. raw is usual.",
-        label="Prediction type",
-    )
-    weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "uniform", "The weighting of timesteps. For sigma sampling and sigma_scaled prediction."
-    )
-    logit_mean: float = opt(0.0, "The mean of logit_normal.", advanced=True)
-    logit_std: float = opt(
-        1.0, "The standard deviation of logit_normal.", label="Logit standard deviation", min=0.0, advanced=True
-    )
-    mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
 
     @property
     def shift_by_size(self) -> bool:
@@ -276,7 +248,7 @@ class FluxLora(sections.AdapterRun):
     model: FluxLoraModel = section(FluxLoraModel)
     cache: FluxAdapterCache = section(FluxAdapterCache)
     network: FluxNetwork = section(FluxNetwork)
-    noise: Flow = section(Flow)
+    noise: FluxFlow = section(FluxFlow)
     loss: FluxLoss = section(FluxLoss)
     memory: FluxMemory = section(FluxMemory)
     compile: FluxCompile = section(FluxCompile)
@@ -305,7 +277,7 @@ class FluxTrain(sections.FullRun):
     cache: sections.TextBatchCache = section(sections.TextBatchCache)
     optim: FluxFullOptim = section(FluxFullOptim)
     save: FluxFullSave = section(FluxFullSave)
-    noise: Flow = section(Flow)
+    noise: FluxFlow = section(FluxFlow)
     loss: FluxLoss = section(FluxLoss)
     memory: FluxMemory = section(FluxMemory)
     compile: FluxCompile = section(FluxCompile)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from library.families.base import SampleRequest
-from library.families.flux import packing
+from library.families.shared import packing
 from library.families.shared.sampler import Sampler, generator_of
 from library.objectives import flow
 

@@ -1,4 +1,4 @@
-"""FLUX.1 reads latents as a row of tokens: squares of 2 by 2 latent pixels, and where each square was."""
+"""Latents as a row of tokens: squares of 2 by 2 latent pixels, and where each square was."""
 
 import torch
 from torch import Tensor
