@@ -256,7 +256,7 @@ def test_chroma_is_refused(files):
 
 
 def test_only_the_needed_files_of_a_repository_are_fetched():
-    from library.families.flux.checkpoint import wanted_files
+    from library.families.flux.checkpoint import FILES
 
     whole = [
         *("README.md", "ae.safetensors", "flux1-dev.safetensors", "model_index.json", "text_encoder/config.json"),
@@ -264,13 +264,13 @@ def test_only_the_needed_files_of_a_repository_are_fetched():
         *("transformer/config.json", "transformer/diffusion_pytorch_model-00001-of-00003.safetensors"),
         *("transformer/diffusion_pytorch_model.safetensors.index.json", "vae/diffusion_pytorch_model.safetensors"),
     ]
-    assert wanted_files(whole, "denoiser") == [name for name in whole if name.startswith("transformer/")]
-    assert wanted_files(whole, "ae") == ["vae/diffusion_pytorch_model.safetensors"]
+    assert FILES.wanted(whole, "denoiser") == [name for name in whole if name.startswith("transformer/")]
+    assert FILES.wanted(whole, "ae") == ["vae/diffusion_pytorch_model.safetensors"]
     encoders = ["clip_l.safetensors", "t5xxl_fp16.safetensors", "t5xxl_fp8_e4m3fn.safetensors"]
-    assert wanted_files(encoders, "t5xxl") == ["t5xxl_fp16.safetensors"]
-    assert wanted_files(encoders, "clip_l") == ["clip_l.safetensors"]
+    assert FILES.wanted(encoders, "t5xxl") == ["t5xxl_fp16.safetensors"]
+    assert FILES.wanted(encoders, "clip_l") == ["clip_l.safetensors"]
     with pytest.raises(ValueError, match=r"ae.safetensors"):
-        wanted_files(encoders, "ae")
+        FILES.wanted(encoders, "ae")
 
 
 def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files, monkeypatch):

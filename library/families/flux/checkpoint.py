@@ -1,16 +1,12 @@
 """FLUX.1 checkpoints on disk: where each of the four parts is, whether it is what it should be, and how it is read."""
 
-import fnmatch
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.families import recognition
@@ -19,22 +15,10 @@ from library.families.flux import keys
 from library.families.flux.facts import FACTS
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
-from library.families.shared import autoencoder, clip, hub, weights
+from library.families.shared import autoencoder, clip, weights
+from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries
 
 logger = logging.getLogger(__name__)
-
-
-Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of the four networks: the option that names it, and where it is inside a whole model's folder."""
-
-    option: str
-    what: str
-    inside: tuple[str, ...]  # patterns, the preferred one first
-    marker: tuple[str, ...]  # a tensor that only this network has, in each of its layouts
 
 
 PARTS = {
@@ -63,80 +47,19 @@ PARTS = {
         ("decoder.conv_in.weight",),
     ),
 }
-
-
-def named(config: RunConfig, part: str) -> str | None:
-    """What the user gave for a part: its option, or the base model where that is a whole model."""
-    given = getattr(config.model, PARTS[part].option)
-    base = config.model.pretrained_model_name_or_path
-    if given or part == "denoiser" or not base:
-        return given
-    if hub.is_id(base):
-        return base
-    whole = whole_model(Path(base))
-    return str(whole) if whole and within(whole, part) else None
-
-
-def whole_model(path: Path) -> Path | None:
-    """The folder of a whole diffusers model, from it, its `transformer` folder or a file in that; else None."""
-    for folder in (path, path.parent, path.parent.parent):
-        if (folder / "transformer").is_dir() and (folder / "model_index.json").is_file():
-            return folder
-    return None
-
-
-def within(folder: Path, part: str) -> Path | None:
-    """Where a part is inside a folder: its sub-folder, a file under its usual name, or the folder itself."""
-    for pattern in PARTS[part].inside:
-        if found := sorted(p for p in folder.glob(pattern) if not p.name.startswith("._")):
-            return found[0]
-    own = sorted(folder.glob("*.safetensors*")) and not any(folder.glob("flux1*.safetensors"))
-    return folder if own else None
-
-
-def present(config: RunConfig, part: str) -> Path | None:
-    """Where a part is on this machine; None when it is on the hub. Raises ConfigError."""
-    return None if hub.is_id(named(config, part) or "") else located(config, part)
-
-
-def located(config: RunConfig, part: str) -> Path:
-    """Where a part is on this machine, fetched when it is on the hub. Raises ConfigError."""
-    about, name = PARTS[part], named(config, part) or ""
-    if problem := hub.missing(about.option, name, about.what):
-        raise ConfigError(problem)
-    path = hub.local(name, about.option, lambda names: wanted_files(names, part), config.hub.huggingface_token)
-    if not path.is_dir():
-        return path
-    found = within(path, part)
-    if found is None:
-        raise ConfigError(Problem(about.option,
-            ": the folder {path} does not hold {what}: give its file or folder", path=path,
-            what=Text(about.what)))  # fmt: skip
-    return found
-
-
-def wanted_files(names: Iterable[str], part: str) -> list[str]:
-    """Which files of a repository to fetch for a part: its sub-folder, else the one file under its usual name."""
-    names = list(names)
-    for pattern in PARTS[part].inside:
-        if pattern.endswith(".safetensors"):
-            if found := sorted(fnmatch.filter(names, pattern)):
-                return found[:1]
-        elif any(name.startswith(f"{pattern}/") and name.endswith(".safetensors") for name in names):
-            return [n for n in names if n.startswith(f"{pattern}/") and n.endswith((".safetensors", ".json"))]
-    raise ConfigError(Problem(PARTS[part].option, ": this repository has no {what}", what=Text(PARTS[part].what)))
+FILES = PartFiles(PARTS)
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     """What is missing or wrong among the four parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
     for part, about in PARTS.items():
-        if part == "denoiser" and not named(config, part):
+        if part == "denoiser" and not FILES.named(config, part):
             continue  # the config itself says so
         try:
-            path = present(config, part)
+            path = FILES.present(config, part)
             if path is None:  # on the hub; what is fetched is checked when it is there
-                if problem := _far(config, part):
+                if problem := FILES.unreachable(config, part):
                     yield problem
                 continue
             entries = read_entries(path)
@@ -150,25 +73,6 @@ def problems(config: RunConfig) -> Iterator[Problem]:
             for why in e.problems:
                 yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
     yield from mismatched(found)
-
-
-def _far(config: RunConfig, part: str) -> Problem | None:
-    """Why a part on the hub cannot be fetched; of a repository that has several parts, the first one says so."""
-    name = named(config, part) or ""
-    if name == named(config, "denoiser") and part != "denoiser":
-        return None
-    about, token = PARTS[part], config.hub.huggingface_token
-    return hub.unreachable(about.option, name, lambda names: wanted_files(names, part), token)
-
-
-def read_entries(path: Path) -> dict[str, JsonObject]:
-    """Shape and type by key, over all files of a part, from their headers alone."""
-    entries: dict[str, JsonObject] = {}
-    for file in weights.files(path):
-        if file.suffix.lower() in weights.PICKLED:
-            raise ConfigError("{file} may hold code and is not opened: convert it to .safetensors", file=file)
-        entries |= weights.entries(file)
-    return entries
 
 
 def plain_shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
@@ -242,20 +146,6 @@ def bfl_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
         name: (sum(shapes[part][0] for part in made_of), *shapes[made_of[0]][1:])
         for name, made_of in keys.sources(shapes).items()
     }
-
-
-@contextmanager
-def complete(path: Path, what: str) -> Iterator[None]:
-    """Turn a tensor that is missing or has a wrong shape into a sentence about the file."""
-    try:
-        yield
-    except KeyError as e:
-        raise ConfigError("{path} is not {what} that is complete, {tensor} is missing: get it again",
-            path=path, what=what, tensor=e.args[0]) from e  # fmt: skip
-    except RuntimeError as e:  # torch's word for wrong shapes; the last line names one
-        raise ConfigError(
-            "{path} does not fit together: {why}", path=path, why=str(e).strip().splitlines()[-1].strip()
-        ) from e
 
 
 def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) -> Any:

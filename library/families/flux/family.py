@@ -18,7 +18,7 @@ from library.families.flux import checkpoint
 from library.families.flux.model import Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
-from library.families.shared import clip, packing, t5, tokenizers, weights
+from library.families.shared import clip, packing, part_files, t5, tokenizers, weights
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
@@ -82,9 +82,9 @@ class FluxFamily:
     @cached_property
     def guided(self) -> bool:
         """Whether the model was distilled with guidance (dev) or not (schnell), from its header."""
-        path = checkpoint.located(self.config, "denoiser")
+        path = checkpoint.FILES.located(self.config, "denoiser")
         return "guidance_in.in_layer.weight" in checkpoint.bfl_shapes(
-            checkpoint.plain_shapes(checkpoint.read_entries(path))
+            checkpoint.plain_shapes(part_files.read_entries(path))
         )
 
     @property
@@ -121,7 +121,7 @@ class FluxFamily:
         wrong = list(checkpoint.problems(self.config))
         yield from wrong
         for encoder in TOKENIZERS:  # one is looked for beside the networks, so it is said once these are found
-            if not checkpoint.named(self.config, encoder) or any(one.option in (encoder, BASE) for one in wrong):
+            if not checkpoint.FILES.named(self.config, encoder) or any(one.option in (encoder, BASE) for one in wrong):
                 continue
             try:
                 self._tokenizer_folder(encoder)
@@ -130,7 +130,7 @@ class FluxFamily:
 
     def notes(self) -> Iterator[Problem]:
         """What is set and has no meaning for this very model, unless that has to be fetched to be known."""
-        if not checkpoint.present(self.config, "denoiser"):
+        if not checkpoint.FILES.present(self.config, "denoiser"):
             return
         if not self.guided and self.config.model.guidance_scale != 3.5:
             yield idle.remark("guidance_scale", "FLUX.1 schnell takes no guidance")
@@ -138,7 +138,7 @@ class FluxFamily:
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, TOKENIZERS[encoder]
         base = options.pretrained_model_name_or_path
-        whole = checkpoint.whole_model(Path(base)) if base and Path(base).exists() else None
+        whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
         for place in (getattr(options, encoder), whole or base, options.clip_l, options.t5xxl, options.ae):
             for folder in tokenizers.places(name, place, subfolder, None):
                 if tokenizers.holds(folder, tokenizers.kind(name)):
@@ -151,8 +151,8 @@ class FluxFamily:
         found: dict[str, Shapes] = {}
         for part in checkpoint.PARTS:
             with contextlib.suppress(ConfigError):
-                if path := checkpoint.present(self.config, part):
-                    shapes = checkpoint.plain_shapes(checkpoint.read_entries(path))
+                if path := checkpoint.FILES.present(self.config, part):
+                    shapes = checkpoint.plain_shapes(part_files.read_entries(path))
                     found["vae" if part == "ae" else part] = shapes
         if "denoiser" in found:
             found["denoiser"] = checkpoint.bfl_shapes(found["denoiser"])
@@ -170,7 +170,7 @@ class FluxFamily:
         with no_half_vae, and in place of float16, whose range it exceeds.
         """
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
-        paths = {part: checkpoint.located(config, part) for part in checkpoint.PARTS}
+        paths = {part: checkpoint.FILES.located(config, part) for part in checkpoint.PARTS}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
         denoiser = checkpoint.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype

@@ -1,0 +1,122 @@
+"""The networks of a model whose parts have files of their own: where each is, in an option or inside one folder."""
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Problem, Text
+from library.config.run_config import RunConfig
+from library.families.shared import hub, weights
+
+Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the networks: the option that names it, and where it is inside a whole model's folder."""
+
+    option: str
+    what: str
+    inside: tuple[str, ...]  # patterns, the preferred one first
+    marker: tuple[str, ...]  # a tensor that only this network has, in each of its layouts
+
+
+@dataclass(frozen=True)
+class PartFiles:
+    """Where the parts of a family's models are. The denoiser's option can also name a folder that has all parts."""
+
+    parts: Mapping[str, Part]
+
+    def named(self, config: RunConfig, part: str) -> str | None:
+        """What the user gave for a part: its option, or the base model where that is a whole model."""
+        given = getattr(config.model, self.parts[part].option)
+        base = config.model.pretrained_model_name_or_path
+        if given or part == "denoiser" or not base:
+            return given
+        if hub.is_id(base):
+            return base
+        whole = whole_model(Path(base))
+        return str(whole) if whole and self.within(whole, part) else None
+
+    def within(self, folder: Path, part: str) -> Path | None:
+        """Where a part is inside a folder: its sub-folder, a file under its usual name, or the folder itself."""
+        for pattern in self.parts[part].inside:
+            if found := sorted(p for p in folder.glob(pattern) if not p.name.startswith("._")):
+                return found[0]
+        models = [pattern for pattern in self.parts["denoiser"].inside if pattern.endswith(".safetensors")]
+        own = any(folder.glob("*.safetensors*")) and not any(any(folder.glob(pattern)) for pattern in models)
+        return folder if own else None
+
+    def present(self, config: RunConfig, part: str) -> Path | None:
+        """Where a part is on this machine; None when it is on the hub. Raises ConfigError."""
+        return None if hub.is_id(self.named(config, part) or "") else self.located(config, part)
+
+    def located(self, config: RunConfig, part: str) -> Path:
+        """Where a part is on this machine, fetched when it is on the hub. Raises ConfigError."""
+        about, name = self.parts[part], self.named(config, part) or ""
+        if problem := hub.missing(about.option, name, about.what):
+            raise ConfigError(problem)
+        path = hub.local(name, about.option, lambda names: self.wanted(names, part), config.hub.huggingface_token)
+        if not path.is_dir():
+            return path
+        found = self.within(path, part)
+        if found is None:
+            raise ConfigError(Problem(about.option,
+                ": the folder {path} does not hold {what}: give its file or folder", path=path,
+                what=Text(about.what)))  # fmt: skip
+        return found
+
+    def wanted(self, names: Iterable[str], part: str) -> list[str]:
+        """Which files of a repository to fetch for a part: its sub-folder, else the one file under its usual name."""
+        names = list(names)
+        for pattern in self.parts[part].inside:
+            if pattern.endswith(".safetensors"):
+                if found := sorted(fnmatch.filter(names, pattern)):
+                    return found[:1]
+            elif any(name.startswith(f"{pattern}/") and name.endswith(".safetensors") for name in names):
+                return [n for n in names if n.startswith(f"{pattern}/") and n.endswith((".safetensors", ".json"))]
+        what = Text(self.parts[part].what)
+        raise ConfigError(Problem(self.parts[part].option, ": this repository has no {what}", what=what))
+
+    def unreachable(self, config: RunConfig, part: str) -> Problem | None:
+        """Why a part on the hub cannot be fetched; of a repository that has several parts, the first one says so."""
+        name = self.named(config, part) or ""
+        if name == self.named(config, "denoiser") and part != "denoiser":
+            return None
+        token = config.hub.huggingface_token
+        return hub.unreachable(self.parts[part].option, name, lambda names: self.wanted(names, part), token)
+
+
+def whole_model(path: Path) -> Path | None:
+    """The folder of a whole diffusers model, from it, its `transformer` folder or a file in that; else None."""
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / "transformer").is_dir() and (folder / "model_index.json").is_file():
+            return folder
+    return None
+
+
+def read_entries(path: Path) -> dict[str, JsonObject]:
+    """Shape and type by key, over all files of a part, from their headers alone."""
+    entries: dict[str, JsonObject] = {}
+    for file in weights.files(path):
+        if file.suffix.lower() in weights.PICKLED:
+            raise ConfigError("{file} may hold code and is not opened: convert it to .safetensors", file=file)
+        entries |= weights.entries(file)
+    return entries
+
+
+@contextmanager
+def complete(path: Path, what: str) -> Iterator[None]:
+    """Turn a tensor that is missing or has a wrong shape into a sentence about the file."""
+    try:
+        yield
+    except KeyError as e:
+        raise ConfigError("{path} is not {what} that is complete, {tensor} is missing: get it again",
+            path=path, what=what, tensor=e.args[0]) from e  # fmt: skip
+    except RuntimeError as e:  # torch's word for wrong shapes; the last line names one
+        raise ConfigError(
+            "{path} does not fit together: {why}", path=path, why=str(e).strip().splitlines()[-1].strip()
+        ) from e
