@@ -57,10 +57,12 @@ def load(path):
     return load_file(path)
 
 
-def save(tensors, path):
+def save(tensors, path, metadata=None):
     """Write a .safetensors file and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"} | (metadata or {})
+    )
     return path
 
 

@@ -175,6 +175,11 @@ class Family(Protocol):
         """modelspec's word: "stable-diffusion-xl-v1-base", "flux-1-dev", "flux-1-schnell"."""
         ...
 
+    @property
+    def base_model_version(self) -> str:
+        """sd-scripts' word (ss_base_model_version): "sdxl_base_v1-0", "flux1", "chroma"."""
+        ...
+
     def problems(self) -> Iterator[str]:
         """What is wrong with the model's files, a sentence each: from headers only, nothing is loaded."""
         ...

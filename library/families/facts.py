@@ -28,7 +28,7 @@ class FamilyFacts:
     base_models: tuple[str, ...]  # those words of `recognise` that name a file which can be trained as it is
 
     # In the metadata of saved files.
-    base_model_version: str  # ss_base_model_version
+    base_model_version: str  # ss_base_model_version, where no loaded model can tell
     architecture: str  # modelspec.architecture, where no loaded model can tell
     implementation: str  # modelspec.implementation
     has_prediction_type: bool  # whether its models differ in what they predict

@@ -66,7 +66,7 @@ class MetadataBuilder:
             return spec
         facts = {**self._facts, "session_id": self._session, "training_started_at": self._started}
         facts |= {
-            "base_model_version": families.facts(config.family).base_model_version,
+            "base_model_version": self._family.base_model_version,
             "network_module": config.network.module,
         }
         facts |= _network_args(config)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from library.config.schema import ConfigError
+from library.families.shared import weights
 from library.files import need_space, write_atomic
 from library.tools import storage
 from library.tools.storage import Metadata, Report, silent
@@ -47,7 +48,7 @@ def edit(
             raise ConfigError("{key} is not a key of metadata here: those begin with {prefixes}", key=key,
                 prefixes=', '.join(PREFIXES))  # fmt: skip
         changed[key] = str(value)
-    table = {name: about for name, about in storage.raw_header(path).items() if name != "__metadata__"}
+    table = {name: about for name, about in weights.raw_header(path).items() if name != "__metadata__"}
     need_space(target, path.stat().st_size)
     report("writing", 0, 1)
     written = write_atomic(target, lambda place: _copy(path, place, storage.header_bytes(table, changed)))

@@ -75,14 +75,8 @@ def metadata_of(path: str | Path) -> Metadata:
     if path.is_dir():
         return {}
     entries(path)
-    about = raw_header(path).get("__metadata__")
+    about = weights.raw_header(path).get("__metadata__")
     return {str(key): str(value) for key, value in about.items()} if isinstance(about, dict) else {}
-
-
-def raw_header(path: Path) -> JsonObject:
-    """The header of a .safetensors file, metadata included."""
-    with path.open("rb") as file:
-        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
 
 
 def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from library import families
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.schema import build
 from library.data.buckets import BucketFit
@@ -46,7 +47,8 @@ def images():
 
 
 def made(config, figured=None, architecture="flux-1-dev"):
-    family = SimpleNamespace(architecture=architecture)
+    version = families.facts(config.family).base_model_version
+    family = SimpleNamespace(architecture=architecture, base_model_version=version)
     figured = dataset_stats(images(), config, 4, 3, 2) if figured is None else figured
     return MetadataBuilder(config, family, figured, "torch.optim.adamw.AdamW(weight_decay=0.1)").of_file(2, 30)
 

@@ -75,6 +75,15 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from mismatched(found)
 
 
+def title(config: RunConfig) -> str:
+    """What the transformer's single file calls itself in its metadata, "" where it does not say. Raises ConfigError."""
+    path = FILES.present(config, "denoiser")
+    if path is None or path.suffix != ".safetensors" or not weights.entries(path):
+        return ""
+    about = weights.raw_header(path).get("__metadata__")
+    return str(about.get("modelspec.title", "")) if isinstance(about, dict) else ""
+
+
 def plain_shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
     """Shapes by key, without the prefixes that keys may have."""
     return {plain: tuple(entries[name]["shape"]) for plain, name in keys.cleaned(entries).items()}
@@ -103,19 +112,18 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
     if any(name.startswith("distilled_guidance_layer.") for name in shapes):
         return Text("{path} is a Chroma model, which is not trained here: use FLUX.1 dev or schnell", path=path)
     try:
-        plain = bfl_shapes(shapes)
-        takes, gives = plain["img_in.weight"][1], plain["final_layer.linear.weight"][0]
+        sizes = Sizes.of(bfl_shapes(shapes))
     except KeyError as e:
         return Text(
             "{path} is not a complete FLUX.1 transformer, {missing} is missing: get the file again",
             path=path,
             missing=e.args[0],
         )
-    if takes != gives:
+    if sizes.in_channels != sizes.out_channels:
         return Text(
             "{path} takes {takes} channels (fill, depth, canny), which is not trained here: use FLUX.1 dev or schnell",
             path=path,
-            takes=takes,
+            takes=sizes.in_channels,
         )
     return None
 

@@ -1,8 +1,7 @@
 """What FLUX.1 states about itself."""
 
 from library.families.facts import AdapterModule, FamilyFacts, Shapes
-
-TRANSFORMER = "a FLUX.1 transformer"
+from library.families.flux.variants import TRANSFORMER
 
 
 def recognise(shapes: Shapes) -> str:

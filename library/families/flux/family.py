@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,11 @@ from library.config import idle
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.facts import Shapes
-from library.families.flux import checkpoint
+from library.families.flux import checkpoint, variants
 from library.families.flux.model import Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
+from library.families.flux.variants import Variant
 from library.families.shared import clip, packing, part_files, t5, tokenizers, weights
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
@@ -58,14 +59,6 @@ class FluxFamily:
     }
     utilization = {False: 0.3, True: 0.42}
     patch_size = 2
-    sample_defaults = {
-        "negative_prompt": "",
-        "width": 512,
-        "height": 512,
-        "sample_steps": 20,
-        "scale": 1.0,
-        "guidance_scale": 3.5,
-    }
     sample_multiple = 16
     validation_timesteps = (0.2, 0.4, 0.6, 0.8)
     scale = 0.3611  # latents are (VAE sample - shift) * scale
@@ -80,6 +73,14 @@ class FluxFamily:
     # ---- files
 
     @cached_property
+    def variant(self) -> Variant:
+        """Which relative of FLUX.1 this is. Krea is told by its name, in the path or in the file's own title."""
+        options, title = self.config.model, ""
+        with contextlib.suppress(ConfigError):
+            title = checkpoint.title(self.config)
+        return variants.chosen(options.model_type, options.pretrained_model_name_or_path, title)
+
+    @cached_property
     def guided(self) -> bool:
         """Whether the model was distilled with guidance (dev) or not (schnell), from its header."""
         path = checkpoint.FILES.located(self.config, "denoiser")
@@ -90,7 +91,17 @@ class FluxFamily:
     @property
     def architecture(self) -> str:
         """modelspec's word for this model."""
-        return "flux-1-dev" if self.guided else "flux-1-schnell"
+        return self.variant.architecture or ("flux-1-dev" if self.guided else "flux-1-schnell")
+
+    @property
+    def base_model_version(self) -> str:
+        """sd-scripts' word for this model."""
+        return self.variant.base_model_version
+
+    @property
+    def sample_defaults(self) -> Mapping[str, Any]:
+        """What a sample prompt leaves open."""
+        return {"negative_prompt": "", "width": 512, "height": 512, **self.variant.sample_defaults}
 
     @property
     def text_length(self) -> int:

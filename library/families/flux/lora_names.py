@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from library.config.schema import ConfigError
 from library.families.flux import keys
-from library.families.flux.facts import TRANSFORMER
+from library.families.flux.variants import TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
 
 if TYPE_CHECKING:

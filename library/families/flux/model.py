@@ -65,7 +65,11 @@ class Sizes:
 
 
 def _count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
-    return len({key.split(".")[1] for key in shapes if key.startswith(f"{blocks}.")})
+    numbers = {key.split(".")[1] for key in shapes if key.startswith(f"{blocks}.")}
+    for number in range(len(numbers)):  # a model that was pruned may have been left with gaps
+        if str(number) not in numbers:
+            raise KeyError(f"{blocks}.{number}")
+    return len(numbers)
 
 
 class RMSNorm(nn.Module):

@@ -84,7 +84,9 @@ class FluxModel(sections.Model):
     guidance_scale: float = opt(
         3.5, "The guidance value that the model is given during training. 1 is usual for FLUX.1 dev.", min=0.0
     )
-    model_type: Literal["flux", "chroma"] = opt("flux", "The type of the transformer.", advanced=True)
+    model_type: Literal["flux", "krea", "chroma"] = opt(
+        "flux", "Which relative of FLUX.1 the transformer is. flux: FLUX.1 dev, schnell and models made from them."
+    )
 
     @property
     def text_tokens(self) -> int | None:

@@ -12,6 +12,7 @@ from library.config.problems import ConfigError, Problem
 from library.families import recognition
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.sdxl import conditions, folder, keys, model
+from library.families.sdxl.facts import FACTS
 from library.families.sdxl.network_args import block_of
 from library.families.sdxl.options import SdxlLora, SdxlTrain
 from library.families.shared import clip, hub, tokenizers, weights
@@ -36,7 +37,8 @@ class SdxlFamily:
     grid = 32
     block_classes = ("BasicTransformerBlock", "ResnetBlock2D")
     adapter_targets = ("Transformer2DModel",)
-    architecture = "stable-diffusion-xl-v1-base"
+    architecture = FACTS.architecture
+    base_model_version = FACTS.base_model_version
     # Tokens of the image; height and width of its features.
     block_inputs = {
         "BasicTransformerBlock": BlockInputs(streams=(0,), dynamic=((0, 1),)),

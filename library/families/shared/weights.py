@@ -74,6 +74,12 @@ def entries(path: str | Path) -> dict[str, JsonObject]:
     return found
 
 
+def raw_header(path: Path) -> JsonObject:
+    """The header of a .safetensors file that `entries` has found sound, metadata included."""
+    with path.open("rb") as file:
+        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+
+
 def _data_length(path: Path, table: JsonMapping) -> int:
     """The bytes behind a header. ConfigError unless each tensor has a place of its own, of the size that it needs."""
     places = []

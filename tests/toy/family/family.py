@@ -31,6 +31,7 @@ class Toy:
     block_classes = ("ToyBlock",)
     adapter_targets = ("ToyBlock",)
     architecture = "toy"
+    base_model_version = "toy1"
     block_inputs = {"ToyBlock": BlockInputs(streams=(0,), dynamic=((0, 1),))}
     block_costs = {"ToyBlock": BlockCost("blocks")}
     utilization = {False: 0.2, True: 0.3}

@@ -1,0 +1,42 @@
+"""Relatives of FLUX.1: how they are told apart, and models with other numbers of blocks."""
+
+import shutil
+
+import torch
+
+from library.families.flux import random, variants
+from tests import flux_files
+from tests.families.flux import family, step
+
+
+def test_krea_is_dev_by_another_name(files, tmp_path):
+    """In the path, in the file's own title, or by the option; its previews have defaults of their own."""
+    named = shutil.copy(files["flux"], tmp_path / "flux1-krea-dev.safetensors")
+    titled = tmp_path / "mine.safetensors"
+    flux_files.save(flux_files.load(files["flux"]), titled, {"modelspec.title": "FLUX.1 Krea [dev]"})
+    for given in ({"pretrained_model_name_or_path": named}, {"pretrained_model_name_or_path": titled},
+                  {"model_type": "krea"}):  # fmt: skip
+        krea = family(files, **given)
+        assert krea.variant is variants.VARIANTS["krea"] and not list(krea.problems())
+        assert (krea.sample_defaults["guidance_scale"], krea.sample_defaults["sample_steps"]) == (4.5, 28)
+        assert (krea.architecture, krea.base_model_version, krea.text_length) == ("flux-1-dev", "flux1", 512)
+    assert family(files).sample_defaults["guidance_scale"] == 3.5
+
+
+def test_models_with_other_numbers_of_blocks_are_read_trained_and_swapped(files, tmp_path):
+    """As Flex.1 and pruned ones have them; all that counts blocks reads them from the header."""
+    pruned = random.write(tmp_path / "pruned", sizes=random.FluxSizes(double_blocks=1, single_blocks=3))
+    for path in (pruned["flux"], flux_files.write_diffusers(pruned["flux"], tmp_path / "folder")):
+        model = family(files, pretrained_model_name_or_path=path, t5xxl_max_token_length=16)
+        assert not list(model.problems())
+        model.stored_shapes()
+        assert model.swap_plan(35) == {"DoubleStreamBlock": 1, "SingleStreamBlock": 3}
+        parts = model.load(torch.float32)
+        assert (len(parts.denoiser.double_blocks), len(parts.denoiser.single_blocks)) == model.depth == (1, 3)
+        noised, text = step(model, parts)
+        assert model.predict(parts.denoiser, noised, text, None).isfinite().all()
+    lost = flux_files.load(pruned["flux"])
+    gap = {name.replace("single_blocks.1.", "single_blocks.7."): tensor for name, tensor in lost.items()}
+    path = flux_files.save(gap, tmp_path / "gap.safetensors")
+    (problem,) = family(files, pretrained_model_name_or_path=path).problems()
+    assert "single_blocks.1 is missing" in problem
