@@ -1,0 +1,63 @@
+"""A thousand steps over many sizes of image on a GPU, recorded or swapped, against the same steps taken eagerly.
+
+python -m pytest -q -m gpu tests/compile/test_gpu_stress.py
+"""
+
+import random
+from itertools import product
+
+import pytest
+
+from tests.training import config_of, demo, pictures, train  # noqa: F401 - fixtures, also without a conftest
+
+STEPS = 1000
+SCRIPTS = ("sdxl_train_network", "flux_train_network")
+SIZES = [(width, height) for width, height in product((64, 128, 192, 256), repeat=2) if width * height <= 192 * 192]
+# At such a rate two trainings stay together for a thousand steps, so that one wrong weight in one step shows.
+SAME = {"resolution": "192", "enable_bucket": True, "bucket_no_upscale": True, "seed": 3, "max_train_steps": STEPS,
+        "learning_rate": 1e-6, "lr_scheduler": "constant", "lr_warmup_steps": 0, "mixed_precision": "no"}  # fmt: skip
+EAGER = {"cuda_graphs": "false"}
+WAYS = {
+    "recorded": {"cuda_graphs": "true"},
+    "recorded, checkpointing": {"cuda_graphs": "true", "gradient_checkpointing": True},
+    "compiled, recorded": {"compile": True, "cuda_graphs": "true"},
+    "swapped": EAGER | {"gradient_checkpointing": True, "blocks_to_swap": 1},
+    "compiled, swapped": EAGER | {"compile": True, "gradient_checkpointing": True, "blocks_to_swap": 1},
+    "compiled beside": {"compile": True, "compile_warmup": "beside", "cuda_graphs": "auto"},
+}
+
+
+@pytest.fixture(scope="module")
+def many_sizes(tmp_path_factory):
+    """Three pictures of each size, in any order, so that one size follows another as chance wants it."""
+    sizes = SIZES * 3
+    random.Random(5).shuffle(sizes)
+    return pictures(tmp_path_factory.mktemp("many_sizes"), sizes, repeats=1)
+
+
+@pytest.fixture(scope="module")
+def eager(demo, many_sizes, tmp_path_factory):  # noqa: F811
+    """What the same training learns eagerly, made once for each script."""
+    made = {}
+
+    def trained(script):
+        if script not in made:
+            folder = tmp_path_factory.mktemp("eager")
+            made[script] = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=folder, **SAME | EAGER))
+        return made[script]
+
+    return trained
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("script", "way"), list(product(SCRIPTS, WAYS)))
+def test_a_thousand_steps_of_any_sizes_are_those_of_eager_blocks(script, way, demo, many_sizes, eager, tmp_path):  # noqa: F811
+    plain = eager(script)
+    found = train(config_of(demo, script, train_data_dir=many_sizes, output_dir=tmp_path, **SAME | WAYS[way]))
+    assert len(found.losses) == len(plain.losses) == STEPS
+    apart = [abs(a - b) / abs(b) for a, b in zip(found.losses, plain.losses, strict=True)]
+    pairs = zip(found.tensors().values(), plain.tensors().values(), strict=True)
+    weights = max((a.float() - b.float()).norm().item() / a.numel() ** 0.5 for a, b in pairs)
+    print(f"{script}, {way}: losses differ by {max(apart):.1e}, weights by {weights:.1e}")
+    assert max(apart) < 1e-3  # another image, another size's buffer or a block's older weights change it by far more
+    assert weights < 0.05 * SAME["learning_rate"] * STEPS  # Adam moves a weight by up to its rate in a step
