@@ -16,7 +16,7 @@ from library.data import augment, caches, identity, pixels
 from library.data.caches import LATENT, Wanted
 from library.data.folders import some
 from library.data.threads import Report, ahead, num_workers, spread
-from library.families.base import Family, ModelComponents
+from library.families.base import Family, ModelComponents, TextCache
 from library.files import clean_up, need_space
 
 if TYPE_CHECKING:
@@ -71,19 +71,21 @@ class Latents:
 class Texts:
     """The encoded captions of a training, on disk by image or in memory by caption."""
 
-    suffix: str
-    keys: tuple[str, ...]
+    cache: TextCache
     memory: dict[str, Arrays] | None = None
 
     def load(self, image: "Image") -> Arrays:
         """What the text encoders made of the caption of an image, by the names of the cache's keys."""
         if self.memory is not None:
             return self.memory[image.caption]
-        file = caches.text_file(image.path, self.suffix)
+        file = caches.text_file(image.path, self.cache.suffix)
         try:
-            return caches.read_text(file, self.keys)
+            found = caches.read_text(file, self.cache.stored)
         except caches.BROKEN as e:
             raise caches.unreadable(file, e) from e
+        if self.cache.mask:
+            found[self.cache.mask] = np.ones(len(found[self.cache.stored[0]]), np.int64)
+        return found
 
 
 def encode(
@@ -268,13 +270,13 @@ def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
         memory: dict[str, Arrays] = {}
         captions = dict.fromkeys(image.caption for image in every)
         _encode_captions([(caption, [caption]) for caption in captions], work, memory.__setitem__)
-        return Texts(cache.suffix, tuple(cache.keys), memory)
-    store = Texts(cache.suffix, tuple(cache.keys))
+        return Texts(cache, memory)
+    store = Texts(cache)
     names = sorted({*work.parts.encoders, *work.parts.deferred} - {"vae"})
     encoders = identity.of_components(work.parts, names) if names else None
-    lengths = {**dict.fromkeys(store.keys), **work.family.text_lengths}
+    lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else work.family.text_lengths)}
     options = {name: getattr(work.config.model, name, None) for name in cache.options}
-    images = _images_by_file(every, store.suffix)
+    images = _images_by_file(every, cache.suffix)
 
     def stamp(image: "Image") -> JsonObject:
         return caches.text_stamp(image.caption, encoders, options)
@@ -291,7 +293,7 @@ def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
             todo.setdefault(image.caption, []).append(file)
 
     def write(file: str, arrays: Arrays) -> None:
-        caches.write_text(file, arrays, stamp(images[file]))
+        caches.write_text(file, {name: arrays[name] for name in cache.stored}, stamp(images[file]))
 
     _clean_up([file for files in todo.values() for file in files])
     _encode_captions(list(todo.items()), work, write)
@@ -347,7 +349,10 @@ def _encoded_captions(batch: list[tuple[str, list[str]]], work: EncodingJob) -> 
         if any(value.dtype.kind == "f" and not np.isfinite(value[i]).all() for value in arrays.values()):
             raise ConfigError("encoding the caption {caption} of {some} gave NaN: use bf16 or fp32",
                 caption=repr(caption), some=some(names))  # fmt: skip
-    return [(names, {key: value[i] for key, value in arrays.items()}) for i, (_, names) in enumerate(batch)]
+    made = [{key: value[i] for key, value in arrays.items()} for i in range(len(batch))]
+    if mask := work.family.text_cache.mask:  # padding is made anew for each batch
+        made = [{key: value[: int(one[mask].sum())] for key, value in one.items()} for one in made]
+    return [(names, one) for (_, names), one in zip(batch, made, strict=True)]
 
 
 # ---- inside

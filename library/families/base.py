@@ -60,6 +60,12 @@ class TextCache:
     suffix: str  # of the file's name, after <stem>: "_te_outputs.npz"
     keys: tuple[str, ...]  # the arrays in it, which are also the names that Family.text answers with
     options: tuple[str, ...] = ()  # of the model section, besides lengths: with other values, the arrays are others
+    mask: str = ""  # the key whose ones are the caption's own tokens: other arrays are stored so long, and it is not
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The keys of the arrays that a file holds."""
+        return tuple(key for key in self.keys if key != self.mask)
 
 
 @dataclass(frozen=True)
@@ -223,7 +229,7 @@ class Family(Protocol):
     def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
         """How many tokens of the arrays in `text_lengths` a training step reads, whose images have these captions.
 
-        None for all. Of more captions it is never less.
+        None for all. Of more captions it is never less. Shorter arrays are read with zeros behind them.
         """
         ...
 

@@ -87,7 +87,7 @@ class LossFunction:
                 text |= self.family.text(self.components, batch.captions, tuple(live))
         if length := batch.text_length:
             cut = text.keys() & self.family.text_lengths.keys()
-            text |= {name: text[name][:, :length].contiguous() for name in cut}
+            text |= {name: fitted(text[name], length) for name in cut}
         return text
 
     def _without_adapters(self, predict: Callable[[], Tensor]) -> Tensor:
@@ -127,6 +127,13 @@ def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[
 
     full = _each(noised, fill)
     return predict(full, {name: fill(rows) for name, rows in text.items()}, fill(sizes))[: len(sizes)]
+
+
+def fitted(text: Tensor, length: int) -> Tensor:
+    """What encoders made of captions [B, L, ...], cut to so many tokens, or with zeros behind it."""
+    if (missing := length - text.shape[1]) <= 0:
+        return text[:, :length].contiguous()
+    return torch.cat([text, text.new_zeros(len(text), missing, *text.shape[2:])], dim=1)
 
 
 def live_encoders(components: ModelComponents, method: TrainingMethod, cached: bool) -> Sequence[str]:

@@ -15,7 +15,9 @@ import torch
 
 from library import data
 from library.config.schema import ConfigError
-from library.data import caches, encoding
+from library.data import caches, encoding, loading
+from library.families.base import TextCache
+from library.train.loss import fitted
 from tests.data import make
 
 DISK = {"cache_latents_to_disk": True}
@@ -364,3 +366,40 @@ def test_kill_at_any_moment_leaves_no_torn_file(tmp_path):
                 assert npz["latents"].shape == (4, 8, 8) and json.loads(str(npz[caches.MADE_FROM]))
     done = len(list(folder.glob("[0-9]*.npz")))
     assert counts(config)[0] == 150 - done
+
+
+class Ragged(make.Family):
+    """A token for each word; captions are padded to the longest that is encoded with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.text_cache = TextCache("_te_outputs.npz", ("hidden", "own"), mask="own")
+
+    def text(self, parts, captions, encoders=None):
+        self.read += captions
+        words = [caption.split() for caption in captions]
+        longest = max(map(len, words))
+        lengths = [[float(len(word)) for word in own] + [7.0] * (longest - len(own)) for own in words]
+        mask = [[1] * len(own) + [0] * (longest - len(own)) for own in words]
+        return {"hidden": torch.tensor(lengths)[:, :, None], "own": torch.tensor(mask)}
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_captions_of_any_length_are_kept_without_padding(folder, disk):
+    for number, caption in enumerate(("a", "a bbb cc", "dd ee")):
+        (folder / f"{number:02}.txt").write_text(caption)
+    values = {**TEXT, "caption_extension": ".txt", "cache_text_encoder_outputs": True}
+    values |= {"cache_text_encoder_outputs_to_disk": disk, "train_batch_size": 3}
+    images, family = encoded(make.config(folder.parent, **values), Ragged())
+    found = [images.text.load(image) for image in images.items]
+    assert [one["hidden"][:, 0].tolist() for one in found] == [[1.0], [1.0, 3.0, 2.0], [2.0, 2.0]]
+    assert [one["own"].tolist() for one in found] == [[1], [1, 1, 1], [1, 1]]
+    if disk:
+        with np.load(folder / "01_te_outputs.npz") as npz:
+            assert set(npz.files) == {"hidden", "made_from"} and npz["hidden"].shape == (3, 1)
+        again = Ragged()
+        encoded(make.config(folder.parent, **values), again)
+        assert len(family.read) == 3 and not again.read
+    batch = loading._padded(found)
+    assert batch["own"].tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]] and batch["hidden"][0, 1:].sum() == 0
+    assert fitted(batch["own"], 5).tolist()[2] == [1, 1, 0, 0, 0] and fitted(batch["own"], 2).shape == (3, 2)
