@@ -106,7 +106,8 @@ class FamilySubject:
         ones = torch.ones(len(latents), device=device)
         noised = NoisedBatch(latents, ones, latents, ones, ones, ones)
         text, sizes = self.text(made, device), torch.ones(len(latents), 6, device=device)
-        return lambda denoiser: made.family.predict(denoiser, noised, text, sizes)
+        controls = self._module.input_shapes(made.family, made.parts.denoiser).controls(latents)
+        return lambda denoiser: made.family.predict(denoiser, noised, text, sizes, controls)
 
     def latents(self, made: TrainableModel, size: int | tuple[int, int], device: torch.device) -> Tensor:
         """Random latents [B, C, h, w] of images of one size: the side of a square, or (width, height)."""

@@ -138,8 +138,8 @@ def graphics() -> tuple[str, float | None]:
 
 
 def largest(images: ImageSet | None, config: RunConfig) -> tuple[int, int]:
-    """The bucket with most pixels, (width, height); the resolution where there are no images."""
-    sizes = {image.fit.bucket for image in images.items} if images else set()
+    """The bucket with most pixels (width, height), reference images included; the resolution without images."""
+    sizes = {image.size_with_controls for image in images.items} if images else set()
     return max(sizes, key=lambda size: size[0] * size[1], default=config.data.size or (1024, 1024))
 
 

@@ -30,6 +30,7 @@ class SubsetConfig:
         None, "captions and sizes in one file (.json, .jsonl), for fine-tuning", kind="file"
     )
     conditioning_data_dir: str | None = opt(None, "folder of mask images of the same names", kind="folder")
+    control_directory: str | None = opt(None, "folder of reference images of the same names", kind="folder")
     is_reg: bool = opt(False, "these are regularisation images")
     alpha_mask: bool = opt(False, "use the transparency of images as mask")
     class_tokens: str | None = opt(None, "caption of images that have no caption file")
@@ -54,6 +55,10 @@ class SubsetConfig:
     random_crop: bool = opt(False, "crop at random")
     face_crop_aug_range: tuple[float, float] | None = opt(None, "face sizes to crop for", parse=range_of_sizes)
     resize_interpolation: Interpolation | None = opt(None, "how images are resized")
+    control_resolution: tuple[int, int] | None = opt(
+        None, "width and height whose area reference images get; else the target's size", parse=positive_pair
+    )
+    no_resize_control: bool = opt(False, "leave reference images as large as they are, up to control_resolution")
     custom_attributes: JsonObject | None = opt(None, "diff_output_preservation = true keeps the base model's answer")
 
     @property
@@ -91,7 +96,7 @@ class DatasetConfig:
     reg_data_dir: str | None = None
 
 
-SUBSET_ONLY = {"image_dir", "metadata_file", "conditioning_data_dir", "is_reg", "alpha_mask"}
+SUBSET_ONLY = {"image_dir", "metadata_file", "conditioning_data_dir", "control_directory", "is_reg", "alpha_mask"}
 SUBSET_KEYS = section_options(SubsetConfig)
 # What [general] and [[datasets]] may hold: their own values, and those that all their subsets share.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
@@ -232,17 +237,24 @@ def _rules(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[P
         yield _wrong(source, "resolution", "is not set; 1024 is usual")
     if dataset.enable_bucket:
         yield from _bucket_rules(dataset, source, config)
+    if any(subset.control_directory for subset in dataset.subsets) and not config.control_images.most:
+        facts = {"title": config.title}
+        yield _wrong(source, "control_directory", "is for models with reference images; {title} takes none", **facts)
     if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:
         yield _wrong(source, "",
             "either all subsets have a metadata_file or none: make two [[datasets]] of them",
             also="metadata_file")  # fmt: skip
-    if any(subset.conditioning_data_dir for subset in dataset.subsets) and not config.data.masked_loss:
+    masked = config.data.masked_loss or config.control_images.inpaints
+    if any(subset.conditioning_data_dir for subset in dataset.subsets) and not masked:
         yield _wrong(source, "conditioning_data_dir", "needs masked_loss in the run's options")
     for subset in dataset.subsets:
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
         varied = ["shuffle_caption", "caption_dropout_rate", "caption_tag_dropout_rate", "token_warmup_step"]
         clashes = [("cache_text_encoder_outputs", name) for name in varied if config.cache.text]
         clashes += [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
+        # They change the image, and what the model is shown beside it would no longer fit to it.
+        moved = ["color_aug", "random_crop", "face_crop_aug_range"]
+        clashes += [("control_directory", name) for name in moved if subset.control_directory]
         for cache, name in clashes:
             if getattr(subset, name):
                 yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)

@@ -3,7 +3,7 @@
 # ruff: noqa: D102 - what a section holds is said where it is declared
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field
+from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from library.config.json_types import JsonMapping, JsonObject
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from library.config.problems import Problem
 
 Rule = tuple[str, Callable[[Any], Any], str]  # options with blanks between, what wakes them, why they sleep otherwise
+
+
+@dataclass(frozen=True)
+class ControlUse:
+    """What pictures a model is shown besides noise and words."""
+
+    least: int = 0  # reference images of an item that it cannot be trained without
+    most: int = 0  # reference images of an item
+    inpaints: bool = False  # the picture itself without what a mask covers, and the mask
 
 
 class RunConfig(Protocol):
@@ -39,6 +48,8 @@ class RunConfig(Protocol):
     @staticmethod
     def convert(old: JsonMapping, given: Collection[str]) -> "tuple[JsonObject, list[Problem]]": ...
 
+    @property
+    def control_images(self) -> ControlUse: ...
     @property
     def model(self) -> "sections.Model": ...
     @property

@@ -68,13 +68,12 @@ def _guard(config: RunConfig, may: May) -> None:
     named: dict[str, None] = {}
     for dataset in datasets.load(config):
         for subset in dataset.subsets:
-            named |= dict.fromkeys(
-                p for p in (subset.image_dir, subset.metadata_file, subset.conditioning_data_dir) if p
-            )
+            second = (subset.conditioning_data_dir, subset.control_directory)
+            named |= dict.fromkeys(p for p in (subset.image_dir, subset.metadata_file, *second) if p)
             _allow(named, may)
             if subset.metadata_file:
                 entries = metadata.read(subset.metadata_file, subset.image_dir)
-                named |= dict.fromkeys(os.path.dirname(entry.path) for entry in entries)
+                named |= dict.fromkeys(os.path.dirname(path) for one in entries for path in (one.path, *one.controls))
     _allow(named, may)
 
 

@@ -1,38 +1,37 @@
-"""The .npz files beside the images: kohya's names and keys, and how a stale one is told from a good one.
+"""Caches beside the images: kohya's names and keys, or musubi-tuner's, and how a stale one is told from a good one.
 
-Beside upstream's keys, which say nothing of where they came from, each entry carries `made_from`: a line of JSON that
-names the image or caption, the network and the options that it was made with. Upstream ignores it. Files without it,
-written by upstream, count as good when their shapes fit and they are younger than what they were made from.
+Beside their keys, which say nothing of where they came from, each entry carries `made_from`: a line of JSON that names
+the image or caption, the network and the options that it was made with. The others ignore it. Files without it, written
+by them, count as good when their shapes fit and they are younger than what they were made from.
 """
 
 import hashlib
 import json
 import os
 import re
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
-from library.data import identity
+from library.data import cache_files, identity
 from library.data.buckets import BucketFit, Size, crop_ltrb
-from library.files import write_atomic
+from library.data.cache_files import BROKEN, CacheFile
+from library.families.base import LatentCache, TextCache
 
-LATENT = 8  # pixels per latent, for both families
+if TYPE_CHECKING:
+    from library.data.images import ControlImage
+
+LATENT = 8  # pixels per latent, for all families
 MADE_FROM = "made_from"
-EXTRAS = ("latents", "latents_flipped", "alpha_mask")
-NAMES = (*EXTRAS, "original_size", "crop_ltrb", MADE_FROM)
+KEPT = re.compile(r"(?:latents|alpha_mask|control_\d+|original_size|crop_ltrb|made_from)(?:_flipped)?(_\d+x\d+|)")
 SEVERAL = re.compile(r"latents(_\d+x\d+|)")
-BROKEN = (OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, NotImplementedError, zlib.error,
-          zipfile.BadZipFile)  # fmt: skip
-LARGEST = 2**30  # bytes of a cache when unpacked; the latents of 100 sizes of an image have a hundredth of it
+FORMAT = "1.0.1"  # of musubi-tuner's caches
+NO_CACHE = LatentCache("", keyed_by_size=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,8 @@ class Wanted:
     flip: bool = False
     mask: bool = False
     interpolation: str = ""
+    controls: "tuple[ControlImage, ...]" = ()
+    cache: LatentCache = NO_CACHE
 
     @property
     def shape(self) -> Size:
@@ -60,6 +61,26 @@ class Wanted:
     def cut(self) -> JsonObject:
         """What besides the pixels decides over the latents."""
         return {"resized": list(self.fit.resized), "interpolation": self.interpolation}
+
+    @property
+    def arrays(self) -> dict[str, Size]:
+        """Names and sizes (height, width) of all that is wanted."""
+        width, height = self.fit.bucket
+        found = {"latents": self.shape} | ({"alpha_mask": (height, width)} if self.mask else {})
+        for number, control in enumerate(self.controls):
+            found[f"control_{number}"] = control.fit.bucket[1] // LATENT, control.fit.bucket[0] // LATENT
+        flipped = {f"{name}_flipped": size for name, size in found.items() if name != "alpha_mask"} if self.flip else {}
+        return found | flipped
+
+    def key(self, name: str) -> str:
+        """What an array of `arrays` is called in the file."""
+        if not self.cache.architecture or name == "alpha_mask":
+            return name + self.tail
+        (height, width), base = self.arrays[name], name.removesuffix("_flipped")
+        if base != "latents":
+            numbered = len(self.controls) > 1 or self.cache.numbers_controls
+            base = f"latents_{base}" if numbered else "latents_control"
+        return f"{base}{name[len(name.removesuffix('_flipped')) :]}_1x{height}x{width}"
 
 
 def latents_file(image: str, size: Size, suffix: str) -> str:
@@ -88,36 +109,44 @@ def latents_are_good(wanted: Wanted, vae: JsonMapping | None, trust: bool = Fals
     if trust:
         return os.path.exists(wanted.file)
     try:
-        with _opened(wanted.file) as npz:
-            if not _fits(npz, wanted):
+        with cache_files.opened(wanted.file) as file:
+            if any(file.shape(wanted.key(name))[-2:] != size for name, size in wanted.arrays.items()):
                 return False
-            stamp = _stamp(npz, wanted.tail)
+            stamp = _stamp(file, wanted.tail)
             if stamp is None:
-                return _is_younger(wanted.file, [wanted.image]) and _same_crop(npz, wanted)
+                sources = [wanted.image, *(path for one in wanted.controls for path in (one.path, one.mask) if path)]
+                return _is_younger(wanted.file, sources) and _same_crop(file, wanted)
     except BROKEN:
         return False
     if {key: stamp.get(key) for key in wanted.cut} != wanted.cut or not identity.same(stamp.get("vae"), vae):
         return False
-    return _same_image(wanted.image, stamp.get("image"))
+    return _same_image(wanted.image, stamp.get("image")) and _same_controls(wanted, stamp.get("controls", []))
 
 
-def read_latents(file: str, tail: str) -> dict[str, np.ndarray]:
-    """Read latents, and latents_flipped and alpha_mask where they are there, by these names."""
-    with _opened(file) as npz:
-        others = [name for name in EXTRAS[1:] if name + tail in npz.files]
-        return {name: npz[name + tail] for name in (EXTRAS[0], *others)}
+def read_latents(wanted: Wanted) -> dict[str, np.ndarray]:
+    """Read latents [C, h, w] and what else is wanted, by the names of `Wanted.arrays`."""
+    with cache_files.opened(wanted.file) as file:
+        found = {name: file.array(wanted.key(name)) for name in wanted.arrays}
+    # musubi-tuner's have a frame.
+    return {name: array[:, 0] if array.ndim == 4 else array for name, array in found.items()}
 
 
 def write_latents(wanted: Wanted, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
-    """Write latents (and latents_flipped, alpha_mask); the sizes with a tail that the file holds already stay."""
-    entry = {
-        **arrays,
-        "original_size": np.array(wanted.size),
-        "crop_ltrb": np.array(crop_ltrb(wanted.fit.bucket, wanted.size)),
-        MADE_FROM: np.array(json.dumps({**stamp, **wanted.cut})),
-    }
-    content: JsonObject = _others(wanted) | {key + wanted.tail: np.asarray(value) for key, value in entry.items()}
-    write_atomic(wanted.file, lambda path: np.savez(path, **content))
+    """Write what was encoded by the names of `Wanted.arrays`; other sizes that the file holds already stay."""
+    content, facts = _others(wanted)
+    framed = bool(wanted.cache.architecture)
+    for name, array in arrays.items():
+        content[wanted.key(name)] = array[:, None] if framed and array.ndim == 3 else np.asarray(array)
+    if wanted.controls:
+        stamp = {**stamp, "controls": [_control_stamp(control) for control in wanted.controls]}
+    facts[MADE_FROM + wanted.tail] = json.dumps({**stamp, **wanted.cut})
+    if framed:
+        facts |= {"architecture": wanted.cache.architecture, "format_version": FORMAT}
+        facts |= {"width": str(wanted.size[0]), "height": str(wanted.size[1])}
+    else:
+        content["original_size" + wanted.tail] = np.array(wanted.size)
+        content["crop_ltrb" + wanted.tail] = np.array(crop_ltrb(wanted.fit.bucket, wanted.size))
+    cache_files.write(wanted.file, content, facts)
 
 
 def image_stamp(image: str) -> list[Any]:
@@ -129,25 +158,31 @@ def image_stamp(image: str) -> list[Any]:
 # ---- text
 
 
-def text_is_good(
-    file: str, lengths: Mapping[str, int | None], sources: Sequence[str], stamp: JsonMapping, trust: bool = False
+def text_is_good(  # noqa: PLR0913 - what a cache is compared with
+    file: str,
+    lengths: Mapping[str, int | None],
+    sources: Sequence[str],
+    stamp: JsonMapping,
+    trust: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> bool:
     """Whether the file holds these outputs, made as `stamp` says; `sources` are files it must be younger than.
 
-    `lengths` are the arrays by name, and how many tokens they must be long, where they are of tokens.
+    `lengths` are the arrays by name, and how many tokens they must be long, where they are of tokens; `names` says what
+    some of them are called in the file.
     """
     if trust:
         return os.path.exists(file)
     options = stamp.get("options", {})
     try:
-        with _opened(file) as npz:
-            if not all(key in npz.files for key in lengths):
+        with cache_files.opened(file) as found:
+            shapes = {key: found.shape((names or {}).get(key, key)) for key in lengths}
+            present = all((names or {}).get(key, key) in found.names for key in lengths)
+            if not present or any(length not in (None, *shapes[key][:1]) for key, length in lengths.items()):
                 return False
-            if any(length is not None and _shape(npz, key)[:1] != (length,) for key, length in lengths.items()):
-                return False
-            made = _stamp(npz, "")
+            made = _stamp(found, "")
             if made is None:
-                return _is_younger(file, sources) and _same_options(npz, options)
+                return _is_younger(file, sources) and _same_options(found, options)
     except BROKEN:
         return False
     known = made.get("options")
@@ -156,18 +191,25 @@ def text_is_good(
     return made.get("caption") == stamp["caption"] and identity.same(made.get("encoders"), stamp["encoders"])
 
 
-def read_text(file: str, keys: Iterable[str]) -> dict[str, np.ndarray]:
+def read_text(file: str, keys: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
     """Read the outputs of the text encoders by their names; numbers become float32."""
-    with _opened(file) as npz:
-        found = {key: npz[key] for key in keys}
-    return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in found.items()}
+    with cache_files.opened(file) as found:
+        arrays = {key: found.array((names or {}).get(key, key)) for key in keys}
+    return {key: value.astype(np.float32) if value.dtype.kind == "f" else value for key, value in arrays.items()}
 
 
-def write_text(file: str, arrays: Mapping[str, np.ndarray], stamp: JsonMapping) -> None:
+def write_text(
+    file: str, arrays: Mapping[str, np.ndarray], stamp: JsonMapping, cache: TextCache | None = None, caption: str = ""
+) -> None:
     """Write the outputs of the text encoders; the options that they depend on are keys of their own, as upstream's."""
-    flags = {key: np.array(value) for key, value in stamp.get("options", {}).items() if isinstance(value, bool)}
-    content: JsonObject = {**arrays, **flags, MADE_FROM: np.array(json.dumps(stamp))}
-    write_atomic(file, lambda path: np.savez(path, **content))
+    facts = {MADE_FROM: json.dumps(stamp)}
+    if cache and cache.architecture:
+        facts |= {"architecture": cache.architecture, "format_version": FORMAT, "caption1": caption}
+        content = {cache.names.get(name, name): array for name, array in arrays.items()}
+    else:
+        flags = {key: np.array(value) for key, value in stamp.get("options", {}).items() if isinstance(value, bool)}
+        content = {**arrays, **flags}
+    cache_files.write(file, content, facts)
 
 
 def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping) -> JsonObject:
@@ -182,56 +224,29 @@ def text_stamp(caption: str, encoders: JsonMapping | None, options: JsonMapping)
 # ---- inside
 
 
-@contextmanager
-def _opened(file: str) -> Iterator[Any]:
-    # Pickles could run code, and no cache needs them.
-    npz = np.load(file, allow_pickle=False)
-    if not isinstance(npz, np.lib.npyio.NpzFile) or npz.zip is None:
-        raise ValueError("it is no .npz archive")
-    with npz:
-        if sum(entry.file_size for entry in npz.zip.infolist()) > LARGEST:
-            raise ValueError("what is packed into it is too large for a cache")
-        yield npz
-
-
-def _fits(npz: Any, wanted: Wanted) -> bool:
-    names = ["latents"] + ["latents_flipped"] * wanted.flip
-    if any(_shape(npz, name + wanted.tail)[-2:] != wanted.shape for name in names):
-        return False
-    width, height = wanted.fit.bucket
-    return not wanted.mask or _shape(npz, "alpha_mask" + wanted.tail) == (height, width)
-
-
-def _shape(npz: Any, key: str) -> tuple[int, ...]:
-    """Read the shape of an entry and nothing else of it: checking 100,000 files must not read them all."""
-    if key not in npz.files:
-        return ()
-    with npz.zip.open(key + ".npy") as f:
-        version = np.lib.format.read_magic(f)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        return read(f)[0]
-
-
-def _stamp(npz: Any, tail: str) -> JsonObject | None:
-    if MADE_FROM + tail not in npz.files:
+def _stamp(file: CacheFile, tail: str) -> JsonObject | None:
+    text = file.fact(MADE_FROM + tail)
+    if text is None:
         return None
-    found = json.loads(str(npz[MADE_FROM + tail]))
+    found = json.loads(text)
     return found if isinstance(found, dict) else {}
 
 
-def _same_crop(npz: Any, wanted: Wanted) -> bool:
-    """Whether upstream cut the same image into the same bucket."""
-    size, crop = npz["original_size" + wanted.tail], npz["crop_ltrb" + wanted.tail]
+def _same_crop(file: CacheFile, wanted: Wanted) -> bool:
+    """Whether another trainer cut the same image into the same bucket; musubi-tuner says how large it was."""
+    if wanted.cache.architecture:
+        return (file.fact("width"), file.fact("height")) == tuple(map(str, wanted.size))
+    size, crop = file.array("original_size" + wanted.tail), file.array("crop_ltrb" + wanted.tail)
     same_size = tuple(int(side) for side in size) == wanted.size
     return same_size and np.allclose(crop, crop_ltrb(wanted.fit.bucket, wanted.size), atol=1.0)
 
 
-def _same_options(npz: Any, options: JsonMapping) -> bool:
+def _same_options(file: CacheFile, options: JsonMapping) -> bool:
     """Upstream writes switches as keys of their own. Of others it says nothing: only unset ones can be believed."""
     switches = {key: value for key, value in options.items() if isinstance(value, bool)}
     if any(value is not None for key, value in options.items() if key not in switches):
         return False
-    return all(bool(npz[key]) == value for key, value in switches.items() if key in npz.files)
+    return all(bool(file.array(key)) == value for key, value in switches.items() if key in file.names)
 
 
 def _is_younger(file: str, sources: Sequence[str]) -> bool:
@@ -255,19 +270,48 @@ def _hash(file: str) -> str:
         return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _others(wanted: Wanted) -> dict[str, np.ndarray]:
-    """The other sizes that the file holds, as far as they are of the image as it is now."""
+def _control_stamp(control: "ControlImage") -> list[Any]:
+    mask = image_stamp(control.mask) if control.mask and control.mask != control.path else None
+    return [image_stamp(control.path), mask, list(control.fit.resized)]
+
+
+def _same_controls(wanted: Wanted, stamps: Any) -> bool:
+    """Whether what the model is shown beside the image is as it was."""
+    if not isinstance(stamps, list) or len(stamps) != len(wanted.controls):
+        return False
+    for control, stamp in zip(wanted.controls, stamps, strict=True):
+        if not isinstance(stamp, list) or len(stamp) != 3 or stamp[2] != list(control.fit.resized):
+            return False
+        masked = control.mask and control.mask != control.path
+        if not _same_image(control.path, stamp[0]) or (masked and not _same_image(control.mask, stamp[1])):
+            return False
+    return True
+
+
+def _others(wanted: Wanted) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and texts of other sizes that the file holds, as far as they are of the image as it is now."""
     try:
-        with _opened(wanted.file) as npz:
-            tails = {found[1] for key in npz.files if (found := SEVERAL.fullmatch(key))} - {wanted.tail}
-            good = [tail for tail in tails if _still_same_image(npz, wanted, tail)]
-            return {key: npz[key] for tail in good for key in npz.files if key in {name + tail for name in NAMES}}
+        with cache_files.opened(wanted.file) as file:
+            if wanted.cache.architecture:  # whose keys tell the size of a reference image, and not of its image
+                if any(not _still_same_image(file, wanted, name[len(MADE_FROM) :]) for name in _made_from(file)):
+                    return {}, {}
+                return {name: file.array(name) for name in file.names}, {
+                    n: file.fact(n) or "" for n in _made_from(file)
+                }
+            tails = {found[1] for key in file.names if (found := SEVERAL.fullmatch(key))} - {wanted.tail}
+            good = {tail for tail in tails if _still_same_image(file, wanted, tail)}
+            kept = (key for key in file.names if (found := KEPT.fullmatch(key)) and found[1] in good)
+            return {key: file.array(key) for key in kept}, {}
     except BROKEN:
-        return {}
+        return {}, {}
 
 
-def _still_same_image(npz: Any, wanted: Wanted, tail: str) -> bool:
-    stamp = _stamp(npz, tail)
+def _made_from(file: CacheFile) -> list[str]:
+    return [name for name in file.facts if name.startswith(MADE_FROM)]
+
+
+def _still_same_image(file: CacheFile, wanted: Wanted, tail: str) -> bool:
+    stamp = _stamp(file, tail)
     return _is_younger(wanted.file, [wanted.image]) if stamp is None else _same_image(wanted.image, stamp.get("image"))
 
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,11 +12,11 @@ import torch
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.data import augment, caches, identity, pixels
+from library.data import augment, caches, control_pixels, identity, pixels
 from library.data.caches import LATENT, Wanted
 from library.data.folders import some
 from library.data.threads import Report, ahead, num_workers, spread
-from library.families.base import Family, ModelComponents, TextCache
+from library.families.base import Family, ModelComponents, TakesControls, TextCache
 from library.files import clean_up, need_space
 
 if TYPE_CHECKING:
@@ -53,17 +53,17 @@ class Latents:
     memory: dict[Wanted, Arrays] = field(default_factory=dict)
 
     def load(self, image: "Image") -> Arrays:
-        """The latents [C,h,w] of an image, with latents_flipped and alpha_mask [H,W] where they were asked for."""
+        """The latents [C,h,w] of an image, with all that `Wanted.arrays` names besides."""
         wanted = self.wanted[image.path, image.fit.bucket]
         if wanted in self.memory:
             return self.memory[wanted]
-        file = existing(wanted).file
+        wanted = existing(wanted)
         try:
-            found = caches.read_latents(file, wanted.tail)
+            found = caches.read_latents(wanted)
         except caches.BROKEN as e:
-            raise caches.unreadable(file, e) from e
+            raise caches.unreadable(wanted.file, e) from e
         if found["latents"].shape[-2:] != wanted.shape:
-            raise caches.unreadable(file, ValueError(f"its latents are {found['latents'].shape}"))
+            raise caches.unreadable(wanted.file, ValueError(f"its latents are {found['latents'].shape}"))
         return found
 
 
@@ -80,7 +80,7 @@ class Texts:
             return self.memory[image.caption]
         file = caches.text_file(image.path, self.cache.suffix)
         try:
-            found = caches.read_text(file, self.cache.stored)
+            found = caches.read_text(file, self.cache.stored, self.cache.names)
         except caches.BROKEN as e:
             raise caches.unreadable(file, e) from e
         if self.cache.mask:
@@ -145,7 +145,8 @@ def _latents(every: Sequence["Image"], work: EncodingJob) -> Latents:
     todo = [wanted for wanted, is_good in zip(mine, found, strict=True) if not is_good]
     _clean_up([wanted.file for wanted in todo])
     if todo:
-        need_space(todo[0].file, sum(4 * 16 * w.shape[0] * w.shape[1] * (1 + w.flip) for w in todo))
+        sizes = (size for w in todo for name, size in w.arrays.items() if name != "alpha_mask")
+        need_space(todo[0].file, sum(4 * 16 * height * width for height, width in sizes))
 
     def write(wanted: Wanted, arrays: Arrays) -> None:
         caches.write_latents(wanted, arrays, {"vae": vae, "image": caches.image_stamp(wanted.image)})
@@ -165,8 +166,12 @@ def wanted_latents(every: Iterable["Image"], cache: Any) -> dict[tuple[str, tupl
             # Where upstream keeps one size in a file, the first goes under its names and others are added with a tail.
             tail = f"_{key[1][1] // LATENT}x{key[1][0] // LATENT}" if cache.keyed_by_size or image.path in seen else ""
             file = caches.latents_file(image.path, image.size, cache.suffix)
-            known = Wanted(image.path, image.size, image.fit, file, tail, interpolation=image.interpolation or "")
+            more = {"interpolation": image.interpolation or "", "controls": image.controls, "cache": cache}
+            known = Wanted(image.path, image.size, image.fit, file, tail, **more)
             seen.add(image.path)
+        if known.controls != image.controls:
+            raise ConfigError("{path} is used with two reference images or masks, but there is one cache for it: "
+                "make a copy of it in another folder", path=image.path)  # fmt: skip
         flip, mask = known.flip or image.subset.flip_aug, known.mask or image.subset.alpha_mask
         found[key] = replace(known, flip=flip, mask=mask) if (flip, mask) != (known.flip, known.mask) else known
     return found
@@ -185,8 +190,8 @@ def _encode_images(todo: list[Wanted], work: EncodingJob, keep: Callable[[Wanted
     batches = _by_size(todo, work.config.cache.vae_batch_size)
 
     def encoded() -> Iterator[list[tuple[Wanted, Arrays]]]:
-        for batch, colours, masks in ahead(_opened, batches, num_workers(LOADERS)):
-            yield _encoded(batch, colours, masks, work)
+        for pictures in ahead(_opened, batches, num_workers(LOADERS)):
+            yield _encoded(pictures, work)
 
     def finish(batch: list[tuple[Wanted, Arrays]]) -> int:
         for wanted, arrays in batch:
@@ -210,15 +215,25 @@ def _by_size(todo: Iterable[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
     """Batches of one size each, the largest first: if memory does not suffice, that shows at once."""
     groups: dict[tuple, list[Wanted]] = {}
     for wanted in todo:
-        groups.setdefault((wanted.fit.bucket, wanted.flip, wanted.mask), []).append(wanted)
+        controls = tuple(control.fit.bucket for control in wanted.controls)
+        groups.setdefault((wanted.fit.bucket, wanted.flip, wanted.mask, controls), []).append(wanted)
     for _, group in sorted(groups.items(), key=lambda item: item[0][0][0] * item[0][0][1], reverse=True):
         for start in range(0, len(group), batch_size):
             yield group[start : start + batch_size]
 
 
-def _opened(batch: list[Wanted]) -> tuple[list[Wanted], torch.Tensor, list[np.ndarray]]:
-    """Read one batch from disk: colours [B,3,H,W] in -1..1, and masks [H,W] in 0..1 where wanted."""
+class _Pictures(NamedTuple):
+    """One batch from disk: colours [B,3,H,W] in -1..1, masks [H,W] in 0..1 where wanted, and what belongs to it."""
+
+    batch: list[Wanted]
+    colours: torch.Tensor
+    masks: list[np.ndarray]
+    controls: list[torch.Tensor]  # [B,3,H,W] in -1..1, the first of each image, the second, and so on
+
+
+def _opened(batch: list[Wanted]) -> _Pictures:
     colours, masks = [], []
+    controls: list[list[torch.Tensor]] = [[] for _ in batch[0].controls]
     for wanted in batch:
         picture = pixels.read(wanted.image, alpha=wanted.mask)
         pixels.expect_size(wanted.image, picture, wanted.size)
@@ -226,25 +241,34 @@ def _opened(batch: list[Wanted]) -> tuple[list[Wanted], torch.Tensor, list[np.nd
         colours.append(pixels.to_tensor(picture[:, :, :3]))
         if wanted.mask:
             masks.append(picture[:, :, 3].astype(np.float32) / 255)
-    return batch, torch.stack(colours), masks
+        for row, control in zip(controls, wanted.controls, strict=True):
+            row.append(control_pixels.shown(control, wanted.interpolation or None))
+    return _Pictures(batch, torch.stack(colours), masks, [torch.stack(row) for row in controls])
 
 
-def _encoded(
-    batch: list[Wanted], colours: torch.Tensor, masks: list[np.ndarray], work: EncodingJob
-) -> list[tuple[Wanted, Arrays]]:
-    colours = colours.to(work.world.device)
+def _encoded(pictures: _Pictures, work: EncodingJob) -> list[tuple[Wanted, Arrays]]:
+    batch, device = pictures.batch, work.world.device
     found: list[Arrays] = [{} for _ in batch]
-    for name in ["latents"] + ["latents_flipped"] * batch[0].flip:
-        seen = colours.flip(-1) if name == "latents_flipped" else colours
-        with torch.no_grad():
-            made = work.family.latents(work.parts, seen, generator=[_generator(wanted) for wanted in batch])
+
+    def keep(name: str, made: torch.Tensor) -> None:
         latents = made.float().cpu()
         bad = [w.image for w, one in zip(batch, latents, strict=True) if not bool(torch.isfinite(one).all())]
         if bad:
             raise ConfigError("encoding {some} gave NaN: {advice}", some=some(bad), advice=_nan_advice(work.parts.vae))
         for arrays, one in zip(found, latents.numpy(), strict=True):
             arrays[name] = one
-    for arrays, mask in zip(found, masks, strict=False):
+
+    colours, controls = pictures.colours.to(device), [control.to(device) for control in pictures.controls]
+    for ending in ["", *["_flipped"] * batch[0].flip]:
+        seen = colours.flip(-1) if ending else colours
+        with torch.no_grad():
+            generators = [_generator(wanted) for wanted in batch]
+            keep(f"latents{ending}", work.family.latents(work.parts, seen, generator=generators))
+            for number, control in enumerate(controls):
+                assert isinstance(work.family, TakesControls)
+                shown = control.flip(-1) if ending else control
+                keep(f"control_{number}{ending}", work.family.control_latents(work.parts, shown))
+    for arrays, mask in zip(found, pictures.masks, strict=False):
         arrays["alpha_mask"] = mask
     return list(zip(batch, found, strict=True))
 
@@ -284,7 +308,8 @@ def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
     def good(item: tuple[str, "Image"]) -> bool:
         file, image = item
         sources = [image.caption_file] if image.caption_file else []
-        return caches.text_is_good(file, lengths, sources, stamp(image), work.config.cache.skip_cache_check)
+        trust = work.config.cache.skip_cache_check
+        return caches.text_is_good(file, lengths, sources, stamp(image), trust, cache.names)
 
     mine = _share(list(images.items()), lambda item: item[0], work.world)
     todo: dict[str, list[str]] = {}
@@ -293,7 +318,8 @@ def _texts(every: Sequence["Image"], work: EncodingJob) -> Texts:
             todo.setdefault(image.caption, []).append(file)
 
     def write(file: str, arrays: Arrays) -> None:
-        caches.write_text(file, {name: arrays[name] for name in cache.stored}, stamp(images[file]))
+        stored = {name: arrays[name] for name in cache.stored}
+        caches.write_text(file, stored, stamp(images[file]), cache, images[file].caption)
 
     _clean_up([file for files in todo.values() for file in files])
     _encode_captions(list(todo.items()), work, write)
@@ -361,7 +387,7 @@ def _encoded_captions(batch: list[tuple[str, list[str]]], work: EncodingJob) -> 
 def _clean_up(files: Iterable[str]) -> None:
     """Remove caches that were being written beside these files when a process was killed."""
     for folder in {os.path.dirname(file) for file in files}:
-        clean_up(folder, lambda name: name.endswith(".npz"))
+        clean_up(folder, lambda name: name.endswith((".npz", ".safetensors")))
 
 
 def _share(items: list, name: Callable[[Any], str], world: EncodingProcess) -> list:

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from library.config.dataset import DatasetConfig, SubsetConfig, drafted
 from library.config.problems import ConfigError, Problem, Text, counted
-from library.config.run_config import RunConfig
+from library.config.run_config import ControlUse, RunConfig
 from library.data import captions, folders, metadata
 from library.data.buckets import Buckets, Size
+from library.data.controls import controls_of, mask_of
 from library.data.folders import SHOWN, Listing, about_images, capped, some
 from library.data.images import Image, ImageSet, balance, bucket_rules, split
-from library.data.pixels import ALWAYS, header_size
+from library.data.pixels import header_size
 from library.data.threads import Report, spread
 
 STANDS_IN = (1024, 1024)  # for a resolution that is not set
@@ -35,6 +36,9 @@ class Survey:
         default_factory=dict
     )  # caption file, or image -> lines of its caption that nothing reads
     listings: dict[str, Listing] = field(default_factory=dict)
+    control_use: ControlUse = ControlUse()
+    # folder of reference images -> by name of their image (with _ where they are numbered): number, file
+    control_names: dict[str, dict[str, list[tuple[int, str]]]] = field(default_factory=dict)
 
     def files(self, folder: str | Path) -> Listing:
         """The files of a folder, looked up once; an empty list when there is no such folder."""
@@ -52,6 +56,7 @@ class FoundImage(NamedTuple):
     size: Size | None
     caption: str | None  # None: read it from the caption file, or fall back on the class tokens
     caption_file: str
+    controls: tuple[str, ...] = ()
 
 
 def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
@@ -70,7 +75,7 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
 
     With `keep` false nothing is written, whatever cache_info says.
     """
-    result = Survey(ImageSet([], ()), report, keep)
+    result = Survey(ImageSet([], ()), report, keep, control_use=config.control_images)
     made, result.problems = drafted(config)
     every = tuple(
         _with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
@@ -272,7 +277,7 @@ def _from_metadata(result: Survey, subset: SubsetConfig) -> list[FoundImage]:
             continue
         words = captions.with_tags(entry.caption, entry.tags, subset)
         _count_unread(result, subset, entry.path, words)
-        found.append(FoundImage(entry.path, size, words, ""))
+        found.append(FoundImage(entry.path, size, words, "", entry.controls))
     if absent:
         result.problems.append(about_images("{metadata_file} lists images that are not there: {absent}",
             metadata_file=subset.metadata_file, absent=some(absent)))  # fmt: skip
@@ -375,26 +380,6 @@ def _image(result: Survey, rules: Buckets, where: tuple[int, Any], one: FoundIma
             path=one.path, size=size[0], size2=size[1], step=rules.step))  # fmt: skip
         return None
     image = Image(one.path, size, words, subset.num_repeats, subset, position, fit, one.caption_file)
-    if subset.conditioning_data_dir:
-        image.mask_file = _mask_file(result, subset, image)
+    image.mask_file = mask_of(result, subset, image)
+    image.controls = controls_of(result, subset, image, one.controls, result.control_use)
     return image
-
-
-def _mask_file(result: Survey, subset: SubsetConfig, image: Image) -> str:
-    """The mask of an image: the file of the same name, up to its suffix, in conditioning_data_dir."""
-    here = result.files(subset.conditioning_data_dir or "")
-    stem = os.path.splitext(os.path.basename(image.path))[0]
-    name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
-    if name is None:
-        result.problems.append(about_images(
-            "{path} has no mask: there is no {stem}.png in {conditioning_data_dir}", path=image.path,
-            stem=stem, conditioning_data_dir=subset.conditioning_data_dir))  # fmt: skip
-        return ""
-    file = here.images[name]
-    width, height = header_size(here.path(name), file.modified, file.num_bytes)
-    if (width, height) != image.size:
-        wanted = f"{image.size[0]}x{image.size[1]}"
-        result.problems.append(about_images(
-            "the mask {path} is {width}x{height}, but its image is {wanted}", path=here.path(name),
-            width=width, height=height, wanted=wanted))  # fmt: skip
-    return here.path(name)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from library.config.problems import Problem, Text, counted
 from library.data.pixels import PLUGINS, extensions
 
-CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.npz")
+CACHED_SIZE = re.compile(r"(.+)_(\d{2,})x(\d{2,})_\w+\.(?:npz|safetensors)")
 SHOWN = 20  # of one kind are listed; the rest is counted
 USUAL_REPEATS = 10  # of a folder whose name does not say them, as guides for sd-scripts have it
 MOST_REPEATS = 100_000  # as in a data set file
@@ -78,7 +78,7 @@ def listing(folder: str | Path) -> Listing:
                 found.images[name] = File(about.st_mtime_ns, changed, about.st_size)
             elif suffix in PLUGINS:
                 found.undecodable.append(name)
-            elif suffix == ".npz" and (cached := CACHED_SIZE.fullmatch(name)):
+            elif suffix in (".npz", ".safetensors") and (cached := CACHED_SIZE.fullmatch(name)):
                 _remember(found, cached, entry.stat().st_mtime_ns)
     found.images = dict(sorted(found.images.items()))
     found.folders.sort()

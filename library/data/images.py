@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.json_types import JsonObject
@@ -12,6 +12,19 @@ from library.data.buckets import BucketFit, Buckets, Size
 
 if TYPE_CHECKING:
     from library.data.encoding import Latents, Texts
+
+
+@dataclass(frozen=True, slots=True)
+class ControlImage:
+    """A picture that the model is shown beside an image: a reference, or that image itself without what a mask covers.
+
+    `mask` is the mask's file, or the path of the image where its transparency is the mask; "" for a reference.
+    """
+
+    path: str
+    size: Size  # width, height as stored in the file
+    fit: BucketFit
+    mask: str = ""
 
 
 @dataclass(slots=True)
@@ -27,6 +40,19 @@ class Image:
     fit: BucketFit
     caption_file: str = ""
     mask_file: str = ""
+    controls: tuple[ControlImage, ...] = ()
+
+    @property
+    def bucket_key(self) -> tuple[Any, ...]:
+        """What images of one batch have in common: data set and bucket, and the sizes of reference images, if any."""
+        references = tuple(control.fit.bucket for control in self.controls if not control.mask)
+        return (self.dataset, self.fit.bucket, *([references] if references else []))
+
+    @property
+    def size_with_controls(self) -> Size:
+        """(width, height) of a picture as wide as the bucket that has as many pixels as all that a step is shown."""
+        width, height = self.fit.bucket
+        return width, height + sum(a * b for a, b in (c.fit.bucket for c in self.controls if not c.mask)) // width
 
     @property
     def is_reg(self) -> bool:
@@ -54,11 +80,11 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.items)
 
-    def buckets(self) -> dict[tuple[int, Size], list[int]]:
-        """Positions of images, each as often as it is repeated, by data set and bucket, sorted."""
-        found: dict[tuple[int, Size], list[int]] = {}
+    def buckets(self) -> dict[tuple[Any, ...], list[int]]:
+        """Positions of images, each as often as it is repeated, by `bucket_key`, sorted."""
+        found: dict[tuple[Any, ...], list[int]] = {}
         for i, image in enumerate(self.items):
-            found.setdefault((image.dataset, image.fit.bucket), []).extend([i] * image.repeats)
+            found.setdefault(image.bucket_key, []).extend([i] * image.repeats)
         return dict(sorted(found.items()))
 
 
@@ -102,12 +128,13 @@ def balance(regular: Sequence[Image], needed: int) -> list[Image]:
 def summary(images: ImageSet, world: int = 1) -> JsonObject:
     """Counts for the log and the run's record: images, repeats, buckets, batches per epoch and process."""
     rows, batches = [], 0
-    for (position, bucket), members in images.buckets().items():
+    for (position, bucket, *references), members in images.buckets().items():
         size = images.datasets[position].batch_size
         count = -(-len(members) // size)
         batches += count
         counts = {"images": len(set(members)), "repeats": len(members), "batches": count}
-        rows.append({"dataset": position, "size": list(bucket), **counts})
+        shown = {"references": [list(size) for size in references[0]]} if references else {}
+        rows.append({"dataset": position, "size": list(bucket), **shown, **counts})
     return {
         "images": len(images),
         "regularisation": sum(image.is_reg for image in images.items),

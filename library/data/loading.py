@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from torch.nn import functional
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.data import augment, captions, pixels
+from library.data import augment, captions, control_pixels, pixels
 from library.data.buckets import BucketFit, crop_ltrb
 from library.data.caches import LATENT
 from library.data.captions import Moment
@@ -32,6 +33,10 @@ from library.data.threads import ahead, num_workers
 
 if TYPE_CHECKING:
     from library.data.images import Image, ImageSet
+
+
+# Of a batch: images, height and width of their latents, and heights and widths of those of reference images, in turn.
+Kind = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -46,6 +51,9 @@ class Batch:
     pixels: Tensor | None = None  # float32 [B,3,H,W] in -1..1
     text: dict[str, Tensor] | None = None  # by the names of the family's cache, when captions are cached
     mask: Tensor | None = None  # float32 [B,1,h,w]; the loss is multiplied by it
+    # What the model is shown besides: latents, or pixels where the images are, the first of each image, the second, ...
+    controls: tuple[Tensor, ...] = ()
+    paint: Tensor | None = None  # float32 [B,1,H,W], 1 where a model that inpaints has to paint
     keep_base: Tensor | None = None  # bool [B]: diff_output_preservation, the target is the base model's own answer
     text_length: int | None = None  # tokens of its captions that a step reads; None: all
     full: int = 0  # how many images a batch of this data set has, where it is not the last of its bucket
@@ -63,10 +71,10 @@ class Batch:
     @property
     def bucket(self) -> str:
         """Width and height of the images in pixels, as in "1024x768"; asks no device."""
-        if self.latents is not None:
-            return f"{self.latents.shape[-1] * LATENT}x{self.latents.shape[-2] * LATENT}"
-        assert self.pixels is not None
-        return f"{self.pixels.shape[-1]}x{self.pixels.shape[-2]}"
+        scale = 1 if self.latents is None else LATENT
+        first = self.pixels if self.latents is None else self.latents
+        shown = (first, *(self.controls if self.paint is None else ()))
+        return "+".join(f"{one.shape[-1] * scale}x{one.shape[-2] * scale}" for one in shown if one is not None)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device, copied without waiting."""
@@ -81,7 +89,7 @@ class Batch:
         moved = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         if self.text is not None:
             moved["text"] = {name: change(value) for name, value in self.text.items()}
-        return replace(self, **moved)
+        return replace(self, **moved, controls=tuple(map(change, self.controls)))
 
 
 class Batches:
@@ -109,32 +117,30 @@ class Batches:
         return self._length
 
     @property
-    def shapes(self) -> Counter[tuple[int, int]]:
-        """How many batches of an epoch, over all processes, have latents of each (height, width)."""
-        found: Counter[tuple[int, int]] = Counter()
+    def shapes(self) -> Counter[tuple[int, ...]]:
+        """How many batches of an epoch, over all processes, have latents of each (height, width), followed by those of
+        reference images."""
+        found: Counter[tuple[int, ...]] = Counter()
         for key, members in self._buckets.items():
-            width, height = key[1]
-            found[height // LATENT, width // LATENT] += -(-len(members) // self._sizes[key])
+            found[_latent_sides(key)] += -(-len(members) // self._sizes[key])
         return found
 
-    def kinds(self) -> Counter[tuple[int, int, int]]:
-        """How many batches of an epoch, over all processes, have so many images with latents of this height and width.
+    def kinds(self) -> Counter[Kind]:
+        """How many batches of an epoch, over all processes, are of each kind.
 
         Short batches count as full ones, which they can be filled up to.
         """
-        found: Counter[tuple[int, int, int]] = Counter()
+        found: Counter[Kind] = Counter()
         for key, members in self._buckets.items():
-            width, height = key[1]
-            found[self._sizes[key], height // LATENT, width // LATENT] += -(-len(members) // self._sizes[key])
+            found[self._sizes[key], *_latent_sides(key)] += -(-len(members) // self._sizes[key])
         return found
 
-    def example(self, kind: tuple[int, int, int]) -> Batch:
+    def example(self, kind: Kind) -> Batch:
         """A batch of this kind, with nothing but images of its bucket. Changes nothing about the batches to come."""
-        number, height, width = kind
         for key, members in self._buckets.items():
-            if (self._sizes[key], key[1]) == (number, (width * LATENT, height * LATENT)):
-                return self.make(Draw(self.epoch, 0, tuple(members[:number])))
-        raise ValueError(f"there are no batches of {number} images with latents of {height} x {width}")
+            if (self._sizes[key], *_latent_sides(key)) == tuple(kind):
+                return self.make(Draw(self.epoch, 0, tuple(members[: kind[0]])))
+        raise ValueError(f"there are no batches of {kind[0]} images with latents of {kind[1]} x {kind[2]}")
 
     # Why: docs/decisions/2026-11-22-one-text-length-for-a-size.md
     def cut_text(self, length: Callable[[Collection[str]], int | None]) -> None:
@@ -213,6 +219,8 @@ class Batches:
             # Written out, and not the dataclass as text, which would change with its name: states keep this digest.
             fit = f"Fit(bucket={image.fit.bucket}, resized={image.fit.resized})" if image.fit else "None"
             images.update(f"{name} {image.repeats} {image.dataset} {fit} {image.caption}\n".encode())
+            if image.controls:
+                images.update(f"{[(os.path.basename(one.path), one.fit.resized) for one in image.controls]}\n".encode())
         for key, size in self._sizes.items():
             sizes.update(f"{key} {size}\n".encode())
         known = {"images or captions": images.hexdigest(), "batch sizes or buckets": sizes.hexdigest()}
@@ -222,10 +230,14 @@ class Batches:
         image, words, flip, weight, random = part
         text = self.images.text.load(image) if self.images.text else None
         masked = bool(image.mask_file) and self.config.data.masked_loss
+        controls: list[Tensor] = []
         if self.images.latents:
             view = augment.middle(image.fit, flip)
-            latents, mask = _from_cache(image, self.images.latents.load(image), flip)
+            arrays = self.images.latents.load(image)
+            latents, mask = _from_cache(image, arrays, flip)
             pixel = None
+            names = (f"control_{number}{'_flipped' * flip}" for number in range(len(image.controls)))
+            controls = [torch.from_numpy(arrays[name]).float() for name in names]
         else:
             view = view_of(image, self.images.datasets[image.dataset].enable_bucket, random, flip)
             pixel, mask = _from_file(image, view, random)
@@ -233,7 +245,14 @@ class Batches:
         if masked:
             seen = pixels.look(pixels.read_mask(image.mask_file), view, image.interpolation)
             mask = torch.from_numpy(seen.astype(np.float32) / 255)
-        return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask)
+        paint = None
+        if image.controls and image.controls[0].mask:
+            paint = control_pixels.paint_mask(image.controls[0], view, image.interpolation)
+            mask = mask if self.config.data.masked_loss else None
+        if pixel is not None and image.controls:
+            shown = (control_pixels.shown(one, image.interpolation, flip) for one in image.controls)
+            controls = [pixel * (1 - paint)] if paint is not None else list(shown)
+        return BatchSample(words, size_of(image, flip), weight, latents, pixel, text, mask, controls, paint)
 
 
 class DrawnImage(NamedTuple):
@@ -257,6 +276,19 @@ class BatchSample:
     pixels: Tensor | None
     text: dict[str, np.ndarray] | None
     mask: Tensor | None  # [H,W], as large as the pixels
+    controls: list[Tensor]  # latents or pixels of what the model is shown besides
+    paint: Tensor | None  # [H,W], 1 where it has to paint
+
+
+def latent_area(kind: Kind) -> int:
+    """How many latent pixels all images of a batch of this kind have, with their reference images."""
+    return kind[0] * sum(height * width for height, width in zip(kind[1::2], kind[2::2], strict=True))
+
+
+def _latent_sides(key: tuple[Any, ...]) -> tuple[int, ...]:
+    """Height and width of latents of `Image.bucket_key`, then those of reference images."""
+    sizes = (key[1], *(key[2] if len(key) > 2 else ()))
+    return tuple(side // LATENT for width, height in sizes for side in (height, width))
 
 
 def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augment.View:
@@ -311,6 +343,9 @@ def _together(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batc
         text=_padded([sample.text for sample in samples if sample.text is not None]),
     )
     batch.mask = _masks([sample.mask for sample in samples], batch.shape)
+    batch.controls = tuple(torch.stack(row) for row in zip(*(sample.controls for sample in samples), strict=True))
+    if (paint := _stacked([sample.paint for sample in samples])) is not None:
+        batch.paint = paint[:, None]
     kept = [bool((image.subset.custom_attributes or {}).get("diff_output_preservation")) for image in images]
     batch.keep_base = torch.tensor(kept) if any(kept) else None
     return batch

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +13,17 @@ from library.config.values import quoted
 from library.files import write_atomic
 
 CACHE_NAME = "metadata_cache.json"
+CONTROL = re.compile(r"control_path_\d+")  # of several reference images, as musubi-tuner names them
 
 
 class MetadataEntry(NamedTuple):
-    """One image of a metadata file: its path, its words, and (width, height) where the file tells them."""
+    """One image of a metadata file: its path, its words, (width, height) and reference images where it tells them."""
 
     path: str
     caption: str
     tags: str
     size: tuple[int, int] | None
+    controls: tuple[str, ...] = ()
 
 
 def read(metadata_file: str | Path, image_dir: str | Path | None) -> list[MetadataEntry]:
@@ -76,16 +79,17 @@ def _lines(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _entry(key: str, about: JsonMapping, image_dir: str | Path | None, source: str | Path) -> MetadataEntry:
-    path = key
-    if not os.path.isabs(key):
-        if not image_dir:
+    numbered = sorted((name for name in about if CONTROL.fullmatch(name)), key=lambda name: int(name.split("_")[2]))
+    second = [str(about[name]) for name in ("control_path", *numbered) if about.get(name)]
+    paths = [key, *second]
+    for path in paths:
+        if not os.path.isabs(path) and not image_dir:
             raise ConfigError(
                 "metadata file {source}: {key} is a relative path, so image_dir must be given",
-                source=source, key=quoted(key))  # fmt: skip
-        path = os.path.join(image_dir, key)
-    return MetadataEntry(
-        path, str(about.get("caption") or ""), _tags(about.get("tags")), _size(about.get("image_size"))
-    )
+                source=source, key=quoted(path))  # fmt: skip
+    path, *controls = (os.path.join(image_dir or "", path) for path in paths)
+    words, tags = str(about.get("caption") or ""), _tags(about.get("tags"))
+    return MetadataEntry(path, words, tags, _size(about.get("image_size")), tuple(controls))
 
 
 def _tags(tags: Any) -> str:

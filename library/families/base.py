@@ -51,6 +51,8 @@ class LatentCache:
 
     suffix: str  # of the file's name, after <stem>_<W>x<H>: "_sdxl.npz"
     keyed_by_size: bool  # keys carry the latents' size, so that one file holds several
+    architecture: str = ""  # musubi-tuner's name of the model, where the file has its format: "flux_kontext"
+    numbers_controls: bool = True  # whether a single reference image has a number in that format
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class TextCache:
     keys: tuple[str, ...]  # the arrays in it, which are also the names that Family.text answers with
     options: tuple[str, ...] = ()  # of the model section, besides lengths: with other values, the arrays are others
     mask: str = ""  # the key whose ones are the caption's own tokens: other arrays are stored so long, and it is not
+    architecture: str = ""  # musubi-tuner's name of the model, where the file has its format
+    names: Mapping[str, str] = field(default_factory=dict)  # what some of the keys are called in the file
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -247,11 +251,18 @@ class Family(Protocol):
         ...
 
     def predict(
-        self, denoiser: "nn.Module", noised: NoisedBatch, text: "dict[str, Tensor]", sizes: "Tensor"
+        self,
+        denoiser: "nn.Module",
+        noised: NoisedBatch,
+        text: "dict[str, Tensor]",
+        sizes: "Tensor",
+        controls: "Sequence[Tensor]" = (),
     ) -> "Tensor":
         """The denoiser's answer in the terms of the target, float32. `denoiser` may be wrapped; it is called itself.
 
-        sizes: float32 [B, 6], original height and width, crop top and left, target height and width.
+        sizes: float32 [B, 6], original height and width, crop top and left, target height and width. controls: what
+        TakesControls.control_latents made of the pictures beside the images; to paint within a mask [B, 1, H, W] (1:
+        paint), the latents of what is around it, and it.
         """
         ...
 
@@ -277,6 +288,15 @@ class Family(Protocol):
 
     def adapter_name(self, part: str, path: str) -> str:
         """The name of a module's adapter in files: ("denoiser", "img_in") -> "lora_unet_img_in"."""
+        ...
+
+
+@runtime_checkable
+class TakesControls(Protocol):
+    """A family whose model is shown pictures besides noise and words (`RunConfig.control_images`)."""
+
+    def control_latents(self, parts: ModelComponents, pixels: "Tensor") -> "Tensor":
+        """Pixels [B, 3, H, W] in [-1, 1] of such pictures -> latents [B, C, h, w] float32, without chance."""
         ...
 
 

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 BYTES_OF_ADAM = 8  # for each weight that learns: two states, which are not there yet when a size is first recorded
 
-Sizes = Collection[tuple[int, ...]]  # of batches: images, unless all have as many, height and width of their latents
+# Of batches: images, unless all have as many; height and width of their latents, then those of reference images.
+Sizes = Collection[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _compile(  # noqa: PLR0913 - all that the order above decides
     if not config.compile.compile:
         return ""
     options, inputs = config.compile, {}
-    one_size = len({size[-2:] for size in sizes}) == 1  # static sizes give the faster kernels
+    one_size = len({_sides(size) for size in sizes}) == 1  # static sizes give the faster kernels
     static = options.dynamic is False or (options.dynamic is None and one_size) or compiles_size_by_size(config, device)
     if options.compile_scope == "model":
         blocks, backends = [[denoiser]], {}
@@ -176,7 +177,7 @@ def _inputs(  # noqa: PLR0913 - all that decides about the sizes
         given = family.block_inputs.get(type(block).__name__)
         if given and static:
             level = family.resolution_level(paths[block])
-            halved = {(*number, -(-height // 2**level), -(-width // 2**level)) for *number, height, width in sizes}
+            halved = {(*_number(size), *(-(-side // 2**level) for side in _sides(size))) for size in sizes}
             found[block] = replace(given, dynamic=(), level=level, sizes=_graphs(given, dynamic, halved, static))
         elif given:
             found[block] = replace(given, sizes=_graphs(given, dynamic, sizes, static))
@@ -191,9 +192,21 @@ def _graphs(given: BlockInputs, dynamic: bool | None, sizes: Sizes, static: bool
     """
     if static:
         in_rows = sum(position == given.streams[0] for position, _ in given.dynamic) == 1
-        return len({(*number, height * width if in_rows else (height, width)) for *number, height, width in sizes})
-    numbers = {tuple(number) for *number, _, _ in sizes}
+        return len({(_number(size), _area(_sides(size)) if in_rows else _sides(size)) for size in sizes})
+    numbers = {_number(size) for size in sizes}
     return len({number == (1,) for number in numbers}) if dynamic else len(numbers)
+
+
+def _number(size: tuple[int, ...]) -> tuple[int, ...]:
+    return size[: len(size) % 2]
+
+
+def _sides(size: tuple[int, ...]) -> tuple[int, ...]:
+    return size[len(size) % 2 :]
+
+
+def _area(sides: tuple[int, ...]) -> int:
+    return sum(height * width for height, width in zip(sides[::2], sides[1::2], strict=True))
 
 
 def _blocks_to_compile(

@@ -20,6 +20,7 @@ SHORT = 4  # characters; what is shorter is found in any text, and says nothing
 MOST_FILES, MOST_BYTES = 5000, 20_000  # of captions that are looked at, and of each
 CAPTIONS = (".txt", ".caption", ".json", ".jsonl", ".toml")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
+SECOND_PICTURES = ("conditioning_data_dir", "control_directory")  # options with folders of masks and references
 SETTINGS = re.compile(r"[\w.,:=+ -]{0,60}")  # how a value looks that is a word from a list, and no path or sentence
 
 # Options whose values are words of ours; of every other text only its presence is told.
@@ -136,7 +137,7 @@ def _people() -> Iterator[tuple[str, str]]:
 
 def _data(config: JsonMapping) -> Iterator[Path]:
     """The files of the data set, and those that hold captions or prompts."""
-    folders = [text for _, text in _texts_of(config, ("train_data_dir", "reg_data_dir", "conditioning_data_dir"))]
+    folders = [text for _, text in _texts_of(config, ("train_data_dir", "reg_data_dir", *SECOND_PICTURES))]
     for name, text in _texts_of(config, ("dataset_config", "in_json", "sample_prompts", "validation_prompts")):
         file = Path(text).expanduser()
         yield file
@@ -162,7 +163,7 @@ def _folders_in(file: Path) -> list[str]:
     except (OSError, ValueError):
         return []
     subsets = [s for d in found.get("datasets") or [] if isinstance(d, dict) for s in d.get("subsets") or [d]]
-    keys = ("image_dir", "image_directory", "conditioning_data_dir")
+    keys = ("image_dir", "image_directory", *SECOND_PICTURES)
     return [str(s[key]) for s in subsets if isinstance(s, dict) for key in keys if s.get(key)]
 
 

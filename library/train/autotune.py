@@ -20,7 +20,7 @@ from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import schema
 from library.config.schema import ConfigError
-from library.data.loading import Batches
+from library.data.loading import Batches, Kind
 from library.measuring.candidates import NAMED, Overrides, checkpointing_less, shown, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.measuring.timing import GIB, failure, measure_passes
@@ -205,7 +205,7 @@ class Tuner:
             if result.peak > room:
                 result.why = f"needs {result.peak:.1f} GiB, and with the optimizer there are {room:.1f} GiB"
 
-    def _pass_over(self, compute_loss: LossFunction, kind: tuple[int, int, int]) -> Callable[[], None]:
+    def _pass_over(self, compute_loss: LossFunction, kind: Kind) -> Callable[[], None]:
         call = functools.partial(compute_loss.rehearse, self.batches.example(kind), self.world.device)
         if not compute_loss.config.compile.compile:  # what attention the model asks for can be seen in eager blocks
             self.kernels = self.kernels or attention.Watch(self.world.device)

@@ -14,6 +14,7 @@ import torch
 from library.compiler import cache
 from library.config.json_types import JsonObject
 from library.config.schema import values
+from library.data.loading import Kind
 from library.files import write_atomic
 from library.memory import attention
 
@@ -81,7 +82,7 @@ def _version(package: str) -> str:
     return ""
 
 
-def _shares(kinds: Counter[tuple[int, int, int]]) -> list[list[int]]:
+def _shares(kinds: Counter[Kind]) -> list[list[int]]:
     """The sizes of batches and about how frequent each is: one image more or less changes nothing."""
     return sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items())
 

@@ -1,6 +1,5 @@
 """Compiling beside the run: the first steps run eagerly while another process compiles the blocks into the cache."""
 
-import math
 import time
 from typing import Any, Protocol
 
@@ -12,7 +11,7 @@ from library.compiler import block_calls, blocks, cudagraph
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.log import CompileLog
 from library.config.run_config import RunConfig
-from library.data.loading import Batches
+from library.data.loading import Batches, latent_area
 from library.memory.prepare import BYTES_OF_ADAM
 from library.train import rng
 from library.train.choices import Choices
@@ -139,9 +138,9 @@ class BesideCompiler:
         self._sizes = len(kinds)
         wanted = [kind for kind, _ in kinds.most_common()]
         if self._config.compile.dynamic is not False:
-            wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(n for n, _, _ in wanted)]
+            wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(kind[0] for kind in wanted)]
         found: dict[tuple[int, ...], list[BlockCall]] = {}
-        for kind in dict.fromkeys([max(kinds, key=math.prod), *wanted]):
+        for kind in dict.fromkeys([max(kinds, key=latent_area), *wanted]):
             with block_calls.noted(compute_loss.components.denoiser, self._log) as found[kind]:
                 compute_loss.rehearse(batches.example(kind), self._world.device)
         self._wait()

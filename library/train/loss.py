@@ -12,7 +12,7 @@ from torch import Tensor
 from library.compiler.log import CompileLog
 from library.config.run_config import RunConfig
 from library.data.loading import Batch
-from library.families.base import Family, ModelComponents, NoisedBatch
+from library.families.base import Family, ModelComponents, NoisedBatch, TakesControls
 from library.methods import TrainingMethod
 from library.objectives import loss as objective
 from library.train.rng import StepGenerators
@@ -53,11 +53,17 @@ class LossFunction:
                 # As where they are cached: the VAE's order in memory depends on the size, and a graph on the order.
                 latents = family.latents(components, batch.pixels, self.generators.vae).contiguous()
             noised = noise(latents) if noise else self.add_noise(latents)
+            controls = self.controls(batch)
         with self.machine.autocast():
             text = self.text(batch)
             compiled = self.config.compile.compile and not self.compile_log.fallback
             size = batch.full if compiled else len(batch)
-            predict = functools.partial(predict_padded, size, functools.partial(family.predict, components.denoiser))
+
+            def predict_all(noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+                shown = [filled(rows, len(sizes)) for rows in controls]
+                return family.predict(components.denoiser, noised, text, sizes, shown)
+
+            predict = functools.partial(predict_padded, size, predict_all)
             predicted = predict(noised, text, batch.sizes)
             target = noised.target
             if batch.keep_base is not None:
@@ -76,6 +82,14 @@ class LossFunction:
             return self.family.noised(latents, generator)
         own = slice(rank * len(latents), (rank + 1) * len(latents))
         return _each(self.family.noised(latents.repeat(ranks, 1, 1, 1), generator), lambda values: values[own])
+
+    def controls(self, batch: Batch) -> list[Tensor]:
+        """What the model is shown besides noise and words, as `Family.predict` takes it."""
+        found = list(batch.controls)
+        if found and batch.latents is None:
+            assert isinstance(self.family, TakesControls)  # or finding them would have failed
+            found = [self.family.control_latents(self.components, pixels) for pixels in found]
+        return found if batch.paint is None else [*found, batch.paint]
 
     def text(self, batch: Batch) -> dict[str, Tensor]:
         """Text outputs: the cached ones, and those of the encoders that learn or were never cached."""
@@ -118,15 +132,17 @@ def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[
     Another batch size would cost another graph of every block in the middle of a run. The rows that fill it up repeat
     the last one, and their answers are dropped: the numbers are those of the short batch.
     """
-    missing = size - len(sizes)
-    if missing <= 0:
+    if size <= len(sizes):
         return predict(noised, text, sizes)
+    full = _each(noised, lambda rows: filled(rows, size))
+    text = {name: filled(rows, size) for name, rows in text.items()}
+    return predict(full, text, filled(sizes, size))[: len(sizes)]
 
-    def fill(rows: Tensor) -> Tensor:
-        return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
 
-    full = _each(noised, fill)
-    return predict(full, {name: fill(rows) for name, rows in text.items()}, fill(sizes))[: len(sizes)]
+def filled(rows: Tensor, size: int) -> Tensor:
+    """Rows of a batch, filled up to so many with the last one."""
+    missing = size - len(rows)
+    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing > 0 else rows
 
 
 def fitted(text: Tensor, length: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Compiling, as a training sees it: all of it before the first step, proof that it happened, and what if it fails."""
 
 import dataclasses
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from library.compiler.log import CompileLog
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.data.loading import Batches
+from library.data.loading import Batches, Kind, latent_area
 from library.memory.prepare import compiles_size_by_size
 from library.train import rng
 from library.train.beside import BesideCompiler, Reporter
@@ -25,8 +24,6 @@ from library.train.loss import LossFunction
 from library.train.world import World
 
 PASSES_A_SIZE = 8  # recording one takes as long as four passes
-
-Kind = tuple[int, int, int]  # of a batch: images, and the height and width of their latents
 
 
 # Why: docs/decisions/2026-11-20-compile-before-the-first-step.md
@@ -93,7 +90,7 @@ class Precompiler:
         elif not self.log.active:
             self._journal.phase("recording CUDA graphs", 0, 1)
             before = rng.get_rng_state(self._world.device)
-            compute_loss.rehearse(batches.example(max(sizes, key=math.prod)), self._world.device)
+            compute_loss.rehearse(batches.example(max(sizes, key=latent_area)), self._world.device)
             rng.set_rng_state(before, self._world.device)
             self._journal.phase("recording CUDA graphs", 1, 1)
             pause()
@@ -150,7 +147,7 @@ class Precompiler:
         self._begin_due(self._clock.step, compute_loss)
         if cudagraph.recorder_of(compute_loss.components.denoiser):
             before = rng.get_rng_state(self._world.device)
-            compute_loss.rehearse(batches.example(max(batches.kinds(), key=math.prod)), self._world.device)
+            compute_loss.rehearse(batches.example(max(batches.kinds(), key=latent_area)), self._world.device)
             rng.set_rng_state(before, self._world.device)
             torch.cuda.synchronize(self._world.device)
         self._beside.took_over(time.perf_counter() - began)
@@ -282,8 +279,8 @@ def kinds_to_compile(kinds: Counter[Kind], every: bool, log: CompileLog) -> Iter
     comes second: it shows whether the memory will do. The others follow only as long as each still needed a graph.
     """
     order = [kind for kind, _ in kinds.most_common()]
-    first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(n for n, _, _ in order)]
-    largest = max(order, key=lambda kind: kind[0] * kind[1] * kind[2])
+    first = [next(kind for kind in order if kind[0] == number) for number in dict.fromkeys(kind[0] for kind in order)]
+    largest = max(order, key=latent_area)
     order = list(dict.fromkeys([*first, largest, *order]))
     for number, kind in enumerate(order, start=1):
         before = len(log.events)

@@ -24,7 +24,7 @@ from library.config import schema
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
-from library.data.loading import Batches
+from library.data.loading import Batches, Kind
 from library.families.base import Family
 from library.files import write_atomic
 from library.measuring import timing
@@ -141,9 +141,9 @@ def stored(config: RunConfig) -> str:
     return "int8" if config.precision.int8_base else "fp8" if config.precision.fp8_denoiser else ""
 
 
-def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: tuple[int, int, int]) -> Sizes:
+def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: Kind) -> Sizes:
     """The sizes of frozen matrices in the blocks, for a batch of this kind, from a copy of the model without memory."""
-    number, height, width = kind
+    number, height, width, *sides = kind
     family, world = copy.deepcopy(family), FakeWorld()  # a family keeps tensors between calls
     dtype, sizes = fp8_storage.compute_type(config), Sizes()
     model = world.copy(denoiser, torch.device("cpu"), dtype)
@@ -160,7 +160,8 @@ def matrix_sizes(config: RunConfig, family: Family, denoiser: nn.Module, kind: t
     with torch.no_grad(), world.inside(), autocast:
         latents, ones = torch.randn(number, reads.latent_channels, height, width), torch.ones(number)
         text = {name: torch.randn(number, *shape) for name, shape in reads.text.items()}
-        family.predict(model, NoisedBatch(latents, ones, latents, ones, ones, ones), text, torch.ones(number, 6))
+        noised, controls = NoisedBatch(latents, ones, latents, ones, ones, ones), reads.controls(latents, tuple(sides))
+        family.predict(model, noised, text, torch.ones(number, 6), controls)
     return sizes
 
 

@@ -6,16 +6,18 @@ import torch
 
 from library.config.run_config import RunConfig
 from library.data.caches import LATENT
+from library.data.loading import Kind, latent_area
 from library.measuring import timing
 from library.measuring.model_stats import model_stats
 from library.measuring.operations import on_paper, operations_of_image
 
 
-def step_operations(config: RunConfig, kinds: Counter[tuple[int, int, int]]) -> float:
+def step_operations(config: RunConfig, kinds: Counter[Kind]) -> float:
     """Floating point operations of a mean step of one process, by the kinds of its batches (`Batches.kinds`)."""
     model, done = model_stats(config), 0.0
-    for (images, height, width), number in kinds.items():
-        done += number * images * operations_of_image(config, model, (width * LATENT, height * LATENT))
+    for kind, number in kinds.items():
+        width, height = kind[2], latent_area(kind) // (kind[0] * kind[2])  # of one picture with as many pixels
+        done += number * kind[0] * operations_of_image(config, model, (width * LATENT, height * LATENT))
     return done / kinds.total() * config.steps.gradient_accumulation_steps
 
 

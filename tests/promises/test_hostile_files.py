@@ -17,7 +17,7 @@ import torch
 
 from library import families
 from library.config.schema import ConfigError
-from library.data import caches, pixels
+from library.data import cache_files, caches, pixels
 from library.data.buckets import BucketFit
 from library.families.shared import weights
 from tests.training import config_of, demo, squares, train  # noqa: F401
@@ -130,7 +130,7 @@ def test_no_cache_unpickles(tmp_path, canary):
         file = armed(tmp_path / f"{how}.npz", canary, how)
         assert not caches.latents_are_good(wanted(file), "")
         with pytest.raises(caches.BROKEN):
-            caches.read_latents(str(file), "")
+            caches.read_latents(wanted(file))
         with pytest.raises(caches.BROKEN):
             caches.read_text(str(file), ["latents"])
 
@@ -252,7 +252,7 @@ def packed(path, *names, head=b"", zeros=0):
 
 @pytest.mark.parametrize("kind", ["unpacks to much", "says that it is large", "says that it is endless"])
 def test_caches_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, modest, kind, monkeypatch):
-    monkeypatch.setattr(caches, "LARGEST", 2**26)  # a bomb as large as the real limit takes long to build
+    monkeypatch.setattr(cache_files, "LARGEST", 2**26)  # a bomb as large as the real limit takes long to build
     names = ("latents", "made_from", "pool2")
     file = tmp_path / "a.npz"
     if kind == "unpacks to much":
@@ -262,7 +262,7 @@ def test_caches_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, modest, kind
     assert file.stat().st_size < 4 << 20
     assert not caches.latents_are_good(wanted(file), "")
     assert not caches.text_is_good(str(file), {"pool2": None}, [], {"caption": "x"})
-    for read in (lambda: caches.read_latents(str(file), ""), lambda: caches.read_text(str(file), ["pool2"])):
+    for read in (lambda: caches.read_latents(wanted(file)), lambda: caches.read_text(str(file), ["pool2"])):
         with pytest.raises(caches.BROKEN):
             read()
 

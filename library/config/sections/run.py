@@ -7,7 +7,7 @@ from library.config import converted, schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.names import ALIASES, FOREIGN, RETIRED
 from library.config.problems import Problem, Text
-from library.config.run_config import Rule
+from library.config.run_config import ControlUse, Rule
 
 IDLE_EVERYWHERE: Mapping[str, str] = {
     "lowram": "weights are always read directly from the file",
@@ -42,6 +42,11 @@ class Run:
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
     old: ClassVar[Mapping[str, schema.Option]] = {}  # options that `convert` makes others of
+
+    @property
+    def control_images(self) -> ControlUse:
+        """What pictures the model is shown besides noise and words."""
+        return ControlUse()
 
     @staticmethod
     def convert(old: JsonMapping, given: Collection[str]) -> tuple[JsonObject, list[Problem]]:

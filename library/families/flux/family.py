@@ -266,7 +266,14 @@ class FluxFamily:
         """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
         return flow.noised(latents, self.config.noise, self.config.loss, generator, timesteps)
 
-    def predict(self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+    def predict(
+        self,
+        denoiser: nn.Module,
+        noised: NoisedBatch,
+        text: dict[str, Tensor],
+        sizes: Tensor,
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
         """The denoiser's answer in the terms of the target, float32 [B, C, h, w]. `sizes` say nothing to FLUX.1."""
         latents = noised.latents
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2

@@ -201,7 +201,14 @@ class SdxlFamily:
         low, high = noise.min_timestep or 0, 1000 if noise.max_timestep is None else noise.max_timestep
         return [low + (high - low) * i // 5 for i in range(1, 5)]
 
-    def predict(self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+    def predict(
+        self,
+        denoiser: nn.Module,
+        noised: NoisedBatch,
+        text: dict[str, Tensor],
+        sizes: Tensor,
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
         """The denoiser's answer, float32 [B, 4, h, w]. `sizes` [B, 6]: original h w, crop top left, target h w."""
         dtype = compute_dtype(denoiser, noised.latents.device.type)
         context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)

@@ -115,7 +115,14 @@ class Toy:
         """See Diffusion.noised."""
         return self.objective.noised(latents, generator, timesteps)
 
-    def predict(self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], sizes: Tensor) -> Tensor:
+    def predict(
+        self,
+        denoiser: nn.Module,
+        noised: NoisedBatch,
+        text: dict[str, Tensor],
+        sizes: Tensor,
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
         """The noise."""
         return denoiser(noised.latents, noised.timesteps, text["words"]).float()
 

@@ -1,0 +1,111 @@
+"""Files that hold cached arrays by name: .npz as sd-scripts writes them, .safetensors as musubi-tuner does.
+
+What says where an array came from is text: an array of its own in .npz, metadata in .safetensors. There the names end
+in the type of their numbers, which is left out of the names here.
+"""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from library.files import write_atomic
+
+BROKEN = (OSError, ValueError, KeyError, EOFError, MemoryError, OverflowError, NotImplementedError, zlib.error,
+          zipfile.BadZipFile, SafetensorError)  # fmt: skip
+LARGEST = 2**30  # bytes of a cache when unpacked; the latents of 100 sizes of an image have a hundredth of it
+TYPE = re.compile(r"_(bfloat16|float\d+\w*|u?int\d+|bool)$")
+
+
+class CacheFile(Protocol):
+    """An open file of arrays."""
+
+    names: tuple[str, ...]  # of its arrays
+    facts: tuple[str, ...]  # names of its texts
+
+    def array(self, name: str) -> np.ndarray:
+        """An array; KeyError for what is not there. bfloat16, which numpy lacks, becomes float32."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """An array's shape without reading it, as checking 100,000 files must not; () for what is not there."""
+        ...
+
+    def fact(self, name: str) -> str | None:
+        """A text, if it is there."""
+        ...
+
+
+@contextmanager
+def opened(file: str) -> Iterator[CacheFile]:
+    """A file of either kind; what is wrong with it is one of BROKEN."""
+    if file.endswith(".safetensors"):
+        if Path(file).stat().st_size > LARGEST:
+            raise ValueError("it is too large for a cache")
+        with safe_open(file, "pt") as archive:
+            yield _Safetensors(archive)
+        return
+    # Pickles could run code, and no cache needs them.
+    npz = np.load(file, allow_pickle=False)
+    if not isinstance(npz, np.lib.npyio.NpzFile) or npz.zip is None:
+        raise ValueError("it is no .npz archive")
+    with npz:
+        if sum(entry.file_size for entry in npz.zip.infolist()) > LARGEST:
+            raise ValueError("what is packed into it is too large for a cache")
+        yield _Npz(npz)
+
+
+def write(file: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> None:
+    """Write arrays and texts; a name in .safetensors gets the type of its numbers."""
+    if not file.endswith(".safetensors"):
+        content: dict[str, Any] = {**arrays, **{name: np.array(text) for name, text in facts.items()}}
+        write_atomic(file, lambda path: np.savez(path, **content))
+        return
+    typed = {f"{name}_{array.dtype}": np.ascontiguousarray(array) for name, array in arrays.items()}
+    write_atomic(file, lambda path: save_file(typed, path, dict(facts)))
+
+
+class _Npz:
+    def __init__(self, npz: Any) -> None:
+        self._npz, self.names = npz, tuple(npz.files)
+        self.facts = self.names
+
+    def array(self, name: str) -> np.ndarray:
+        return self._npz[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self.names:
+            return ()
+        with self._npz.zip.open(name + ".npy") as f:
+            version = np.lib.format.read_magic(f)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            return read(f)[0]
+
+    def fact(self, name: str) -> str | None:
+        return str(self._npz[name]) if name in self.names else None
+
+
+class _Safetensors:
+    def __init__(self, archive: Any) -> None:
+        self._archive = archive
+        self._full = {TYPE.sub("", name): name for name in archive.keys()}  # noqa: SIM118 - it is no mapping
+        self._texts: dict[str, str] = archive.metadata() or {}
+        self.names, self.facts = tuple(self._full), tuple(self._texts)
+
+    def array(self, name: str) -> np.ndarray:
+        tensor = self._archive.get_tensor(self._full[name])
+        return (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        full = self._full.get(name)
+        return tuple(self._archive.get_slice(full).get_shape()) if full else ()
+
+    def fact(self, name: str) -> str | None:
+        return self._texts.get(name)

@@ -1,0 +1,124 @@
+"""Pictures that belong to an image: its mask, and the reference images that a model is shown beside it."""
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from library.config.dataset import SubsetConfig
+from library.config.problems import Problem
+from library.config.run_config import ControlUse
+from library.data.buckets import BucketFit, Buckets, Size
+from library.data.folders import about_images
+from library.data.images import ControlImage, Image
+from library.data.pixels import ALWAYS, header_size
+
+if TYPE_CHECKING:
+    from library.data.finding import Survey
+
+STEP = 16  # pixels that sides of reference images are multiples of: one token of all models that take them
+UNLIMITED = (1 << 16, 1 << 16)
+NUMBERED = re.compile(r"(.+)_(\d+)")
+
+
+def mask_of(result: "Survey", subset: SubsetConfig, image: Image) -> str:
+    """The mask of an image: the file of the same name, up to its suffix, in conditioning_data_dir; "" without one."""
+    if not subset.conditioning_data_dir:
+        return ""
+    here = result.files(subset.conditioning_data_dir)
+    stem = os.path.splitext(os.path.basename(image.path))[0]
+    name = next((stem + suffix for suffix in ALWAYS if stem + suffix in here.images), None)
+    if name is None:
+        result.problems.append(about_images(
+            "{path} has no mask: there is no {stem}.png in {conditioning_data_dir}", path=image.path,
+            stem=stem, conditioning_data_dir=subset.conditioning_data_dir))  # fmt: skip
+        return ""
+    if (size := _size(result, here.path(name))) != image.size:
+        wanted = f"{image.size[0]}x{image.size[1]}"
+        result.problems.append(about_images(
+            "the mask {path} is {width}x{height}, but its image is {wanted}", path=here.path(name),
+            width=size[0], height=size[1], wanted=wanted))  # fmt: skip
+    return here.path(name)
+
+
+def controls_of(
+    result: "Survey", subset: SubsetConfig, image: Image, named: tuple[str, ...], use: ControlUse
+) -> tuple[ControlImage, ...]:
+    """What a model that uses control images like this is shown beside an image; `named` are those of a metadata file.
+
+    Regularisation images may have none.
+    """
+    if use.inpaints:
+        mask = image.mask_file or (image.path if subset.alpha_mask else "")
+        if not mask:
+            result.problems.append(about_images(
+                "{path} has no mask of what is to be painted: name conditioning_data_dir in the dataset_config, "
+                "or set alpha_mask", path=image.path))  # fmt: skip
+        return (ControlImage(image.path, image.size, image.fit, mask),)
+    if not use.most:
+        if named:
+            result.problems.append(about_images(
+                "{path} has a control_path in its metadata file, but this model takes no reference images",
+                path=image.path))  # fmt: skip
+        return ()
+    found = named or _beside(result, subset, image)
+    if len(found) > use.most or (len(found) < use.least and not (subset.is_reg and not found)):
+        result.problems.append(_wrong_number(subset, image, len(found), use))
+    made = []
+    for path in found:
+        size = _size(result, path)
+        fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
+        if fit is None:
+            result.problems.append(
+                about_images("the reference image {path} cannot be read, or is too small: replace it", path=path)
+            )
+        else:
+            made.append(ControlImage(path, size, fit))
+    return tuple(made)
+
+
+# Why: docs/decisions/2026-11-22-reference-images-take-the-targets-size.md
+def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | None:
+    """How a reference image of `size` is scaled and cut beside an image in `bucket`: like that one, unless the subset
+    says otherwise. None where nothing of it is left."""
+    area = subset.control_resolution
+    if subset.no_resize_control:
+        return Buckets(area or UNLIMITED, no_upscale=True, step=STEP).fit(size)
+    if area:
+        return Buckets(area, smallest=STEP, largest=4 * max(area), step=STEP).fit(size)
+    return Buckets(bucket, enabled=False).fit(size)
+
+
+def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
+    """The files in control_directory that are called like the image: <name>.png, or <name>_0.png, <name>_1.png."""
+    if not subset.control_directory:
+        return ()
+    here, stem = result.files(subset.control_directory), os.path.splitext(os.path.basename(image.path))[0]
+    known = result.control_names.get(subset.control_directory)
+    if known is None:
+        known = result.control_names[subset.control_directory] = {}
+        for name in here.images:
+            own = os.path.splitext(name)[0]
+            known.setdefault(own, []).append((0, name))
+            if parts := NUMBERED.fullmatch(own):
+                known.setdefault(f"{parts[1]}_", []).append((int(parts[2]), name))
+    found = known.get(stem, [])[:1] or sorted(known.get(f"{stem}_", []))
+    return tuple(here.path(name) for _, name in found)
+
+
+def _wrong_number(subset: SubsetConfig, image: Image, number: int, use: ControlUse) -> Problem:
+    stem = os.path.splitext(os.path.basename(image.path))[0]
+    if number > use.most:
+        template = "{path} has {number} reference images, and this model takes {most} at most: remove the others"
+        return about_images(template, path=image.path, number=number, most=use.most)
+    if subset.control_directory:
+        template = "{path} has no reference image: there is no {stem}.png in {folder}"
+        return about_images(template, path=image.path, stem=stem, folder=subset.control_directory)
+    return Problem("control_directory",
+        "is not set for {folder}: name the folder of reference images, which this model is trained with",
+        folder=subset.metadata_file or subset.image_dir, topic="images")  # fmt: skip
+
+
+def _size(result: "Survey", path: str) -> Size:
+    folder, name = os.path.split(path)
+    file = result.files(folder).images.get(name)
+    return header_size(path, file.modified, file.num_bytes) if file else (0, 0)
