@@ -1,0 +1,242 @@
+"""Second pictures of an item: reference images, and what is around a mask; found, cut, cached, in batches."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from safetensors.torch import load_file, safe_open, save_file
+
+from library import data
+from library.config.run_config import ControlUse
+from library.data import encoding
+from library.data.loading import Batches, latent_area
+from library.families.base import LatentCache, TextCache
+from tests.data import make
+
+MUSUBI = LatentCache("_fk.safetensors", keyed_by_size=True, architecture="flux_kontext", numbers_controls=False)
+DISK = {"cache_latents_to_disk": True}
+
+
+class Family(make.Family):
+    """The fake family, which takes control images as it takes others, without noise."""
+
+    def control_latents(self, parts, pixels):
+        return self.latents(parts, pixels, [torch.Generator()] * len(pixels))
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """A function: what the trained model is shown besides noise and words."""
+
+    def change(**values):
+        cls = type(make.config(None))
+        monkeypatch.setattr(cls, "control_images", property(lambda _: ControlUse(**values)))
+
+    return change
+
+
+def toml(tmp_path, more="", top="", controls=True):
+    text = f"[[datasets]]\nresolution = 64\n{top}\n[[datasets.subsets]]\nimage_dir = '{tmp_path / 'images'}'\n{more}\n"
+    text += f"control_directory = '{tmp_path / 'second'}'\n" if controls else ""
+    (tmp_path / "d.toml").write_text(text)
+    return make.config(None, dataset_config=str(tmp_path / "d.toml"), **DISK)
+
+
+@pytest.fixture
+def pairs(tmp_path, use):
+    """Two images with a reference each, of another shape, and one with two."""
+    use(least=1, most=2)
+    make.folder(tmp_path, "images", ((64, 64), (64, 64), (64, 64)))
+    make.picture(tmp_path / "second" / "00.webp", (128, 64), seed=10)
+    make.picture(tmp_path / "second" / "01_0000.png", (160, 160), seed=11)
+    for number in (10, 2):
+        make.picture(tmp_path / "second" / f"02_{number}.png", (80, 48), seed=12 + number)
+    return tmp_path
+
+
+def encoded(config, family=None):
+    images, family, run = data.scan(config), family or Family(MUSUBI), make.Run()
+    encoding.encode(images, family, make.parts(), config, run, run.phase)
+    return images, family
+
+
+def names(image):
+    return [os.path.basename(control.path) for control in image.controls]
+
+
+def cuts(image):
+    return [(control.fit.resized, control.fit.bucket) for control in image.controls]
+
+
+def test_references_are_found_by_name_and_cut_as_the_subset_says(pairs):
+    first, second, third = data.scan(toml(pairs)).items
+    assert [names(one) for one in (first, second, third)] == [["00.webp"], ["01_0000.png"], ["02_2.png", "02_10.png"]]
+    assert cuts(first) == [((128, 64), (64, 64))] and cuts(third)[0] == ((107, 64), (64, 64))
+
+    first, second, third = data.scan(toml(pairs, "no_resize_control = true")).items
+    assert cuts(first) == [((128, 64), (128, 64))] and cuts(second) == [((160, 160), (160, 160))]
+
+    first, second, third = data.scan(toml(pairs, "no_resize_control = true", "control_resolution = 96")).items
+    assert cuts(first) == [((128, 64), (128, 64))] and cuts(second) == [((96, 96), (96, 96))]
+
+    first, second, third = data.scan(toml(pairs, "control_resolution = [96, 96]")).items
+    (wide, (width, height)) = cuts(third)[0]
+    assert cuts(second) == [((96, 96), (96, 96))] and width > height and width * height <= 96 * 96
+    assert width % 16 == height % 16 == 0 and wide >= (width, height)
+
+
+def test_metadata_files_name_references_as_musubi_tuner_does(pairs):
+    rows = [{"image_path": "00.png", "caption": "a", "control_path": str(pairs / "second" / "00.webp")},
+            {"image_path": "01.png", "caption": "b", "control_path_1": str(pairs / "second" / "02_10.png"),
+             "control_path_0": str(pairs / "second" / "02_2.png")}]  # fmt: skip
+    (pairs / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    first, second = data.scan(toml(pairs, f"metadata_file = '{pairs / 'm.jsonl'}'", controls=False)).items
+    assert names(first) == ["00.webp"] and names(second) == ["02_2.png", "02_10.png"]
+
+
+def sentences(config):
+    return " / ".join(map(str, data.check(config, 16).problems))
+
+
+def test_what_is_missing_is_said_before_anything_is_loaded(pairs, use):
+    (pairs / "second" / "00.webp").unlink()
+    assert "00.png has no reference image: there is no 00.png in" in sentences(toml(pairs))
+    make.picture(pairs / "second" / "00.png", (8, 8))
+    small = toml(pairs, "no_resize_control = true")
+    assert "the reference image" in sentences(small) and "is too small: replace it" in sentences(small)
+    assert sentences(toml(pairs, controls=False)).count("control_directory") == 3
+    use(least=1, most=1)
+    assert "02.png has 2 reference images, and this model takes 1 at most" in sentences(toml(pairs))
+    use()
+    assert "control_directory is for models with reference images; SDXL LoRA takes none" in sentences(toml(pairs))
+    use(inpaints=True)
+    bare = sentences(toml(pairs, controls=False))
+    assert "00.png has no mask of what is to be painted: name conditioning_data_dir" in bare
+    crops = "cannot be used with control_directory: switch one of them off"
+    use(least=1, most=2)
+    assert crops in sentences(toml(pairs, "color_aug = true"))
+
+
+def test_batches_have_one_size_of_references_and_sizes_count_them(pairs):
+    images = data.scan(toml(pairs, "no_resize_control = true", "batch_size = 4"))
+    batches = Batches(images, toml(pairs, "no_resize_control = true", "batch_size = 4"), 1)
+    sides = {(8, 8, 8, 16): 1, (8, 8, 20, 20): 1, (8, 8, 6, 10, 6, 10): 1}
+    assert batches.shapes == sides and batches.kinds() == {(4, *kind): 1 for kind in sides}
+    for kind in batches.kinds():
+        batch = batches.example(kind)
+        assert [tuple(control.shape[-2:]) for control in batch.controls] == [
+            (8 * h, 8 * w) for h, w in zip(kind[3::2], kind[4::2], strict=True)
+        ]
+    assert batches.example((4, 8, 8, 8, 16)).bucket == "64x64+128x64"
+    assert latent_area((2, 8, 8, 6, 10)) == 2 * (64 + 60)
+    rows = data.summary(images)["buckets"]
+    assert [row["references"] for row in rows] == [[[80, 48], [80, 48]], [[128, 64]], [[160, 160]]]
+
+
+def test_references_are_mirrored_with_their_image_cached_or_not(pairs):
+    config = toml(pairs, "flip_aug = true")
+    images, family = encoded(config)
+    plain = data.scan(config)
+    cached = {batch.paths[0]: batch for batch in Batches(images, config, 3)}
+    seen = set()
+    for batch in Batches(plain, config, 3):
+        other = cached[batch.paths[0]]
+        for pixels, latents in zip(batch.controls, other.controls, strict=True):
+            made = family.control_latents(make.parts(), pixels)
+            torch.testing.assert_close(made, latents)
+            seen.add(torch.equal(pixels, pixels.flip(-1)))
+    assert seen == {False}
+    arrays = images.latents.load(images.items[0])
+    torch.testing.assert_close(torch.tensor(arrays["control_0_flipped"]), torch.tensor(arrays["control_0"]).flip(-1))
+
+
+def test_caches_have_musubi_tuners_names_and_keys_and_go_stale_with_the_reference(pairs):
+    config = toml(pairs, "no_resize_control = true")
+    _, family = encoded(config)
+    assert len(family.seen) == 7, "three images, four references"
+    file = pairs / "images" / "00_0064x0064_fk.safetensors"
+    found = load_file(file)
+    assert {name: tuple(array.shape) for name, array in found.items()} == {
+        "latents_1x8x8_float32": (4, 1, 8, 8), "latents_control_1x8x16_float32": (4, 1, 8, 16)}  # fmt: skip
+    with safe_open(file, "pt") as archive:
+        about = archive.metadata()
+    assert (about["architecture"], about["width"], about["height"]) == ("flux_kontext", "64", "64")
+    several = load_file(pairs / "images" / "02_0064x0064_fk.safetensors")
+    assert {"latents_control_0_1x6x10_float32", "latents_control_1_1x6x10_float32"} < set(several)
+
+    assert len(encoded(config)[1].seen) == 0
+    make.picture(pairs / "second" / "00.webp", (128, 64), seed=77)
+    assert len(encoded(config)[1].seen) == 2
+
+    # A file of musubi-tuner's own says nothing of where it came from, and may hold bfloat16.
+    small = {name.replace("float32", "bfloat16"): array.bfloat16() for name, array in load_file(file).items()}
+    save_file(small, file, {"architecture": "flux_kontext", "width": "64", "height": "64"})
+    images, family = encoded(config)
+    assert len(family.seen) == 0
+    loaded = images.latents.load(images.items[0])
+    assert loaded["control_0"].shape == (4, 8, 16) and loaded["control_0"].dtype == np.float32
+    save_file(small, file, {"architecture": "flux_kontext", "width": "72", "height": "64"})
+    assert len(encoded(config)[1].seen) == 2, "it was made from an image of another size"
+
+
+def test_captions_are_kept_under_musubi_tuners_names(pairs):
+    family = Family(MUSUBI)
+    names = {"hidden": "t5_vec", "pool": "clip_l_pooler"}
+    family.text_cache = TextCache("_fk_te.safetensors", ("hidden", "pool"), architecture="flux_kontext", names=names)
+    text = {"cache_text_encoder_outputs_to_disk": True, "network_train_unet_only": True}
+    config = make.config(None, dataset_config=str(toml(pairs).data.dataset_config), **DISK, **text)
+    images, _ = encoded(config, family)
+    found = load_file(pairs / "images" / "00_fk_te.safetensors")
+    assert set(found) == {"t5_vec_float32", "clip_l_pooler_float32"}
+    assert set(images.text.load(images.items[0])) == {"hidden", "pool"}
+    family.read.clear()
+    encoded(config, family)
+    assert not family.read
+
+
+def masked(tmp_path, use, alpha=False):
+    """An image whose left quarter is to be painted."""
+    use(inpaints=True)
+    make.folder(tmp_path, "images", ((64, 64),))
+    mask = Pillow.new("L", (64, 64))
+    mask.paste(255, (0, 0, 16, 64))
+    mask.paste(100, (16, 0, 20, 64))
+    if alpha:
+        path = tmp_path / "images" / "00.png"
+        picture = Pillow.open(path)
+        picture.putalpha(mask)
+        picture.save(path)
+        return toml(tmp_path, "alpha_mask = true", controls=False)
+    (tmp_path / "masks").mkdir()
+    mask.save(tmp_path / "masks" / "00.png")
+    return toml(tmp_path, f"conditioning_data_dir = '{tmp_path / 'masks'}'\nflip_aug = true", controls=False)
+
+
+@pytest.mark.parametrize("alpha", [False, True])
+def test_masks_say_what_is_painted_and_leave_the_loss_alone(tmp_path, use, alpha):
+    config = masked(tmp_path, use, alpha)
+    images, family = encoded(config, Family(make.FLUX))
+    (cached,), (plain,) = list(Batches(images, config, 4)), list(Batches(data.scan(config), config, 4))
+    assert cached.mask is None and plain.mask is None and cached.shape == (8, 8)
+    assert torch.equal(cached.paint, plain.paint) and cached.paint.shape == (1, 1, 64, 64)
+    assert cached.paint.sum() == 16 * 64, "what is darker than half stays"
+    assert torch.equal(plain.controls[0], plain.pixels * (1 - plain.paint))
+    torch.testing.assert_close(family.control_latents(make.parts(), plain.controls[0]), cached.controls[0])
+    assert next(iter(Batches(images, config, 4).kinds())) == (1, 8, 8), "a mask adds no tokens"
+    with np.load(tmp_path / "images" / "00_0064x0064_flux.npz") as npz:
+        assert {"latents_8x8", "control_0_8x8"} <= set(npz.files)
+
+
+def test_another_mask_is_encoded_anew(tmp_path, use):
+    config = masked(tmp_path, use)
+    encoded(config, Family(make.FLUX))
+    assert len(encoded(config, Family(make.FLUX))[1].seen) == 0
+    Pillow.new("L", (64, 64), 255).save(tmp_path / "masks" / "00.png")
+    assert len(encoded(config, Family(make.FLUX))[1].seen) == 4
+    shutil.copy(tmp_path / "images" / "00.png", tmp_path / "masks" / "00.png")
+    make.picture(tmp_path / "masks" / "00.png", (80, 64))
+    assert "00.png is 80x64, but its image is 64x64" in sentences(config)
