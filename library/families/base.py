@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeferredNetwork:
-    """A network that is read when somebody needs it."""
+    """A network that is read when somebody needs it; each time it is read, it is another one."""
 
     read: "Callable[[], nn.Module]"
     files: tuple[Path, ...]
@@ -33,6 +33,7 @@ class ModelComponents:
     tokenizers: Mapping[str, Any]
     source: dict[str, Any] = field(default_factory=dict)  # what saving needs besides the networks: paths, logit_scale
     deferred: dict[str, DeferredNetwork] = field(default_factory=dict)  # "vae", or a text encoder's name
+    read_again: dict[str, DeferredNetwork] = field(default_factory=dict)  # text encoders that were deferred
 
     def read_vae(self) -> None:
         """Read the VAE, if that was deferred."""
@@ -42,7 +43,8 @@ class ModelComponents:
     def read_encoders(self) -> None:
         """Read the text encoders, if that was deferred."""
         for name in [name for name in self.deferred if name != "vae"]:
-            self.encoders[name] = self.deferred.pop(name).read()
+            self.read_again[name] = self.deferred.pop(name)
+            self.encoders[name] = self.read_again[name].read()
 
 
 @dataclass(frozen=True)

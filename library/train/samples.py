@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from library.compiler import cudagraph
+from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.files import write_atomic
@@ -20,7 +21,7 @@ from library.train.world import World
 
 # Why: docs/decisions/2026-11-20-previews-run-eagerly.md
 class SampleRunner:
-    """Draws the prompt file when it is due.
+    """Draws the prompt file when it is due, as it is then: it may be changed while the training works.
 
     Neither the random numbers nor the compiled graphs of training notice: every image has a generator of its own, and
     the blocks run eagerly while drawing.
@@ -33,10 +34,22 @@ class SampleRunner:
         self._prompts: list[Prompt] = []
         if not self.wanted:
             return
-        self._sampler = family.sampler(components)
-        defaults = {**family.sample_defaults, "sample_sampler": sample.sample_sampler}
-        read = prompts.read(sample.sample_prompts or "")
-        self._prompts = [prompts.with_defaults(p, defaults, family.sample_multiple) for p in read]
+        self._sampler, self._file = family.sampler(components), Path(sample.sample_prompts or "")
+        self._defaults = {**family.sample_defaults, "sample_sampler": sample.sample_sampler}
+        self._multiple = family.sample_multiple
+        self._seen = self._stamp()
+        self._prompts = self._read()
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._file.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+    def _read(self) -> list[Prompt]:
+        found = prompts.read(self._file)
+        return [prompts.with_defaults(prompt, self._defaults, self._multiple) for prompt in found]
 
     def encode_prompts(self, world: World, journal: Journal) -> None:
         """Encode the prompts while the text encoders are there: with cached text they leave before the first step."""
@@ -44,7 +57,10 @@ class SampleRunner:
             journal.phase("encoding the sample prompts")
             for encoder in self._components.encoders.values():
                 encoder.to(world.device)
-            self._sampler.remember([(p.prompt, p.negative_prompt or "") for p in self._prompts])
+            self._sampler.remember(self._texts())
+
+    def _texts(self) -> list[tuple[str, str]]:
+        return [(prompt.prompt, prompt.negative_prompt or "") for prompt in self._prompts]
 
     def at_first(self, training: Training) -> None:
         """Before the first step, where that is asked for."""
@@ -65,6 +81,7 @@ class SampleRunner:
     def _draw_all(self, training: Training) -> None:
         world, journal = training.world, training.journal
         training.step_log.settle()
+        self._read_again(world, journal)
         journal.phase("drawing samples", 0, len(self._prompts))
         vae: Any = self._components.vae  # which is kept where samples are wanted
         home = vae.device
@@ -81,6 +98,32 @@ class SampleRunner:
         finally:
             vae.to(home)
         world.wait_for_everyone()
+
+    def _read_again(self, world: World, journal: Journal) -> None:
+        """Draw what the prompt file holds now, if it was changed since it was read; one process reads it for all."""
+        stamp, changed = self._stamp(), None
+        if world.main and stamp is not None and stamp != self._seen:
+            self._seen = stamp
+            try:
+                changed = self._read()
+            except ConfigError as error:
+                journal.warn(f"{error}. Until that is mended, the prompts from before are drawn.")
+        changed = world.gather(changed)[0]
+        if changed is None or changed == self._prompts:
+            return
+        self._prompts = changed
+        journal.say(f"{self._file.name} was changed: {len(changed)} sample prompts from here on")
+        if not (self._config.cache.text and self._sampler.unknown(self._texts())):
+            return
+        # The text encoders have left the GPU for good; a few prompts are encoded on the processor.
+        journal.phase("encoding the sample prompts")
+        read = {name: waiting.read() for name, waiting in self._components.read_again.items()}
+        self._components.encoders |= read
+        try:
+            self._sampler.remember(self._texts())
+        finally:
+            for name in read:
+                del self._components.encoders[name]
 
     def _draw_one(self, number: int, prompt: Prompt, training: Training) -> None:
         filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}

@@ -58,6 +58,35 @@ def test_samples_and_saves_on_demand_change_no_number(demo, squares, tmp_path, a
     assert [run.state for run in map(reader.at, (plain.folder, asked.folder))] == ["finished"] * 2
 
 
+@pytest.mark.parametrize(("script", "cached"), [(LORAS[0], True), (LORAS[1], True), (LORAS[1], False)])
+def test_prompts_that_are_changed_while_it_trains_are_drawn_from_then_on(
+    demo, squares, tmp_path, monkeypatch, script, cached
+):
+    first, second = "zorb toy --w 64 --h 64 --s 2 --d 1\n", "# night\nsea, night --w 64 --h 64 --s 2 --d 1\n"
+    file, write, said = tmp_path / "prompts.txt", Record.step, {1: second + first, 3: "zorb --w 99999", 5: "  "}
+
+    def change(self, values):
+        write(self, values)
+        if values["step"] in said:
+            file.write_text(said[values["step"]], encoding="utf-8")
+
+    kept = {} if cached else {"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False}
+    values = {"train_data_dir": squares, "sample_prompts": file, "sample_every_n_steps": 2, "max_train_steps": 6} | kept
+    file.write_text(second + first, encoding="utf-8")
+    straight = train(config_of(demo, script, output_dir=tmp_path / "straight", **values))
+    file.write_text(first, encoding="utf-8")
+    monkeypatch.setattr(Record, "step", change)
+    changed = train(config_of(demo, script, output_dir=tmp_path / "changed", **values))
+    drawn = [(one["step"], one["prompt"]) for one in changed.events("sample")]
+    assert drawn == [(step, text) for step in (2, 4, 6) for text in ("sea, night", "zorb toy")]
+    for one, other in zip(changed.events("sample"), straight.events("sample"), strict=True):
+        assert Path(one["file"]).read_bytes() == Path(other["file"]).read_bytes()
+    assert changed.losses == straight.losses
+    log = (changed.folder / "log.txt").read_text(encoding="utf-8")
+    assert "prompts.txt was changed: 2 sample prompts from here on" in log
+    assert log.count("Until that is mended") == 2 and "holds no prompt" in log and "line 1: width 99999 is more" in log
+
+
 def test_a_step_is_split_where_its_time_went(monkeypatch):
     now = iter([0.0, 3.0, 3.0, 4.0, 5.0, 5.5, 10.0])  # asked, there; two batches moved; the end
     monkeypatch.setattr(step_metrics, "time", SimpleNamespace(perf_counter=lambda: next(now)))

@@ -144,7 +144,8 @@ class SdxlFamily:
         def read(part: str) -> nn.Module:
             if place and part == "vae" and deferring and self.config.adapters:
                 stored.tensors["vae"] = model.read_vae(place, half, mmap)
-            return model.build(stored, part, kinds[part])
+            there = part in stored.tensors  # until it is built: the file is opened again for who needs it again
+            return model.build(stored if there else model.opened(where, half, mmap), part, kinds[part])
 
         def waiting(part: str) -> DeferredNetwork:
             own = place if place and part == "vae" else where

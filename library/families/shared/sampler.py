@@ -47,9 +47,13 @@ class Sampler(ABC):
     @torch.no_grad()
     def remember(self, prompts: Iterable[tuple[str, str]]) -> None:
         """Encode pairs of prompt and negative prompt now, for when the text encoders will have left."""
-        for prompt, negative in prompts:
+        for prompt, negative in self.unknown(prompts):
             encoded = self.encode([negative, prompt])
             self._known[prompt, negative] = {name: tensor.cpu() for name, tensor in encoded.items()}
+
+    def unknown(self, prompts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those pairs that were not encoded yet."""
+        return [pair for pair in dict.fromkeys(prompts) if pair not in self._known]
 
     @torch.no_grad()
     def __call__(self, request: SampleRequest) -> Image.Image:
