@@ -3,6 +3,7 @@ import { mount as mountImages } from "./dataset/images.js";
 import { base, download, fill, mount as mountForm, read, rest } from "./form/page.js";
 import "./form/live.js";
 import "./form/print_command.js";
+import "./form/prompts.js";
 import "./form/search.js";
 import "./form/start_preset.js";
 import { mount as mountLab } from "./lab/lab.js";

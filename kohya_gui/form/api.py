@@ -6,7 +6,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from kohya_gui.form import compare, compile_summary, presets, probe, start_preset
+from kohya_gui.form import compare, compile_summary, presets, probe, prompts, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
@@ -31,7 +31,8 @@ class FormApi:
         """What scripts may ask."""
         return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
                 "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
-                "forget": self.forget, "ledger": self.ledger}  # fmt: skip
+                "forget": self.forget, "ledger": self.ledger, "prompts": self.prompts,
+                "prompts_save": self.save_prompts, "prompts_captions": self.captions}  # fmt: skip
 
     def judge(self, sent: ApiRequest) -> JsonObject:
         """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
@@ -123,6 +124,18 @@ class FormApi:
         """End a probe."""
         probe.stop(sent.text("id"))
         return {}
+
+    def prompts(self, sent: ApiRequest) -> JsonObject:
+        """The rows of a prompt file."""
+        return prompts.load(sent, self.roots)
+
+    def save_prompts(self, sent: ApiRequest) -> JsonObject:
+        """Write rows into a prompt file."""
+        return prompts.save(*self._heard(sent), sent, self.roots)
+
+    def captions(self, sent: ApiRequest) -> JsonObject:
+        """Some captions of the images that the form names."""
+        return prompts.captions(*self._heard(sent), self.roots)
 
     def ledger(self, sent: ApiRequest) -> JsonObject:
         """What the training that works at the moment has compiled."""

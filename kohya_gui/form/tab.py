@@ -10,7 +10,7 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui.form import api, compile_summary, messages, presets, print_command, start_preset
+from kohya_gui.form import api, compile_summary, messages, presets, print_command, prompts, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths, picker
 from library import families, importers
@@ -74,7 +74,8 @@ class TrainingTab:
 
     def __init__(self, tab: Tab, roots: Sequence[Path]) -> None:
         self.tab, self.roots = tab, roots
-        self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, {"compile": compile_summary.section()})
+        ahead = {"compile": compile_summary.section(), "sample": prompts.section()}
+        self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, ahead)
         self.sent = gr.Textbox(visible=False)  # the form on its way to the server
         self.values = gr.Textbox(visible=False)  # values on their way into the form
         self.file = gr.Textbox(visible=False)  # a config on its way to the downloads

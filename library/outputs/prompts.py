@@ -97,7 +97,7 @@ def notes(path: str | Path) -> list[Problem]:
         return []
     return [Problem("sample_prompts", ": {name}, line {number}: --{letter} {why}", name=path.name,
         number=number, letter=option, why=why)
-        for number, line in _lines(path.read_text(encoding="utf-8-sig"))
+        for number, line in prompt_lines(path.read_text(encoding="utf-8-sig"))
         for option in line.split(" --")[1:] if (why := _why_idle(option))]  # fmt: skip
 
 
@@ -108,11 +108,11 @@ def parse_line(line: str) -> Prompt:
     left out. What stands before the first option is the prompt, and is read as an option as well.
     """
     pieces = line.split(" --")
-    found = [option for option in map(_option, pieces) if option]
+    found = [option for option in map(option_of, pieces) if option]
     return Prompt(pieces[0], **dict(found))
 
 
-def _option(piece: str) -> tuple[str, Any] | None:
+def option_of(piece: str) -> tuple[str, Any] | None:
     """`w 640px` -> ("width", 640); None for what is no option."""
     letter, blank, value = piece.partition(" ")
     if not blank or letter.lower() not in LETTERS:
@@ -127,7 +127,7 @@ def _option(piece: str) -> tuple[str, Any] | None:
 
 def _why_idle(piece: str) -> str:
     """Why an option of a line does not do what it says; "" where it does."""
-    if read := _option(piece):
+    if read := option_of(piece):
         if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
             return f"is no known sampler, and {SAMPLERS[0]} is used; known are {', '.join(SAMPLERS)}"
         return "has no effect; it is for other models" if read[0] in OTHER_MODELS else ""
@@ -138,7 +138,7 @@ def _why_idle(piece: str) -> str:
     return f"has no effect; {name} is {'text' if pattern is TEXT else 'a number that is not negative'} after one blank"
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
     """The lines that hold prompts, with their numbers; a comment has # as its very first character."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip() and line[0] != "#":
@@ -146,9 +146,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _from_lines(text: str) -> Iterator[tuple[Prompt, str]]:
-    for number, line in _lines(text):
+    for number, line in prompt_lines(text):
         prompt = parse_line(line)
-        yield prompt, _problem(prompt, f"line {number}")
+        yield prompt, _placed(f"line {number}", prompt)
 
 
 def _from_toml(text: str) -> Iterator[tuple[Prompt, str]]:
@@ -168,7 +168,7 @@ def _from_json(text: str) -> Iterator[tuple[Prompt, str]]:
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, str):
             prompt = parse_line(entry)
-            yield prompt, _problem(prompt, f"entry {number}")
+            yield prompt, _placed(f"entry {number}", prompt)
         elif isinstance(entry, dict):
             yield _from_mapping(entry, f"entry {number}")
         else:
@@ -185,7 +185,7 @@ def _from_mapping(values: JsonMapping, where: str) -> tuple[Prompt, str]:
         prompt = Prompt(**{name: _number(name, value, KINDS[name]) for name, value in known.items()})
     except ValueError as e:
         return Prompt(""), f"{where}: {e}"
-    return prompt, _problem(prompt, where)
+    return prompt, _placed(where, prompt)
 
 
 def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
@@ -195,14 +195,20 @@ def _number(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
         raise ValueError(f"{name} should be {'text' if kind is str else 'a number'}, not {value!r}") from None
 
 
-def _problem(prompt: Prompt, where: str) -> str:
+def _placed(where: str, prompt: Prompt) -> str:
+    why = problem_of(prompt)
+    return f"{where}: {why}" if why else ""
+
+
+def problem_of(prompt: Prompt) -> str:
+    """What of a prompt makes no sense; "" where all does."""
     if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
-        return f"{where}: sample_steps {prompt.sample_steps} is not between 1 and {MAX_STEPS}"
+        return f"sample_steps {prompt.sample_steps} is not between 1 and {MAX_STEPS}"
     for name in ("width", "height"):
         if (getattr(prompt, name) or 0) > LARGEST:
-            return f"{where}: {name} {getattr(prompt, name)} is more than {LARGEST}; write a smaller one"
+            return f"{name} {getattr(prompt, name)} is more than {LARGEST}; write a smaller one"
     if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:
-        return f"{where}: seed {prompt.seed} is too large; write one below 2^64"
+        return f"seed {prompt.seed} is too large; write one below 2^64"
     return ""
 
 

@@ -1,0 +1,235 @@
+// Sample prompts as rows: read from the prompt file that the form names, and written into it while one types.
+import { say } from "../i18n/sentences.js";
+import { all, around, hit, isField, make, makeButton, one, setValue } from "../server/elements.js";
+import { ask, messageOf } from "../server/http.js";
+import { sentOf } from "./messages.js";
+import * as form from "./page.js";
+
+/** @typedef {Record<string, string>} Row texts by field; `rest` is what a line says besides */
+/** @typedef {{ file: string, known: string, timer?: ReturnType<typeof setTimeout>, saving?: Promise<void>, again?: boolean }} State
+ * `known` is what the file held when it was read or written last */
+
+const FILE = "sample_prompts", PAUSE = 600;
+const WHEN = ["sample_every_n_epochs", "sample_every_n_steps"];
+/** @type {WeakMap<Element, State>} */
+const states = new WeakMap();
+
+/** @param {Element} box */
+const formAround = (box) => /** @type {HTMLFormElement} */ (around(box, "form.settings"));
+
+/** @param {Element} box */
+const tabOf = (box) => formAround(box).id.replace(/-form$/, "");
+
+/**
+ * The field of an option, of the chosen family.
+ * @param {Element} box
+ * @param {string} name
+ */
+function fieldOf(box, name) {
+  const where = formAround(box);
+  return form.fields(where).find((field) => field.dataset.option === name && form.isFor(field, form.family(where)));
+}
+
+/**
+ * @param {Element} box
+ * @returns {State}
+ */
+function stateOf(box) {
+  const state = states.get(box) ?? { file: "", known: "" };
+  states.set(box, state);
+  return state;
+}
+
+/**
+ * @param {Element} box
+ * @param {string} text
+ * @param {boolean} [wrong]
+ */
+function tell(box, text, wrong = false) {
+  const line = one(box, ".file");
+  line.textContent = text;
+  line.classList.toggle("bad", wrong);
+}
+
+/**
+ * @param {Element} box
+ * @param {Row} row
+ * @param {Element} [after]
+ */
+function add(box, row, after) {
+  const template = one(box, "template", HTMLTemplateElement);
+  const item = /** @type {HTMLElement} */ (document.importNode(one(template.content, "li"), true));
+  for (const field of all(item, "[data-prompt]").filter(isField)) setValue(field, row[field.dataset.prompt ?? ""] ?? "");
+  item.dataset.rest = row.rest ?? "";
+  if (after) after.after(item);
+  else one(box, "ol").append(item);
+  return item;
+}
+
+/** @param {Element} item */
+function rowOf(item) {
+  /** @type {Row} */
+  const row = {};
+  for (const field of all(item, "[data-prompt]").filter(isField)) if (field.value.trim()) row[field.dataset.prompt ?? ""] = field.value.replace(/\s*\n\s*/g, " ").trim();
+  const rest = item instanceof HTMLElement ? item.dataset.rest : "";
+  return { prompt: "", ...row, ...(rest ? { rest } : {}) };
+}
+
+/** @param {Element} box */
+const items = (box) => all(one(box, "ol"), "li");
+
+/**
+ * Show the rows of the file that the form names now.
+ * @param {Element} box
+ * @param {string} file
+ */
+async function load(box, file) {
+  const state = stateOf(box);
+  clearTimeout(state.timer);
+  Object.assign(state, { file, known: "" });
+  one(box, "ol").replaceChildren();
+  tell(box, "");
+  if (!file.trim()) return;
+  try {
+    /** @type {{ rows: Row[], known: string }} */
+    const { rows, known } = await ask("prompts", { file });
+    if (state.file !== file) return;
+    state.known = known;
+    one(box, "ol").replaceChildren();
+    for (const row of rows) add(box, row);
+  } catch (error) {
+    if (state.file === file) tell(box, messageOf(error), true);
+  }
+}
+
+/** @param {Element} box */
+function soon(box) {
+  const state = stateOf(box);
+  clearTimeout(state.timer);
+  state.timer = setTimeout(() => void save(box), PAUSE);
+}
+
+/**
+ * Write the rows into the file. While it is being written, the next one waits.
+ * @param {Element} box
+ */
+async function save(box) {
+  const state = stateOf(box);
+  if (state.saving) {
+    state.again = true;
+    return;
+  }
+  const rows = items(box).map(rowOf), field = fieldOf(box, FILE);
+  if (!field || !rows.some((row) => row.prompt)) return;
+  const { file } = state;
+  state.saving = write(box, state, field, rows);
+  await state.saving;
+  state.saving = undefined;
+  if (!state.again || (state.file !== file && field.value !== state.file)) return;
+  state.again = false;
+  await save(box);
+}
+
+/**
+ * @param {Element} box
+ * @param {State} state
+ * @param {form.Field} field
+ * @param {Row[]} rows
+ */
+async function write(box, state, field, rows) {
+  const tab = tabOf(box), { file, known } = state;
+  try {
+    /** @type {{ file: string, known: string, said: string }} */
+    const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known, rows });
+    if (state.file !== file) return; // another file was chosen meanwhile
+    Object.assign(state, { file: saved.file, known: saved.known });
+    tell(box, saved.said + (field.value ? "" : drawAfterEpochs(box)));
+    if (field.value === saved.file) return;
+    setValue(field, saved.file);
+    form.settle(formAround(box));
+  } catch (error) {
+    tell(box, messageOf(error), true);
+  }
+}
+
+/**
+ * Prompts that nobody draws would be a surprise: where nothing says when, it is after each epoch.
+ * @param {Element} box
+ */
+function drawAfterEpochs(box) {
+  const fields = WHEN.map((name) => fieldOf(box, name));
+  if (!fields[0] || fields.some((field) => field?.value)) return "";
+  setValue(fields[0], "1");
+  return ` ${say("They are drawn after each epoch.", {})}`;
+}
+
+/** @param {Element} box */
+async function propose(box) {
+  const list = one(box, ".captions"), tab = tabOf(box);
+  try {
+    /** @type {{ captions: Row[] }} */
+    const { captions } = await ask("prompts_captions", { tab, sent: sentOf(tab) });
+    list.replaceChildren(...captions.map((row) => {
+      const take = makeButton("", () => {
+        add(box, row);
+        take.parentElement?.remove();
+        list.hidden = !list.children.length;
+        soon(box);
+      });
+      take.append(make("span", { className: "own" }, row.prompt), make("small", {}, `${row.width} × ${row.height}`));
+      return make("li", {}, take);
+    }));
+    list.hidden = false;
+    tell(box, "");
+  } catch (error) {
+    list.hidden = true;
+    tell(box, messageOf(error), true);
+  }
+}
+
+/**
+ * @param {Element} box
+ * @param {HTMLElement} button
+ */
+function act(box, button) {
+  const item = button.closest("li");
+  if (button.dataset.row === "add") one(add(box, {}), "textarea").focus();
+  else if (button.dataset.row === "captions") void propose(box);
+  else if (button.dataset.row === "copy" && item) {
+    one(add(box, rowOf(item), item), "textarea").focus();
+    soon(box);
+  } else if (item) {
+    item.remove();
+    if (items(box).some((one) => rowOf(one).prompt)) soon(box);
+    else forget(box);
+  }
+}
+
+/**
+ * No rows, no samples: the file is kept, and the form names it no longer.
+ * @param {Element} box
+ */
+function forget(box) {
+  const field = fieldOf(box, FILE), state = stateOf(box), { file } = state;
+  clearTimeout(state.timer);
+  Object.assign(state, { file: "", known: "" });
+  if (!field?.value) return;
+  setValue(field, "");
+  form.settle(formAround(box));
+  tell(box, say("No samples are drawn. The file is kept: {path}", { path: file }));
+}
+
+document.addEventListener("click", (event) => {
+  const button = hit(event, ".prompts button[data-row]");
+  if (button) act(around(button, ".prompts"), button);
+});
+document.addEventListener("input", ({ target }) => {
+  const field = target instanceof Element ? target.closest(".prompts [data-prompt]") : null;
+  if (field) soon(around(field, ".prompts"));
+});
+form.onSettled((where) => {
+  for (const box of all(where, ".prompts")) {
+    const file = fieldOf(box, FILE)?.value ?? "";
+    if (file !== stateOf(box).file) void load(box, file);
+  }
+});

@@ -1,0 +1,151 @@
+"""The rows of sample prompts in a form: read from its prompt file, written into it, begun with captions of images."""
+
+import hashlib
+import os
+import random
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import ApiRequest
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Problem, Text
+from library.config.schema import read_text
+from library.data import finding
+from library.files import clear_errors, write_atomic
+from library.outputs import prompt_rows
+from library.outputs.prompts import SAMPLERS
+
+OPTION = "sample_prompts"
+READ = (".txt", ".toml", ".json")
+CAPTIONS = 8  # that are proposed at once
+MOST = 200  # rows
+# Fields of a row besides the prompts: name in the file, label, help.
+NUMBERS = (
+    ("width", "Width", "Pixels; empty is what the model family draws by default."),
+    ("height", "Height", "Pixels; empty is what the model family draws by default."),
+    ("sample_steps", "Steps", "Denoising steps; more take longer."),
+    ("scale", "CFG scale", "How strongly the prompt is followed; 1 draws without the negative prompt, twice as fast."),
+    ("guidance_scale", "Guidance", "Of models that were distilled with guidance, such as dev: 3.5 is usual."),
+    ("seed", "Seed", "The same seed draws the same noise each time; empty is another one each time."),
+)
+
+
+def section() -> str:
+    """What comes first in the section of sample images; prompts.js fills it."""
+    numbers = "".join(
+        f'<label><span>{label}</span><input data-prompt="{name}" inputmode="decimal" spellcheck="false"'
+        f' autocomplete="off" title="{escape(about)}"></label>'
+        for name, label, about in NUMBERS
+    )
+    samplers = "".join(f'<option value="{name}">{name}</option>' for name in SAMPLERS)
+    numbers += (
+        f'<label><span>Sampler</span><select data-prompt="sample_sampler"><option value="">as below</option>{samplers}'
+        "</select></label>"
+    )
+    return (
+        '<div class="prompts wide"><h4>Sample prompts</h4>'
+        "<p>One image is drawn of each, again and again, so that progress can be seen. Changes count from the next time"
+        " on, also for a training that works already.</p>"
+        '<ol></ol><template><li><textarea data-prompt="prompt" rows="2" aria-label="Prompt"'
+        ' placeholder="What to draw"></textarea><textarea data-prompt="negative_prompt" rows="1"'
+        ' aria-label="Negative prompt" placeholder="What to leave out"></textarea>'
+        f'<div class="numbers">{numbers}</div><div class="acts">'
+        '<button type="button" data-row="copy">Copy</button><button type="button" data-row="remove">Remove</button>'
+        "</div></li></template>"
+        '<div class="acts"><button type="button" data-row="add">Add a prompt</button>'
+        '<button type="button" data-row="captions">From captions</button></div>'
+        '<ul class="captions" hidden></ul><p class="file" role="status"></p></div>'
+    )
+
+
+def load(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+    """The rows of a prompt file. One that is not there yet has none."""
+    path = paths.file(sent.text("file"), roots, READ, OPTION)
+    if not path.exists():
+        return {"rows": [], "known": ""}
+    _small(path)
+    return {"rows": prompt_rows.rows(path), "known": _state(path)}
+
+
+def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
+    """Write rows into the prompt file: the one that the form names, or a new one beside the result.
+
+    A file of another format stays as it is, and a .txt file is written beside it. A file that was changed since the
+    rows were read is not written over.
+    """
+    rows = _rows(sent)
+    named = sent.text("file").strip()
+    path = paths.file(named, roots, READ, OPTION) if named else _new(form, given, roots)
+    known = sent.text("known")
+    if path.suffix.lower() != ".txt":
+        path, known = _free(path.with_suffix(".txt")), ""
+    before = ""
+    if path.exists():
+        _small(path)
+        if known != _state(path):
+            raise ConfigError(Problem(OPTION,
+                ": {path} was changed elsewhere meanwhile; its rows are read again when the page is loaded again",
+                path=path))  # fmt: skip
+        before = read_text(path).removeprefix("\ufeff")
+    text = prompt_rows.text(rows, before)
+    with clear_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    return {"file": str(path), "known": _state(path), "said": Text("Saved in {path}.", path=path)}
+
+
+def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
+    """Some captions of the form's images, each with the size at which its image is trained."""
+    config = form.lenient_config(given)
+    paths.allow(config, roots)
+    found = finding.survey(config, keep=False)
+    with_words = [image for image in found.images.items if image.caption.strip() and not image.is_reg]
+    if not with_words:
+        raise ConfigError(*found.problems or ["The images have no captions: write them in the tab Data set first."])
+    chosen = random.sample(with_words, min(CAPTIONS, len(with_words)))
+    sizes = [tuple(map(str, image.fit.bucket)) for image in chosen]
+    return {"captions": [{"prompt": " ".join(image.caption.split()), "width": width, "height": height}
+                         for image, (width, height) in zip(chosen, sizes, strict=True)]}  # fmt: skip
+
+
+def _rows(sent: ApiRequest) -> list[dict[str, str]]:
+    found = sent.fields.get("rows")
+    if not isinstance(found, list) or len(found) > MOST or not all(map(_is_row, found)):
+        raise ConfigError("this is not what the page sends: load it again")
+    return found
+
+
+def _is_row(row: object) -> bool:
+    known = (*prompt_rows.LETTER, "prompt", prompt_rows.REST)
+    return (isinstance(row, dict) and isinstance(row.get("prompt"), str)
+            and all(name in known and isinstance(value, str) for name, value in row.items()))  # fmt: skip
+
+
+def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
+    """A file that is not there yet, beside the result of the training."""
+    save_to = form.lenient_config(given).save
+    if not save_to.output_dir:
+        raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
+    name = f"{save_to.output_name or 'sample'}-prompts.txt"
+    return _free(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))
+
+
+def _free(path: Path) -> Path:
+    """This path, or the first with a number behind its name that is not there."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_stem(f"{path.stem}-{number}")
+    return found
+
+
+def _small(path: Path) -> None:
+    if not path.is_file() or path.stat().st_size > paths.LARGEST:
+        raise ConfigError(Problem(OPTION, ": {path} is no prompt file, or far too large for one", path=path))
+
+
+def _state(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

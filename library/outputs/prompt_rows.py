@@ -1,0 +1,90 @@
+"""Prompt files as rows of a form, and rows as lines of a prompt file. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from library.config.problems import ConfigError, Problem
+from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read
+
+Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
+REST = "rest"
+LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """The prompts of a file as texts. Raises ConfigError as `read` does; a file without prompts has no rows."""
+    if path.suffix.lower() in (".toml", ".json"):
+        return [_row(prompt) for prompt in read(path)]
+    return [_row_of_line(line) for _, line in prompt_lines(path.read_text(encoding="utf-8-sig"))]
+
+
+def _row(prompt: Prompt) -> dict[str, str]:
+    return {name: str(value) for name, value in vars(prompt).items() if value is not None}
+
+
+def _row_of_line(line: str) -> dict[str, str]:
+    """A line's row. What has no field, or is not understood, is kept as it is written."""
+    first, *pieces = line.split(" --")
+    unknown = [piece for piece in pieces if option_of(piece) is None]
+    row = _row(replace(parse_line(line), prompt=first))
+    return row | ({REST: "".join(f" --{piece}" for piece in unknown)} if unknown else {})
+
+
+def line(row: Row) -> str:
+    """The line of a .txt file that says what a row says: "a cat --n blurry --w 640 --d 1"."""
+    made = row["prompt"].strip()
+    for name, letter in LETTER.items():
+        if value := row.get(name, "").strip():
+            made += f" --{letter} {value}"
+    return made + row.get(REST, "")
+
+
+def text(rows: Sequence[Row], before: str = "") -> str:
+    """A .txt file with these rows; comments and blank lines of the file `before` stay where they are.
+
+    Rows without a prompt are left out. Raises ConfigError for each row that a line cannot say.
+    """
+    wanted = [(number, row) for number, row in enumerate(rows, start=1) if row.get("prompt", "").strip()]
+    problems = [Problem("sample_prompts", ": row {number}: {why}", number=number, why=why)
+                for number, row in wanted if (why := _why_not(row))]  # fmt: skip
+    if problems:
+        raise ConfigError(*problems)
+    new, made = [line(row) for _, row in wanted], []
+    taken = {number for number, _ in prompt_lines(before)}
+    for number, old in enumerate(before.removesuffix("\n").split("\n") if before else [], start=1):
+        if number not in taken:
+            made.append(old)
+        elif new:
+            made.append(new.pop(0))
+    return "\n".join([*made, *new]) + "\n"
+
+
+def _why_not(row: Row) -> str:
+    """Why a line would not be read as this row; "" where it is."""
+    for name, value in row.items():
+        if not value.isprintable():
+            return f"{name} has to be one line of text"
+    if row["prompt"].lstrip().startswith("#"):
+        return "a prompt cannot begin with #, which begins a comment"
+    read_back, wrong = _row(parse_line(line({**row, REST: ""}))), []
+    for name, value in row.items():
+        if name in (REST, "prompt", "negative_prompt") or not value.strip():
+            continue
+        if read_back.get(name) is None or not _same(read_back[name], value):
+            wrong.append(f"{name} cannot be {value.strip()!r}")
+    if wrong:
+        return "; ".join(wrong)
+    if any(not row.get(name, "").strip() for name in read_back):
+        return "the prompt begins as an option does in a prompt file; write another word first"
+    for name in ("prompt", "negative_prompt"):
+        if read_back.get(name, "") != row.get(name, "").strip():
+            return f"{name} holds a blank and two dashes, which begin an option in a prompt file"
+    return problem_of(parse_line(line(row)))
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return one == other.strip() or float(one) == float(other)
+    except ValueError:
+        return False

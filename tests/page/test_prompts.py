@@ -1,0 +1,214 @@
+"""Sample prompts as rows of the form: what they write, what they keep, and what is refused."""
+
+import json
+import os
+
+import pytest
+from PIL import Image
+
+from kohya_gui.form import prompts as prompts_page
+from kohya_gui.form.tab import FAMILIES, TABS, SettingsForm
+from kohya_gui.server.json_api import ApiRequest
+from library.config.problems import ConfigError
+from library.outputs import prompt_rows
+from library.outputs import prompts as prompt_files
+
+TAB = TABS[0]
+CAT = {"prompt": "a cat", "negative_prompt": "blurry, dark", "width": "640", "seed": "7", "scale": "4.5"}
+
+
+@pytest.fixture(scope="module")
+def form():
+    return SettingsForm(TAB.id, FAMILIES, TAB.configs, TAB.basics)
+
+
+@pytest.fixture
+def asked(form, tmp_path):
+    """Ask as the browser does, with the form's output folder in a folder of the test."""
+
+    def ask(rows, file="", known="", **values):
+        given = {"output_dir": str(tmp_path / "out"), "output_name": "cat"} | values
+        sent = form.parse_submission(json.dumps({"family": "flux", "values": given, "launch": {}}))
+        request = ApiRequest({"rows": rows, "file": str(file), "known": known})
+        return prompts_page.save(form, sent, request, [tmp_path])
+
+    return ask
+
+
+def load(file, tmp_path):
+    return prompts_page.load(ApiRequest({"file": str(file)}), [tmp_path])
+
+
+def test_rows_become_the_lines_that_trainings_read(asked, tmp_path):
+    saved = asked(
+        [CAT, {"prompt": "  a dog\t"[:-1], "sample_steps": "12", "sample_sampler": "euler_a"}, {"prompt": " "}]
+    )
+    file = tmp_path / "out" / "cat-prompts.txt"
+    assert saved["file"] == str(file)
+    assert file.read_text() == "a cat --w 640 --d 7 --l 4.5 --n blurry, dark\na dog --s 12 --ss euler_a\n"
+    first, second = prompt_files.read(file)
+    assert (first.prompt, first.negative_prompt, first.width, first.seed, first.scale) == (
+        "a cat",
+        "blurry, dark",
+        640,
+        7,
+        4.5,
+    )
+    assert (second.prompt, second.sample_steps, second.sample_sampler) == ("a dog", 12, "euler_a")
+    found = load(file, tmp_path)
+    assert found["known"] == saved["known"] and found["rows"][0] == CAT
+    other = asked([CAT], known=saved["known"])  # the form names none: nothing that is there is written over
+    assert other["file"] == str(tmp_path / "out" / "cat-prompts-2.txt") and len(prompt_files.read(file)) == 2
+
+
+def test_comments_and_what_has_no_field_stay(asked, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text(
+        "\ufeff# portraits\na cat --w 640 --cn pose.png --x 3\n\n# places\nthe sea\nold\n", encoding="utf-8"
+    )
+    found = load(file, tmp_path)
+    rows = [row["prompt"] for row in found["rows"]]
+    assert rows == ["a cat", "the sea", "old"] and found["rows"][0]["controlnet_image"] == "pose.png"
+    changed = [found["rows"][0] | {"width": "512"}, {"prompt": "the sea at night"}]
+    saved = asked(changed, file, found["known"])
+    assert saved["file"] == str(file)
+    assert file.read_text() == "# portraits\na cat --w 512 --cn pose.png --x 3\n\n# places\nthe sea at night\n"
+    asked([*changed, {"prompt": "new"}], file, saved["known"])
+    assert file.read_text().splitlines()[-2:] == ["the sea at night", "new"]
+
+
+def test_a_file_that_was_changed_elsewhere_is_not_written_over(asked, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("a cat\n")
+    known = load(file, tmp_path)["known"]
+    file.write_text("a dog\n")
+    for state in (known, ""):
+        with pytest.raises(ConfigError, match="changed elsewhere"):
+            asked([CAT], file, state)
+    assert file.read_text() == "a dog\n"
+
+
+OTHER = {
+    "mine.json": '["a cat --w 640", {"prompt": "the sea", "seed": 3}]',
+    "mine.toml": '[prompt]\nwidth=640\n[[prompt.subset]]\nprompt="a cat"\n'
+                 '[[prompt.subset]]\nprompt="the sea"\nseed=3\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), OTHER.items())
+def test_files_of_other_formats_are_read_and_kept(asked, tmp_path, name, text):
+    file = tmp_path / name
+    file.write_text(text)
+    found = load(file, tmp_path)
+    assert [row["prompt"] for row in found["rows"]] == ["a cat", "the sea"]
+    assert found["rows"][0]["width"] == "640" and found["rows"][1]["seed"] == "3"
+    saved = asked(found["rows"], file, found["known"])
+    assert saved["file"] == str(tmp_path / "mine.txt") and file.read_text() == text
+    assert [one.prompt for one in prompt_files.read(saved["file"])] == ["a cat", "the sea"]
+
+
+@pytest.mark.parametrize(("row", "words"), [
+    ({"prompt": "a cat --w 3"}, "row 2: "),
+    ({"prompt": "a -- b", "negative_prompt": "x --d 4"}, "row 2: "),
+    ({"prompt": "# a"}, "cannot begin with #"),
+    ({"prompt": "w 640 wide"}, "begins as an option"),
+    ({"prompt": "a", "width": "wide"}, "width cannot be 'wide'"),
+    ({"prompt": "a", "width": "99999"}, "width 99999 is more than"),
+    ({"prompt": "a", "seed": "-1"}, "seed cannot be '-1'"),
+    ({"prompt": "a", "sample_steps": "5000"}, "sample_steps cannot be '5000'"),
+    ({"prompt": "a", "scale": "1.2.3"}, "scale cannot be '1.2.3'"),
+    ({"prompt": "a\nb"}, "prompt has to be one line"),
+])  # fmt: skip
+def test_what_a_line_cannot_say_is_refused_and_nothing_is_written(asked, tmp_path, row, words):
+    with pytest.raises(ConfigError) as refused:
+        asked([CAT, row, {"prompt": "b", "height": "tall"}])
+    assert words in str(refused.value) and "row 3: height cannot be 'tall'" in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "rows", ["a cat", [["a"]], [{"prompt": 3}], [{"width": "3"}], [{"prompt": "a", "evil": "b"}], None]
+)
+def test_what_the_page_does_not_send_is_refused(asked, rows):
+    with pytest.raises(ConfigError, match="load it again"):
+        asked(rows)
+
+
+def test_only_text_files_inside_the_roots_are_read_and_written(asked, tmp_path, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside") / "a.txt"
+    outside.write_text("secret")
+    (tmp_path / "model.safetensors").write_text("x")
+    (tmp_path / "large.txt").write_text("a\n" * 600_000)
+    for file in (outside, tmp_path / "model.safetensors", tmp_path / ".hidden" / "a.txt", tmp_path / "large.txt"):
+        with pytest.raises(ConfigError):
+            load(file, tmp_path)
+        with pytest.raises(ConfigError):
+            asked([CAT], file)
+    with pytest.raises(ConfigError, match="output_dir"):
+        asked([CAT], output_dir="")
+    with pytest.raises(ConfigError):
+        asked([CAT], output_dir=str(outside.parent))
+    assert outside.read_text() == "secret" and [*outside.parent.iterdir()] == [outside]
+
+
+def test_a_row_says_what_its_line_says():
+    for text in ("a cat --d 1 --w 64 --fs 3 --zz 1 --n no", "plain", "a --w x --h 8"):
+        (row,) = [prompt_rows._row_of_line(text)]
+        assert prompt_files.parse_line(prompt_rows.line(row)) == prompt_files.parse_line(text)
+
+
+@pytest.fixture
+def data(served):
+    folder = served[1] / "pictures for prompts"
+    folder.mkdir(exist_ok=True)
+    for number in range(3):
+        Image.new("RGB", (640, 320), (90 * number, 40, 40)).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"zorb toy number {number}")
+    return folder
+
+
+@pytest.mark.browser
+def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
+    root = served[1]
+    out = root / "prompts of a test"
+    seen = visit()
+    page = seen.page
+    seen.fill(output_dir=out, output_name="zorb", train_data_dir=data)
+    box = page.locator("#lora-form .prompts")
+    page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
+    box.get_by_role("button", name="Add a prompt").click()
+    box.get_by_label("Prompt", exact=True).fill("a red zorb toy")
+    box.get_by_label("Width").fill("512")
+    seen.until("They are drawn after each epoch", ".prompts .file")
+    if os.environ.get("SHOTS"):
+        page.screenshot(path="/tmp/x/prompts.png")
+    file = out / "zorb-prompts.txt"
+    assert file.read_text() == "a red zorb toy --w 512\n"
+    form = page.locator("#lora-form")
+    assert form.locator("[data-option=sample_prompts]").input_value() == str(file)
+    assert form.locator("[data-option=sample_every_n_epochs]").input_value() == "1"
+
+    box.get_by_role("button", name="From captions").click()
+    box.locator(".captions button").first.click()
+    box.locator("li", has_text="").get_by_role("button", name="Copy").first.click()
+    box.get_by_label("Seed").nth(1).fill("42")
+    page.wait_for_function("path => document.querySelector('#lora-form .prompts ol').children.length === 3", arg="")
+    for _ in range(100):
+        if file.read_text().count("\n") == 3 and "--d 42" in file.read_text():
+            break
+        page.wait_for_timeout(50)
+    first, second, third = file.read_text().splitlines()
+    assert first == "a red zorb toy --w 512" and second == "a red zorb toy --w 512 --d 42"
+    assert third.startswith("zorb toy number ") and " --w " in third and " --h " in third
+
+    box.get_by_label("Width").nth(0).fill("wide")
+    seen.until("width cannot be 'wide'", ".prompts .file")
+    assert file.read_text().startswith("a red zorb toy --w 512\n")
+    page.reload()
+    page.wait_for_selector("form.settings")
+    page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
+    box.get_by_label("Prompt", exact=True).nth(2).wait_for()
+    for _ in range(3):
+        box.locator("ol").get_by_role("button", name="Remove").first.click()
+    seen.until("No samples are drawn", ".prompts .file")
+    assert form.locator("[data-option=sample_prompts]").input_value() == "" and file.exists()
