@@ -87,7 +87,7 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
         _small(path)
         if known != _state(path):
             raise ConfigError(Problem(OPTION,
-                ": {path} was changed elsewhere meanwhile; its rows are read again when the page is loaded again",
+                ": {path} was changed elsewhere meanwhile; load the page again to see what it holds now",
                 path=path))  # fmt: skip
         before = read_text(path).removeprefix("\ufeff")
     text = prompt_rows.text(rows, before)
