@@ -70,6 +70,8 @@ MAY_IMPORT = {
         *BOTTOM,
         *LAB,
         "library.optim.names",
+        "library.outputs.prompts",
+        "library.outputs.prompt_rows",
         "library.packages",
         "library.runs",
         "library.families",
@@ -86,6 +88,7 @@ MAY_IMPORT = {
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
 NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.packages", "library.optim.names",
                "library.runs", "library.curation", "library.importers", "library.check.isolated", "kohya_gui",
+               "library.outputs.prompts", "library.outputs.prompt_rows",
                *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own
 LATE_HEAVY = ("library.families.base", "library.families", "library.demo", "library.doctor.report", "library.train")

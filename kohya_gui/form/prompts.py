@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import random
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -13,7 +12,7 @@ from kohya_gui.server.json_api import ApiRequest
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
 from library.config.schema import read_text
-from library.data import finding
+from library.curation.proposals import proposals
 from library.files import clear_errors, write_atomic
 from library.outputs import prompt_rows
 from library.outputs.prompts import SAMPLERS
@@ -101,14 +100,8 @@ def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Js
     """Some captions of the form's images, each with the size at which its image is trained."""
     config = form.lenient_config(given)
     paths.allow(config, roots)
-    found = finding.survey(config, keep=False)
-    with_words = [image for image in found.images.items if image.caption.strip() and not image.is_reg]
-    if not with_words:
-        raise ConfigError(*found.problems or ["The images have no captions: write them in the tab Data set first."])
-    chosen = random.sample(with_words, min(CAPTIONS, len(with_words)))
-    sizes = [tuple(map(str, image.fit.bucket)) for image in chosen]
-    return {"captions": [{"prompt": " ".join(image.caption.split()), "width": width, "height": height}
-                         for image, (width, height) in zip(chosen, sizes, strict=True)]}  # fmt: skip
+    return {"captions": [{"prompt": one.caption, "width": str(one.width), "height": str(one.height)}
+                         for one in proposals(config, CAPTIONS)]}  # fmt: skip
 
 
 def _rows(sent: ApiRequest) -> list[dict[str, str]]:
