@@ -2,6 +2,7 @@
 
 import gc
 import getpass
+import logging
 import os
 import sys
 import tempfile
@@ -30,6 +31,10 @@ os.environ.update(
 )
 for name in ("KOHYA_RUN_DIR", "HF_TOKEN", "WANDB_API_KEY"):
     os.environ.pop(name, None)
+
+# PyTorch writes down every graph for those who listen to this log, a twentieth of the time of compiling; pytest would
+# listen to it in each test.
+logging.getLogger("torch.__trace").addHandler = lambda handler: None
 
 # The same examples every time, and no clock: a busy machine is no failure.
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

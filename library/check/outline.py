@@ -69,7 +69,9 @@ def _method(config: RunConfig) -> methods.TrainingMethod:
             warnings.simplefilter("ignore")  # that numbers are not kept
             family = families.family_for(config)
             with weights.shapes_only():
-                parts = family.load(torch.float32)
+                parts = family.load(torch.float32, deferring=True)
+                if methods.reads_encoders(config):
+                    parts.read_encoders()
             return methods.attach(parts, family, config)
     finally:
         logging.disable(level)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.compiler.subclass import wanted_type
+from library.families.shared import unfilled
 from library.methods import ggpo
 
 
@@ -268,9 +269,10 @@ class LoraConv2d(Adapter, nn.Conv2d):
 
     def _grow(self, spec: AdapterSpec, where: dict) -> None:
         shape = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "bias": False}
-        skip: Any = nn.utils.skip_init
-        self.lora_down = skip(nn.Conv2d, self.in_channels, spec.rank, self.kernel_size, **shape, **where)
-        self.lora_up = skip(nn.Conv2d, spec.rank, self.out_channels, 1, bias=False, **where)
+        kernel: Any = self.kernel_size  # which Conv2d declares as two numbers where it takes them
+        with unfilled.undrawn():
+            self.lora_down = nn.Conv2d(self.in_channels, spec.rank, kernel, **shape, **where)
+            self.lora_up = nn.Conv2d(spec.rank, self.out_channels, 1, bias=False, **where)
         _start(self.lora_down, [self.lora_up], spec.frozen_down)
 
     def _down(self, x: Tensor, down: Tensor) -> Tensor:
@@ -316,8 +318,8 @@ def saved_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
 
 
 def _linear(inputs: int, outputs: int, where: dict) -> nn.Linear:
-    skip: Any = nn.utils.skip_init  # which declares no type for what it makes
-    return skip(nn.Linear, inputs, outputs, bias=False, **where)
+    with unfilled.undrawn():
+        return nn.Linear(inputs, outputs, bias=False, **where)
 
 
 def _start(down: nn.Linear | nn.Conv2d, ups: Iterable[Any], frozen: bool = False) -> None:

@@ -10,13 +10,15 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers.modeling_utils import PreTrainedModel
 
 from library.config.schema import ConfigError, build
 from library.families import family_for
 from library.families.sdxl import keys, model, random
 from library.families.sdxl.family import SdxlFamily
 from library.families.sdxl.options import SdxlLora
-from library.families.shared import hub, random_tokenizers, tokenizers
+from library.families.shared import hub, random_tokenizers, tokenizers, unfilled
 
 
 def family(path, **options):
@@ -31,6 +33,18 @@ def same(one, other):
 
 def problems(path, **options):
     return list(family(path, **options).problems())
+
+
+def test_nothing_is_drawn_where_a_file_has_the_weights(tiny_sdxl):
+    before = torch.get_rng_state()
+    family(tiny_sdxl).load(torch.float32)
+    with pytest.raises(ValueError), unfilled.undrawn():
+        nn.Linear(4, 4)
+        raise ValueError
+    assert torch.equal(torch.get_rng_state(), before)
+    nn.Linear(4, 4)  # and is again afterwards
+    assert not torch.equal(torch.get_rng_state(), before)
+    assert PreTrainedModel.init_weights.__module__ == PreTrainedModel.__module__
 
 
 def test_agrees_with_diffusers_single_file_loading(tiny_sdxl, tiny_sdxl_folder):

@@ -15,7 +15,7 @@ from library.families.flux import keys
 from library.families.flux.facts import FACTS
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
-from library.families.shared import autoencoder, clip, weights
+from library.families.shared import autoencoder, clip, unfilled, weights
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
     with complete(path, "a FLUX.1 transformer"):
         converts = keys.is_diffusers(names)
         made_of = keys.sources(names) if converts else {name: (name,) for name in names}
-        with torch.device("meta"):
+        with unfilled.empty_weights():
             model = Flux(Sizes.of(bfl_shapes({plain: stored[name] for plain, name in names.items()})))
         tensors = {}
         for name in model.state_dict():

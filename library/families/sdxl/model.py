@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Text
 from library.families import recognition
 from library.families.sdxl import keys
 from library.families.sdxl.facts import CHECKPOINT, FACTS, UNET_ALONE
-from library.families.shared import autoencoder, clip, weights
+from library.families.shared import autoencoder, clip, unfilled, weights
 from library.imports import without_optional
 
 SCALE = 0.13025  # latents are VAE samples times this
@@ -186,7 +185,7 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 def empty_unet(shapes: Mapping[str, tuple[int, ...]]) -> nn.Module:
     """A U-Net of these shapes without memory; one shared attention processor, so that compiled graphs are shared."""
     unet_class, processor, residual = _classes()
-    with init_empty_weights(include_buffers=False):
+    with unfilled.empty_weights():
         unet = unet_class(**unet_config(shapes))
     unet.set_attn_processor(processor())
     for module in unet.modules():

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
+from library.families.shared import unfilled
 from library.families.shared.weights import assign, inverse, renamed
 from library.imports import without_optional
 
@@ -71,7 +71,7 @@ def build(tensors: Mapping[str, Tensor], scale: float, shift: float | None = Non
     vae: Any = AutoencoderKL  # which declares tuples of one where it takes one for each level
     levels, layers = _counts(tensors)
     channels = [tensors[f"encoder.down_blocks.{i}.resnets.0.conv1.weight"].shape[0] for i in range(levels)]
-    with init_empty_weights(include_buffers=False):
+    with unfilled.empty_weights():
         model = vae(
             in_channels=tensors["encoder.conv_in.weight"].shape[1],
             out_channels=tensors["decoder.conv_out.weight"].shape[0],

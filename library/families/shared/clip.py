@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.families import recognition
-from library.families.shared import weights
+from library.families.shared import unfilled, weights
 from library.families.shared.weights import assign
 
 HEAD = 64  # every CLIP text encoder in use has heads of 64 channels
@@ -51,7 +50,7 @@ def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | N
         eos_token_id=end,
         pad_token_id=end,
     )
-    with init_empty_weights(include_buffers=False):
+    with unfilled.empty_weights():
         model = (CLIPTextModelWithProjection if projected else CLIPTextModel)(sizes)
     wanted = {name: tensors[canonical(name)] for name in model.state_dict() if not name.endswith("position_ids")}
     return assign(model, wanted)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
-from library.families.shared import clip
+from library.families.shared import clip, unfilled
 from library.imports import without_optional
 
 DRAWN = 2**22  # random numbers that are drawn for a matrix; larger ones repeat them, as drawing billions takes minutes
@@ -45,7 +44,7 @@ class InputShapes:
 
 def empty(make: Callable[[], nn.Module]) -> nn.Module:
     """A network without memory for its weights; buffers are real."""
-    with init_empty_weights(include_buffers=False):
+    with unfilled.empty_weights():
         return make()
 
 

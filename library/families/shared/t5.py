@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError
 from library.families import recognition
-from library.families.shared import weights
+from library.families.shared import unfilled, weights
 
 MARKER = "encoder.block.0.layer.0.SelfAttention.q.weight"
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight")  # one matrix; files hold it under either name or both
@@ -58,7 +57,7 @@ def load(path: str | Path, dtype: torch.dtype, mmap: bool = True) -> nn.Module:
     if MARKER not in file:
         raise recognition.wrong(path, "a T5 text encoder")
     try:
-        with init_empty_weights(include_buffers=False):
+        with unfilled.empty_weights():
             model = T5EncoderModel(config(file.shapes()))
         for module in model.modules():
             if type(module) is T5DenseGatedActDense:

@@ -1,0 +1,36 @@
+"""Networks and layers as they are before a file fills them."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate import init_empty_weights
+from torch.nn import init
+
+
+@contextlib.contextmanager
+def empty_weights() -> Iterator[None]:
+    """Inside, networks are built without memory for their weights, and no numbers are drawn for them: a file has them.
+
+    Buffers are real. Drawing took most of the time, though nothing is kept on the device "meta".
+    """
+    with undrawn(), init_empty_weights(include_buffers=False):
+        yield
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """Inside, new layers keep whatever their memory holds, and random states stay: what follows gives them weights."""
+    patched: list[tuple[Any, str, Any]] = [
+        (init, name, function) for name, function in vars(init).items() if name.endswith("_") and name[0] != "_"
+    ]
+    if transformers := sys.modules.get("transformers.modeling_utils"):  # which has copies of torch's functions
+        patched.append((transformers.PreTrainedModel, "init_weights", transformers.PreTrainedModel.init_weights))
+    for place, name, _ in patched:
+        setattr(place, name, lambda first, *_, **__: first)  # the tensor, or the network
+    try:
+        yield
+    finally:
+        for place, name, function in patched:
+            setattr(place, name, function)
