@@ -43,6 +43,9 @@ SINGLE = {
     "linear1": ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
     "linear2": ("proj_out",),
 }
+# In place of these, which it lacks, Chroma has an approximator.
+MODULATIONS = ("time_in.", "vector_in.", SWAPPED, "img_mod.", "txt_mod.", "modulation.")
+APPROXIMATOR = "distilled_guidance_layer."
 DOUBLE_NORMS = {
     "img_attn.norm.query_norm.scale": "attn.norm_q.weight",
     "img_attn.norm.key_norm.scale": "attn.norm_k.weight",
@@ -86,9 +89,8 @@ def sources(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """
     present = set(names)
     doubles, singles = (_count(present, f"{kind}transformer_blocks") for kind in ("", "single_"))
-    table = dict(_pairs(doubles, singles))
-    if "time_text_embed.guidance_embedder.linear_1.weight" not in present:
-        table = {bfl: made_of for bfl, made_of in table.items() if not bfl.startswith("guidance_in.")}
+    guided = "time_text_embed.guidance_embedder.linear_1.weight" in present
+    table = dict(_pairs(doubles, singles, guided, _layers(present)))
     missing = [name for made_of in table.values() for name in made_of if name not in present]
     if missing:
         raise KeyError(missing[0])
@@ -99,9 +101,27 @@ def _count(names: Iterable[str], blocks: str) -> int:
     return len({name.split(".")[1] for name in names if name.startswith(f"{blocks}.")})
 
 
-def _pairs(doubles: int, singles: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every BFL key of a model with so many blocks, and the diffusers keys of its rows."""
-    yield from _linears(OUTSIDE, "", "")
+def _layers(names: Iterable[str]) -> int:
+    """How many layers the approximator has; 0 where there is none, as in FLUX.1."""
+    layers = f"{APPROXIMATOR}layers."
+    return len({name.removeprefix(layers).split(".")[0] for name in names if name.startswith(layers)})
+
+
+def _pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every BFL key of a model with so many blocks and layers of an approximator, and the diffusers keys of its rows."""
+    outside = {bfl: made_of for bfl, made_of in OUTSIDE.items() if guided or not bfl.startswith("guidance_in.")}
+    for bfl, made_of in (*_linears(outside, "", ""), *_blocks(doubles, singles)):
+        if not layers or not bfl.startswith(MODULATIONS) and not bfl.split(".", 2)[-1].startswith(MODULATIONS):
+            yield bfl, made_of
+    if layers:
+        yield from _linears({name: (name,) for name in ("in_proj", "out_proj")}, APPROXIMATOR, APPROXIMATOR)
+    for i in range(layers):
+        layer, norm = f"{APPROXIMATOR}layers.{i}.", f"{APPROXIMATOR}norms.{i}."
+        yield from _linears({"in_layer": ("linear_1",), "out_layer": ("linear_2",)}, layer, layer)
+        yield f"{norm}scale", (f"{norm}weight",)
+
+
+def _blocks(doubles: int, singles: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     for kind, count, table, norms in (("", doubles, DOUBLE, DOUBLE_NORMS), ("single_", singles, SINGLE, SINGLE_NORMS)):
         for i in range(count):
             bfl, diffusers = f"{kind or 'double_'}blocks.{i}.", f"{kind}transformer_blocks.{i}."
@@ -131,11 +151,9 @@ def to_bfl(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The single file's state dict -> diffusers'. Rows of fused tensors are views."""
     doubles, singles = _count(tensors, "double_blocks"), _count(tensors, "single_blocks")
-    hidden = tensors["img_in.weight"].shape[0]
+    hidden, guided = tensors["img_in.weight"].shape[0], "guidance_in.in_layer.weight" in tensors
     out: dict[str, Tensor] = {}
-    for name, made_of in _pairs(doubles, singles):
-        if name.startswith("guidance_in.") and name not in tensors:
-            continue
+    for name, made_of in _pairs(doubles, singles, guided, _layers(tensors)):
         tensor = tensors[name]
         if name.startswith(SWAPPED):
             shift, scale = tensor.chunk(2)

@@ -1,4 +1,4 @@
-"""The FLUX.1 denoiser, in the tree of its own checkpoints.
+"""The FLUX.1 denoiser and Chroma's, in the tree of their own checkpoints.
 
 Module paths are the keys of the single files (`double_blocks.0.img_attn.qkv.weight`) and the names of LoRA modules, so
 nothing is renamed on the way in or out. The matrices that the files hold fused (q, k, v; q, k, v and MLP) stay fused.
@@ -7,7 +7,7 @@ Shape letters in this file: B images, S tokens (I of the image, L of the text, S
 D width of one head, so that C = H * D.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from library.families.shared.transformer import EPS, TIME_CHANNELS, finite, modulated, rope, rotated, sdpa, sinusoids
 
+APPROXIMATOR = "distilled_guidance_layer"
 TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
 
 
@@ -33,15 +34,20 @@ class Sizes:
     double_blocks: int
     single_blocks: int
     guidance: bool
+    approximator: tuple[int, int, int] | None = None  # of Chroma: channels of its input, width, layers
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> "Sizes":
         """Tensor shapes by key of the single file -> sizes. KeyError names the first key that is missing."""
         hidden, in_channels = shapes["img_in.weight"]
+        approximator = None
+        if f"{APPROXIMATOR}.in_proj.weight" in shapes:
+            width, inputs = shapes[f"{APPROXIMATOR}.in_proj.weight"]
+            approximator = inputs, width, _count(shapes, f"{APPROXIMATOR}.layers")
         return cls(
             in_channels=in_channels,
             out_channels=tuple(shapes["final_layer.linear.weight"])[0],
-            vector_channels=tuple(shapes["vector_in.in_layer.weight"])[1],
+            vector_channels=0 if approximator else tuple(shapes["vector_in.in_layer.weight"])[1],
             text_channels=tuple(shapes["txt_in.weight"])[1],
             hidden=hidden,
             head=tuple(shapes["double_blocks.0.img_attn.norm.query_norm.scale"])[0],
@@ -49,7 +55,13 @@ class Sizes:
             double_blocks=_count(shapes, "double_blocks"),
             single_blocks=_count(shapes, "single_blocks"),
             guidance="guidance_in.in_layer.weight" in shapes,
+            approximator=approximator,
         )
+
+    @property
+    def is_schnell(self) -> bool:
+        """Whether neither guidance nor an approximator is there: it reads fewer words and its noise is not shifted."""
+        return not self.guidance and self.approximator is None
 
     @property
     def axes(self) -> tuple[int, int, int]:
@@ -65,7 +77,7 @@ class Sizes:
 
 
 def _count(shapes: Mapping[str, Iterable[int]], blocks: str) -> int:
-    numbers = {key.split(".")[1] for key in shapes if key.startswith(f"{blocks}.")}
+    numbers = {key.removeprefix(f"{blocks}.").split(".")[0] for key in shapes if key.startswith(f"{blocks}.")}
     for number in range(len(numbers)):  # a model that was pruned may have been left with gaps
         if str(number) not in numbers:
             raise KeyError(f"{blocks}.{number}")
@@ -129,6 +141,46 @@ class Modulation(nn.Module):
         return self.lin(F.silu(vec))[:, None]
 
 
+class GivenModulation(nn.Module):
+    """Stands where `Modulation` does in a block whose shifts, scales and gates come from Chroma's approximator."""
+
+    def __init__(self, first: int, count: int):
+        super().__init__()
+        self.rows = slice(first, first + count)
+
+    def forward(self, vec: Tensor) -> Tensor:
+        """The block's own vectors [B, N, C] -> [B, 1, count * C]; the caller chunks it."""
+        return vec[:, self.rows].flatten(1)[:, None]
+
+
+class Approximator(nn.Module):
+    """The one network by which Chroma makes what FLUX.1's modulations make: a vector for each of their outputs.
+
+    It was distilled from them and is never trained here, as everywhere: no gradient is asked of it.
+    """
+
+    def __init__(self, channels: int, width: int, layers: int, hidden: int):
+        super().__init__()
+        self.channels = channels
+        self.in_proj = nn.Linear(channels, width)
+        self.layers = nn.ModuleList(MLPEmbedder(width, width) for _ in range(layers))
+        self.norms = nn.ModuleList(RMSNorm(width) for _ in range(layers))
+        self.out_proj = nn.Linear(width, hidden)
+
+    @torch.no_grad()
+    def forward(self, timesteps: Tensor, count: int) -> Tensor:
+        """Timesteps [B] in 0..1 -> `count` vectors [B, count, C], each of its own number, the time and guidance 0."""
+        quarter = self.channels // 4
+        time, guidance = sinusoids(timesteps, quarter), sinusoids(torch.zeros_like(timesteps), quarter)
+        numbers = sinusoids(torch.arange(count, device=timesteps.device), 2 * quarter)
+        per_image = torch.cat((time, guidance), dim=-1)[:, None].expand(-1, count, -1)
+        x = torch.cat((per_image, numbers.expand(len(timesteps), -1, -1)), dim=-1)
+        x = self.in_proj(x.to(self.in_proj.weight.dtype))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + layer(norm(x))
+        return self.out_proj(x)
+
+
 def split_heads(qkv: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor, Tensor]:
     """[B, S, 3 * C] -> q, k (normed, float32) and v, each [B, H, S, D]. The width of a head is that of its norm."""
     q, k, v = qkv.unflatten(-1, (3, -1, norm.query_norm.scale.shape[0])).permute(2, 0, 3, 1, 4)
@@ -140,17 +192,20 @@ class DoubleStreamBlock(nn.Module):
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
 
-    def __init__(self, hidden: int, head: int, mlp: int):
+    def __init__(self, hidden: int, head: int, mlp: int, given: bool = False):
         super().__init__()
-        self.img_mod = Modulation(hidden, triples=2)
+        self.img_mod = GivenModulation(0, 6) if given else Modulation(hidden, triples=2)
         self.img_attn = SelfAttention(hidden, head)
         self.img_mlp = nn.Sequential(nn.Linear(hidden, mlp), nn.GELU(approximate="tanh"), nn.Linear(mlp, hidden))
-        self.txt_mod = Modulation(hidden, triples=2)
+        self.txt_mod = GivenModulation(6, 6) if given else Modulation(hidden, triples=2)
         self.txt_attn = SelfAttention(hidden, head)
         self.txt_mlp = nn.Sequential(nn.Linear(hidden, mlp), nn.GELU(approximate="tanh"), nn.Linear(mlp, hidden))
 
     def forward(self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None):
-        """img [B, I, C], txt [B, L, C], vec [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt."""
+        """img [B, I, C], txt [B, L, C], vec [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt.
+
+        `vec` of Chroma is [B, 12, C]: what the modulations answer with.
+        """
         i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = self.img_mod(vec).chunk(6, dim=-1)
         t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = self.txt_mod(vec).chunk(6, dim=-1)
 
@@ -174,15 +229,15 @@ class SingleStreamBlock(nn.Module):
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
 
-    def __init__(self, hidden: int, head: int, mlp: int):
+    def __init__(self, hidden: int, head: int, mlp: int, given: bool = False):
         super().__init__()
         self.linear1 = nn.Linear(hidden, 3 * hidden + mlp)
         self.linear2 = nn.Linear(hidden + mlp, hidden)
         self.norm = QKNorm(head)
-        self.modulation = Modulation(hidden, triples=1)
+        self.modulation = GivenModulation(0, 3) if given else Modulation(hidden, triples=1)
 
     def forward(self, joint: Tensor, vec: Tensor, pe: Tensor, mask: Tensor | None = None) -> Tensor:
-        """joint [B, S, C], vec [B, C], pe [2, S, D / 2], mask [B, S] -> joint."""
+        """joint [B, S, C], vec [B, C] (of Chroma [B, 3, C]), pe [2, S, D / 2], mask [B, S] -> joint."""
         shift, scale, gate = self.modulation(vec).chunk(3, dim=-1)
         both = self.linear1(modulated(joint, shift, scale))
         split = 3 * joint.shape[-1]
@@ -195,33 +250,37 @@ class SingleStreamBlock(nn.Module):
 class LastLayer(nn.Module):
     """The conditioned norm and the projection back to latent patches."""
 
-    def __init__(self, hidden: int, out_channels: int):
+    def __init__(self, hidden: int, out_channels: int, given: bool = False):
         super().__init__()
         self.linear = nn.Linear(hidden, out_channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden))
+        self.adaLN_modulation = nn.Flatten() if given else nn.Sequential(nn.SiLU(), nn.Linear(hidden, 2 * hidden))
 
     def forward(self, img: Tensor, vec: Tensor) -> Tensor:
-        """img [B, I, C], vec [B, C] -> [B, I, out channels]."""
+        """img [B, I, C], vec [B, C] (of Chroma [B, 2, C]) -> [B, I, out channels]."""
         shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
         return self.linear(modulated(img, shift, scale))
 
 
 class Flux(nn.Module):
-    """FLUX.1 dev or schnell (or any smaller one) as its sizes say."""
+    """FLUX.1 dev or schnell (or any smaller one), or Chroma, as its sizes say."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
-        width = (sizes.hidden, sizes.head, sizes.mlp)
+        given = sizes.approximator is not None
+        width = (sizes.hidden, sizes.head, sizes.mlp, given)
         self.sizes = sizes
         self.axes = sizes.axes
         self.img_in = nn.Linear(sizes.in_channels, sizes.hidden)
-        self.time_in = MLPEmbedder(TIME_CHANNELS, sizes.hidden)
-        self.vector_in = MLPEmbedder(sizes.vector_channels, sizes.hidden)
+        if sizes.approximator:
+            self.distilled_guidance_layer = Approximator(*sizes.approximator, sizes.hidden)
+        else:
+            self.time_in = MLPEmbedder(TIME_CHANNELS, sizes.hidden)
+            self.vector_in = MLPEmbedder(sizes.vector_channels, sizes.hidden)
         self.guidance_in = MLPEmbedder(TIME_CHANNELS, sizes.hidden) if sizes.guidance else None
         self.txt_in = nn.Linear(sizes.text_channels, sizes.hidden)
         self.double_blocks = nn.ModuleList(DoubleStreamBlock(*width) for _ in range(sizes.double_blocks))
         self.single_blocks = nn.ModuleList(SingleStreamBlock(*width) for _ in range(sizes.single_blocks))
-        self.final_layer = LastLayer(sizes.hidden, sizes.out_channels)
+        self.final_layer = LastLayer(sizes.hidden, sizes.out_channels, given)
         self._tables: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def forward(  # noqa: PLR0913 - what the model is conditioned on
@@ -238,23 +297,37 @@ class Flux(nn.Module):
         """Packed latents -> the velocity, packed alike.
 
         img [B, I, in channels]; img_ids [I, 3] and txt_ids [L, 3], positions shared by the whole batch; txt [B, L, text
-        channels]; timesteps [B] in 0..1 and guidance [B], float32; y [B, vector channels];
+        channels]; timesteps [B] in 0..1 and guidance [B], float32; y [B, vector channels], which Chroma does not read;
         txt_attention_mask [B, L], 1 or true where the text may be seen, None for everywhere.
         """
-        vec = self.conditioning(timesteps, y, guidance)
+        doubles, singles, last = self.vectors(timesteps, y, guidance)
         img = self.img_in(img.to(self.img_in.weight.dtype))
         txt = self.txt_in(txt.to(self.txt_in.weight.dtype))
         pe = self.positions(txt_ids, img_ids)
         masks = () if txt_attention_mask is None else (self.joint_mask(txt_attention_mask, img),)
 
-        for block in self.double_blocks:
+        for block, vec in zip(self.double_blocks, doubles, strict=True):
             img, txt = block(img, txt, vec, pe, *masks)
 
         joint = torch.cat((txt, img), dim=1)
-        for block in self.single_blocks:
+        for block, vec in zip(self.single_blocks, singles, strict=True):
             joint = block(joint, vec, pe, *masks)
 
-        return self.final_layer(joint[:, txt.shape[1] :], vec)
+        return self.final_layer(joint[:, txt.shape[1] :], last)
+
+    def vectors(
+        self, timesteps: Tensor, y: Tensor, guidance: Tensor | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+        """What each double block, each single block and the last layer are conditioned on."""
+        double, single = self.sizes.double_blocks, self.sizes.single_blocks
+        if not self.sizes.approximator:
+            vec = self.conditioning(timesteps, y, guidance)
+            return [vec] * double, [vec] * single, vec
+        # Single blocks come first, then the image's half of the double blocks, the text's, and the last layer.
+        counts = (3 * single, 6 * double, 6 * double, 2)
+        of_single, of_img, of_txt, last = self.distilled_guidance_layer(timesteps, sum(counts)).split(counts, dim=1)
+        halves = (rows.unflatten(1, (double, 6)) for rows in (of_img, of_txt))
+        return torch.cat(tuple(halves), dim=2).unbind(1), of_single.unflatten(1, (single, 3)).unbind(1), last
 
     def conditioning(self, timesteps: Tensor, y: Tensor, guidance: Tensor | None) -> Tensor:
         """Time, guidance and pooled text as one vector [B, C]."""

@@ -61,12 +61,12 @@ def finite(x: Tensor) -> Tensor:
     return x.clamp(-65504, 65504) if x.dtype == torch.float16 else x
 
 
-def sinusoids(t: Tensor) -> Tensor:
-    """[B] in 0..1 -> [B, 256]: cosines, then sines, of 1000 t at frequencies from 1 down to 1/10000, in float32.
+def sinusoids(t: Tensor, channels: int = TIME_CHANNELS) -> Tensor:
+    """[B] in 0..1 -> [B, channels]: cosines, then sines, of 1000 t at frequencies from 1 down to 1/10000, in float32.
 
     float32 to the end: in bfloat16 a timestep above 512 would be rounded to a multiple of 4.
     """
-    half = TIME_CHANNELS // 2
+    half = channels // 2
     steps = torch.arange(half, dtype=torch.float32, device=t.device)
     angles = 1000.0 * t.float()[:, None] * torch.exp(-math.log(10000) * steps / half)
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
