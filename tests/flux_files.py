@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 from library.families.flux import keys
 from library.families.flux.model import Sizes
 
+PIPELINES = {"FluxTransformer2DModel": "FluxPipeline", "ChromaTransformer2DModel": "ChromaPipeline"}
+
 
 def write_diffusers(single_file, folder, shards=3):
     """Write a tiny single file's transformer as the `transformer` folder of a diffusers model; returns that folder."""
@@ -24,8 +26,9 @@ def write_diffusers(single_file, folder, shards=3):
     if shards > 1:
         about = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": index}
         write_json(folder / "diffusion_pytorch_model.safetensors.index.json", about)
-    write_json(folder / "config.json", diffusers_config(load(single_file)))
-    write_json(folder.parent / "model_index.json", {"_class_name": "FluxPipeline"})
+    config = diffusers_config(load(single_file))
+    write_json(folder / "config.json", config)
+    write_json(folder.parent / "model_index.json", {"_class_name": PIPELINES[config["_class_name"]]})
     return folder
 
 
@@ -36,18 +39,21 @@ def write_fp8(single_file, target, prefix=""):
 
 
 def diffusers_config(tensors):
-    """What diffusers' FluxTransformer2DModel is told to become the same model."""
+    """What diffusers' model is told to become the same model."""
     of = Sizes.of({name: tuple(t.shape) for name, t in tensors.items()})
-    return {
-        "_class_name": "FluxTransformer2DModel",
+    if of.approximator:
+        names = ("approximator_num_channels", "approximator_hidden_dim", "approximator_layers")
+        own = {"_class_name": "ChromaTransformer2DModel", **dict(zip(names, of.approximator, strict=True))}
+    else:
+        own = {"_class_name": "FluxTransformer2DModel", "pooled_projection_dim": of.vector_channels,
+               "guidance_embeds": of.guidance}  # fmt: skip
+    return own | {
         "in_channels": of.in_channels,
         "num_layers": of.double_blocks,
         "num_single_layers": of.single_blocks,
         "attention_head_dim": of.head,
         "num_attention_heads": of.hidden // of.head,
         "joint_attention_dim": of.text_channels,
-        "pooled_projection_dim": of.vector_channels,
-        "guidance_embeds": of.guidance,
         "axes_dims_rope": of.axes,
     }
 

@@ -200,13 +200,10 @@ def test_variants_and_halves_are_refused(files, tmp_path):
     def fill(tensors):
         tensors["img_in.weight"] = torch.zeros(64, 384)
 
-    def chroma(tensors):
-        tensors["distilled_guidance_layer.in_proj.weight"] = torch.zeros(1)
-
     def half(tensors):
         del tensors["final_layer.linear.weight"]
 
-    for change, word in ((fill, "384 channels"), (chroma, "Chroma"), (half, "final_layer.linear.weight is missing")):
+    for change, word in ((fill, "384 channels"), (half, "final_layer.linear.weight is missing")):
         path = changed(files, "flux", tmp_path / f"{change.__name__}.safetensors", change)
         only(family(files, pretrained_model_name_or_path=path), word)
 
@@ -247,16 +244,13 @@ def test_encoders_of_another_size_are_refused(files, tmp_path):
     assert "128" in found[0] and "64" in found[0]
 
 
-def test_chroma_is_refused(files):
-    with pytest.raises(ValueError, match="Chroma"):
-        family(files, model_type="chroma")
-
-
 # ---- what a hub has
 
 
 def test_only_the_needed_files_of_a_repository_are_fetched():
     from library.families.flux.checkpoint import FILES
+
+    parts = FILES["flux"]
 
     whole = [
         *("README.md", "ae.safetensors", "flux1-dev.safetensors", "model_index.json", "text_encoder/config.json"),
@@ -264,13 +258,13 @@ def test_only_the_needed_files_of_a_repository_are_fetched():
         *("transformer/config.json", "transformer/diffusion_pytorch_model-00001-of-00003.safetensors"),
         *("transformer/diffusion_pytorch_model.safetensors.index.json", "vae/diffusion_pytorch_model.safetensors"),
     ]
-    assert FILES.wanted(whole, "denoiser") == [name for name in whole if name.startswith("transformer/")]
-    assert FILES.wanted(whole, "ae") == ["vae/diffusion_pytorch_model.safetensors"]
+    assert parts.wanted(whole, "denoiser") == [name for name in whole if name.startswith("transformer/")]
+    assert parts.wanted(whole, "ae") == ["vae/diffusion_pytorch_model.safetensors"]
     encoders = ["clip_l.safetensors", "t5xxl_fp16.safetensors", "t5xxl_fp8_e4m3fn.safetensors"]
-    assert FILES.wanted(encoders, "t5xxl") == ["t5xxl_fp16.safetensors"]
-    assert FILES.wanted(encoders, "clip_l") == ["clip_l.safetensors"]
+    assert parts.wanted(encoders, "t5xxl") == ["t5xxl_fp16.safetensors"]
+    assert parts.wanted(encoders, "clip_l") == ["clip_l.safetensors"]
     with pytest.raises(ValueError, match=r"ae.safetensors"):
-        FILES.wanted(encoders, "ae")
+        parts.wanted(encoders, "ae")
 
 
 def test_a_hub_id_is_enough_for_all_parts_and_is_not_fetched_to_be_checked(files, monkeypatch):

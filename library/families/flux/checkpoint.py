@@ -15,56 +15,48 @@ from library.families.flux import keys
 from library.families.flux.facts import FACTS
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
+from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, Variant
 from library.families.shared import autoencoder, clip, unfilled, weights
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries
 
 logger = logging.getLogger(__name__)
 
 
-PARTS = {
-    "denoiser": Part(
-        "pretrained_model_name_or_path",
-        "a FLUX.1 transformer (flux1-dev.safetensors, or a diffusers folder)",
-        ("transformer", "flux1*.safetensors"),
-        ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight"),
-    ),
-    "clip_l": Part(
-        "clip_l",
-        OTHERS["clip_l"],
-        ("text_encoder", "clip_l.safetensors"),
-        ("embeddings.token_embedding.weight",),
-    ),
-    "t5xxl": Part(
-        "t5xxl",
-        OTHERS["t5xxl"],
-        ("text_encoder_2", "t5xxl_fp16.safetensors", "t5xxl*.safetensors"),
-        ("encoder.block.0.layer.0.SelfAttention.q.weight",),
-    ),
-    "ae": Part(
-        "ae",
-        OTHERS["ae"],
-        ("vae", "ae.safetensors"),
-        ("decoder.conv_in.weight",),
-    ),
-}
-FILES = PartFiles(PARTS)
+BASE = "pretrained_model_name_or_path"
 
 
-def problems(config: RunConfig) -> Iterator[Problem]:
-    """What is missing or wrong among the four parts, from their headers, each with its option and the fix."""
+def _parts(variant: Variant) -> Iterator[tuple[str, Part]]:
+    transformers = ("double_blocks.0.img_attn.qkv.weight", "single_transformer_blocks.0.proj_mlp.weight")
+    yield "denoiser", Part(BASE, variant.transformer, ("transformer", *variant.files), transformers)
+    if "clip_l" in variant.encoders:
+        clip_l = ("text_encoder", "clip_l.safetensors")
+        yield "clip_l", Part("clip_l", OTHERS["clip_l"], clip_l, ("embeddings.token_embedding.weight",))
+    t5xxl = (variant.text_encoder, "t5xxl_fp16.safetensors", "t5xxl*.safetensors")
+    yield "t5xxl", Part("t5xxl", OTHERS["t5xxl"], t5xxl, ("encoder.block.0.layer.0.SelfAttention.q.weight",))
+    yield "ae", Part("ae", OTHERS["ae"], ("vae", "ae.safetensors"), ("decoder.conv_in.weight",))
+
+
+FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
+
+
+def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
+    """What is missing or wrong among the parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
-    for part, about in PARTS.items():
-        if part == "denoiser" and not FILES.named(config, part):
+    files = FILES[model_type]
+    for part, about in files.parts.items():
+        if part == "denoiser" and not files.named(config, part):
             continue  # the config itself says so
         try:
-            path = FILES.present(config, part)
+            path = files.present(config, part)
             if path is None:  # on the hub; what is fetched is checked when it is there
-                if problem := FILES.unreachable(config, part):
+                if problem := files.unreachable(config, part):
                     yield problem
                 continue
             entries = read_entries(path)
-            if problem := unfit(path, entries, part):
+            if problem := unfit(path, entries, part, about):
                 yield Problem(about.option, ": {problem}", problem=problem)
+            elif part == "denoiser" and (problem := another(path, entries, model_type)):
+                yield problem
             else:
                 found[part] = plain_shapes(entries)
                 if part == "denoiser":
@@ -72,12 +64,22 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         except ConfigError as e:
             for why in e.problems:
                 yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
-    yield from mismatched(found)
+    yield from mismatched(found, files.parts)
+
+
+def another(path: Path, entries: Entries, model_type: str) -> Problem | None:
+    """The problem of a transformer that is of another variant than model_type says."""
+    words = FACTS.recognise(plain_shapes(entries)).removesuffix(FOLDER)
+    if words == VARIANTS[model_type].found:
+        return None
+    fitting = next(name for name, variant in VARIANTS.items() if variant.found == words)
+    return Problem("model_type", ": {path} is {found}: use model_type = {fitting}", path=path, found=Text(words),
+        fitting=fitting, also=BASE, fix={"model_type": fitting})  # fmt: skip
 
 
 def title(config: RunConfig) -> str:
     """What the transformer's single file calls itself in its metadata, "" where it does not say. Raises ConfigError."""
-    path = FILES.present(config, "denoiser")
+    path = FILES["flux"].present(config, "denoiser")
     if path is None or path.suffix != ".safetensors" or not weights.entries(path):
         return ""
     about = weights.raw_header(path).get("__metadata__")
@@ -89,9 +91,9 @@ def plain_shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
     return {plain: tuple(entries[name]["shape"]) for plain, name in keys.cleaned(entries).items()}
 
 
-def unfit(path: Path, entries: Entries, part: str) -> str | None:
+def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
     """Why a file cannot serve as a part, in a sentence with the fix; None when it can."""
-    about, shapes = PARTS[part], plain_shapes(entries)
+    shapes = plain_shapes(entries)
     of, found = recognition.described({name: tuple(entry["shape"]) for name, entry in entries.items()})
     if found == "a LoRA file":
         use = ": give it as --network_weights" if part == "denoiser" else ""
@@ -108,15 +110,19 @@ def unfit(path: Path, entries: Entries, part: str) -> str | None:
 
 
 def unusual(path: Path, shapes: Shapes) -> str | None:
-    """Why a transformer with FLUX.1's names is still none that is trained here: Chroma, or an inpainting variant."""
-    if any(name.startswith("distilled_guidance_layer.") for name in shapes):
-        return Text("{path} is a Chroma model, which is not trained here: use FLUX.1 dev or schnell", path=path)
+    """Why a transformer with FLUX.1's names is still none that is trained here: in pixels, or an inpainting variant."""
+    if FACTS.recognise(shapes).startswith(RADIANCE):
+        return Text(
+            "{path} is Chroma Radiance, which works on pixels and is not trained here: use Chroma1-HD or -Base",
+            path=path,
+        )
     try:
         sizes = Sizes.of(bfl_shapes(shapes))
     except KeyError as e:
         return Text(
-            "{path} is not a complete FLUX.1 transformer, {missing} is missing: get the file again",
+            "{path} is {found} that is not complete, {missing} is missing: get the file again",
             path=path,
+            found=Text(FACTS.recognise(shapes).removesuffix(FOLDER)),
             missing=e.args[0],
         )
     if sizes.in_channels != sizes.out_channels:
@@ -128,22 +134,24 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
     return None
 
 
-def mismatched(shapes: Mapping[str, Shapes]) -> Iterator[Problem]:
+def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Iterator[Problem]:
     """Parts that are each in order but do not belong together: a smaller T5, another VAE."""
     if "denoiser" not in shapes:
         return
     model = bfl_shapes(shapes["denoiser"])
-    widths = {
-        "clip_l": ("token_embedding.weight", 1, model["vector_in.in_layer.weight"][1]),
+    widths = {}
+    if "clip_l" in parts:
+        widths["clip_l"] = ("token_embedding.weight", 1, model["vector_in.in_layer.weight"][1])
+    widths |= {
         "t5xxl": ("encoder.final_layer_norm.weight", 0, model["txt_in.weight"][1]),
-        "ae": ("decoder.conv_in.weight", 1, model["img_in.weight"][1] // 4),
+        "ae": ("decoder.conv_in.weight", 1, model["final_layer.linear.weight"][0] // 4),
     }
     for part, (name, dimension, expected) in widths.items():
         got = next((shape[dimension] for key, shape in shapes.get(part, {}).items() if key.endswith(name)), expected)
         if got != expected:
             yield Problem(part,
                 ": has {got} channels where this FLUX model expects {expected}: give {what}", got=got,
-                expected=expected, what=Text(PARTS[part].what))  # fmt: skip
+                expected=expected, what=Text(parts[part].what))  # fmt: skip
 
 
 def bfl_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -164,7 +172,7 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
     """
     file = weights.read(path, mmap)
     names, stored = keys.cleaned(file), file.shapes()
-    with complete(path, "a FLUX.1 transformer"):
+    with complete(path, FACTS.recognise(stored) or FACTS.base_model):
         converts = keys.is_diffusers(names)
         made_of = keys.sources(names) if converts else {name: (name,) for name in names}
         with unfilled.empty_weights():
@@ -176,7 +184,7 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
             kept = keep_8_bits and tensor.dtype == torch.float8_e4m3fn and "blocks." in name and tensor.ndim == 2
             tensors[name] = tensor if kept else weights.cast(tensor, dtype)
         if unread := len(made_of) - len(tensors):
-            logger.warning("%s: %d tensors are not part of FLUX.1 and are left out", path, unread)
+            logger.warning("%s: %d tensors are not part of the transformer and are left out", path, unread)
         return weights.assign(model, tensors)
 
 

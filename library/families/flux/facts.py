@@ -1,16 +1,21 @@
 """What FLUX.1 states about itself."""
 
 from library.families.facts import AdapterModule, FamilyFacts, Shapes
-from library.families.flux.variants import TRANSFORMER
+from library.families.flux.variants import CHROMA, FOLDER, RADIANCE, TRANSFORMER
 
 
 def recognise(shapes: Shapes) -> str:
     """What a checkpoint is of FLUX.1. SD3 shares names with it, but has no single blocks."""
-    if any("double_blocks.0.img_attn.qkv.weight" in name for name in shapes):
-        return TRANSFORMER
-    if any("single_transformer_blocks.0." in name for name in shapes):
-        return f"{TRANSFORMER} in the diffusers layout"
-    return ""
+
+    def some(part: str) -> bool:
+        return any(part in name for name in shapes)
+
+    layout = "" if some("double_blocks.0.img_attn.qkv.weight") else FOLDER
+    if layout and not some("single_transformer_blocks.0."):
+        return ""
+    if some("distilled_guidance_layer."):
+        return f"{RADIANCE if some('nerf_') else CHROMA}{layout}"
+    return f"{TRANSFORMER}{layout}"
 
 
 FACTS = FamilyFacts(
@@ -22,9 +27,9 @@ FACTS = FamilyFacts(
         "flux_train": "library.families.flux.options:FluxTrain",
     },
     family="library.families.flux.family:FluxFamily",
-    pipelines=("FluxPipeline",),
+    pipelines=("FluxPipeline", "ChromaPipeline"),
     recognise=recognise,
-    base_models=(TRANSFORMER,),
+    base_models=(TRANSFORMER, CHROMA),
     base_model_version="flux1",
     architecture="flux-1-dev",
     implementation="https://github.com/black-forest-labs/flux",

@@ -18,7 +18,6 @@ from library.families.flux import checkpoint, variants
 from library.families.flux.model import Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
-from library.families.flux.variants import Variant
 from library.families.shared import clip, packing, part_files, t5, tokenizers, weights
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
@@ -27,16 +26,14 @@ if TYPE_CHECKING:
     from library.families.base import Family
     from library.families.shared.sampler import Sampler
 
-# Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
-TOKENIZERS = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, "tokenizer_2")}
 PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
-BASE = checkpoint.PARTS["denoiser"].option
 T5_STEP = 64  # tokens that a cut length of text is a multiple of
-T5_LENGTH = {True: 512, False: 256}  # tokens that dev (with guidance) and schnell were trained with
+T5_LENGTH = {False: 512, True: 256}  # tokens that the others and schnell (True) were trained with
+POOLED = 768  # numbers of CLIP-L in sd-scripts' caches, zeros where the model does not read them
 
 
 class FluxFamily:
-    """FLUX.1 dev or schnell: a transformer, CLIP-L, T5 and an autoencoder. Holds the run's config."""
+    """FLUX.1 and its relatives: a transformer, CLIP-L (not Chroma), T5 and an autoencoder. Holds the run's config."""
 
     name = "flux"
     block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
@@ -52,11 +49,6 @@ class FluxFamily:
         "DoubleStreamBlock": BlockInputs(streams=(0, 1), dynamic=((0, 1), (1, 1), (3, 1), (4, 1))),
         "SingleStreamBlock": BlockInputs(streams=(0,), dynamic=((0, 1), (2, 1), (3, 1))),
     }
-    # Modulation is asked once for an image, and a double block has one half for the image and one for the words.
-    block_costs = {
-        "DoubleStreamBlock": BlockCost("double_blocks", activations=30, used=0.333),
-        "SingleStreamBlock": BlockCost("single_blocks", activations=25, used=0.8),
-    }
     utilization = {False: 0.3, True: 0.42}
     patch_size = 2
     sample_multiple = 16
@@ -67,46 +59,51 @@ class FluxFamily:
     def __init__(self, config: FluxLora | FluxTrain):
         self.config = config
         self.grid: int = type(config).grid
+        self.variant = config.model.variant
+        self.files = checkpoint.FILES[config.model.model_type]
+        # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
+        places = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, self.variant.tokenizer)}
+        self.tokenizers = {name: places[name] for name in self.variant.encoders}
+        # Modulation is asked once for an image, and a double block has one half for the image and one for the words.
+        double, single = self.variant.used
+        self.block_costs: Mapping[str, BlockCost] = {
+            "DoubleStreamBlock": BlockCost("double_blocks", activations=30, used=double),
+            "SingleStreamBlock": BlockCost("single_blocks", activations=25, used=single),
+        }
         self.positions = packing.Positions()
         self.depth = (19, 38)  # double and single blocks; load() reads the model's own
 
     # ---- files
 
     @cached_property
-    def variant(self) -> Variant:
-        """Which relative of FLUX.1 this is. Krea is told by its name, in the path or in the file's own title."""
-        options, title = self.config.model, ""
-        with contextlib.suppress(ConfigError):
-            title = checkpoint.title(self.config)
-        return variants.chosen(options.model_type, options.pretrained_model_name_or_path, title)
-
-    @cached_property
-    def guided(self) -> bool:
-        """Whether the model was distilled with guidance (dev) or not (schnell), from its header."""
-        path = checkpoint.FILES.located(self.config, "denoiser")
-        return "guidance_in.in_layer.weight" in checkpoint.bfl_shapes(
-            checkpoint.plain_shapes(part_files.read_entries(path))
-        )
+    def is_schnell(self) -> bool:
+        """Whether the model was distilled without guidance, from its header."""
+        path = self.files.located(self.config, "denoiser")
+        return Sizes.of(checkpoint.bfl_shapes(checkpoint.plain_shapes(part_files.read_entries(path)))).is_schnell
 
     @property
     def architecture(self) -> str:
         """modelspec's word for this model."""
-        return self.variant.architecture or ("flux-1-dev" if self.guided else "flux-1-schnell")
+        return self.variant.architecture or ("flux-1-schnell" if self.is_schnell else "flux-1-dev")
 
     @property
     def base_model_version(self) -> str:
         """sd-scripts' word for this model."""
         return self.variant.base_model_version
 
-    @property
+    @cached_property
     def sample_defaults(self) -> Mapping[str, Any]:
-        """What a sample prompt leaves open."""
-        return {"negative_prompt": "", "width": 512, "height": 512, **self.variant.sample_defaults}
+        """What a sample prompt leaves open. Krea's are told by its name, in the path or in the file's own title."""
+        options, title = self.config.model, ""
+        with contextlib.suppress(ConfigError):
+            title = checkpoint.title(self.config)
+        variant = variants.chosen(options.model_type, options.pretrained_model_name_or_path, title)
+        return {"negative_prompt": "", "width": 512, "height": 512, **variant.sample_defaults}
 
     @property
     def text_length(self) -> int:
         """Tokens of T5 that every caption is cut or padded to."""
-        return self.config.model.t5xxl_max_token_length or T5_LENGTH[self.guided]
+        return self.config.model.t5xxl_max_token_length or T5_LENGTH[self.is_schnell]
 
     @property
     def text_lengths(self) -> dict[str, int]:
@@ -120,19 +117,16 @@ class FluxFamily:
             return None
         longest = 256
         if wanted == "longest":
-            longest = t5.longest(parts.tokenizers["t5xxl"], captions, self.text_length)
+            longest = t5.longest(parts.tokenizers["t5xxl"], captions, self.text_length) + self.variant.padding_seen
         return min(-(-longest // T5_STEP) * T5_STEP, self.text_length)
 
     def problems(self) -> Iterator[Problem]:
         """What is missing or wrong among the model's files, each in a sentence; reads headers only."""
-        if self.config.model.model_type == "chroma":
-            yield Problem("model_type",
-                ": Chroma is not trained here: use FLUX.1 dev or schnell with model_type = flux",
-                fix={"model_type": "flux"})  # fmt: skip
-        wrong = list(checkpoint.problems(self.config))
+        wrong = list(checkpoint.problems(self.config, self.config.model.model_type))
         yield from wrong
-        for encoder in TOKENIZERS:  # one is looked for beside the networks, so it is said once these are found
-            if not checkpoint.FILES.named(self.config, encoder) or any(one.option in (encoder, BASE) for one in wrong):
+        for encoder in self.tokenizers:  # one is looked for beside the networks, so it is said once these are found
+            about = (encoder, checkpoint.BASE)
+            if not self.files.named(self.config, encoder) or any(one.option in about for one in wrong):
                 continue
             try:
                 self._tokenizer_folder(encoder)
@@ -141,13 +135,13 @@ class FluxFamily:
 
     def notes(self) -> Iterator[Problem]:
         """What is set and has no meaning for this very model, unless that has to be fetched to be known."""
-        if not checkpoint.FILES.present(self.config, "denoiser"):
+        if not self.files.present(self.config, "denoiser"):
             return
-        if not self.guided and self.config.model.guidance_scale != 3.5:
+        if self.is_schnell and self.config.model.guidance_scale != 3.5:
             yield idle.remark("guidance_scale", "FLUX.1 schnell takes no guidance")
 
     def _tokenizer_folder(self, encoder: str) -> Path:
-        options, (name, subfolder) = self.config.model, TOKENIZERS[encoder]
+        options, (name, subfolder) = self.config.model, self.tokenizers[encoder]
         base = options.pretrained_model_name_or_path
         whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
         for place in (getattr(options, encoder), whole or base, options.clip_l, options.t5xxl, options.ae):
@@ -160,9 +154,9 @@ class FluxFamily:
     def stored_shapes(self) -> dict[str, Shapes]:
         """Shapes of the parts whose files are on this machine."""
         found: dict[str, Shapes] = {}
-        for part in checkpoint.PARTS:
+        for part in self.files.parts:
             with contextlib.suppress(ConfigError):
-                if path := checkpoint.FILES.present(self.config, part):
+                if path := self.files.present(self.config, part):
                     shapes = checkpoint.plain_shapes(part_files.read_entries(path))
                     found["vae" if part == "ae" else part] = shapes
         if "denoiser" in found:
@@ -172,33 +166,31 @@ class FluxFamily:
         return found
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
-        """All four networks on the CPU, in sizes that their files tell. Raises ConfigError.
+        """All networks on the CPU, in sizes that their files tell. Raises ConfigError.
 
-        The transformer is in `dtype`, the other three in `frozen`, if that is given. With `deferring` these wait in
+        The transformer is in `dtype`, the others in `frozen`, if that is given. With `deferring` these wait in
         `deferred`, and their files are not opened.
 
         The blocks' matrices stay in 8 bits when the file has them so and fp8_base is set. The autoencoder is in float32
         with no_half_vae, and in place of float16, whose range it exceeds.
         """
         config, mmap = self.config, not self.config.model.disable_mmap_load_safetensors
-        paths = {part: checkpoint.FILES.located(config, part) for part in checkpoint.PARTS}
+        paths = {part: self.files.located(config, part) for part in self.files.parts}
         keep_8_bits = config.adapters and config.precision.fp8_denoiser
         denoiser = checkpoint.load_denoiser(paths["denoiser"], dtype, keep_8_bits, mmap)
         frozen = frozen or dtype
         exact = getattr(config.model, "no_half_vae", False) or frozen == torch.float16
         kind = torch.float32 if exact else frozen
-        readers = {
-            "vae": functools.partial(checkpoint.load_ae, paths["ae"], kind, self.scale, self.shift, mmap),
-            "clip_l": functools.partial(checkpoint.load_clip_l, paths["clip_l"], frozen, mmap),
-            "t5xxl": functools.partial(t5.load, paths["t5xxl"], frozen, mmap),
-        }
+        read = {"clip_l": checkpoint.load_clip_l, "t5xxl": t5.load}
+        readers = {"vae": functools.partial(checkpoint.load_ae, paths["ae"], kind, self.scale, self.shift, mmap)}
+        readers |= {part: functools.partial(read[part], paths[part], frozen, mmap) for part in self.variant.encoders}
         files = {part: tuple(weights.files(paths["ae" if part == "vae" else part])) for part in readers}
         deferred = {
             part: DeferredNetwork(read, files[part], f"flux {part} {kind if part == 'vae' else frozen}")
             for part, read in readers.items()
         }
-        found = {part: (self._tokenizer_folder(part), name) for part, (name, _) in TOKENIZERS.items()}
-        self.guided = denoiser.sizes.guidance
+        found = {part: (self._tokenizer_folder(part), name) for part, (name, _) in self.tokenizers.items()}
+        self.is_schnell = denoiser.sizes.is_schnell
         self.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
         source = {part: str(path) for part, path in paths.items()}
         parts = ModelComponents(denoiser, None, {}, tokenizers.Tokenizers(found), source, deferred)
@@ -244,7 +236,8 @@ class FluxFamily:
     ) -> dict[str, Tensor]:
         """Captions -> l_pooled [B, 768] of CLIP-L; t5_out [B, L, 4096], txt_ids [B, L, 3], t5_attn_mask [B, L] of T5.
 
-        With apply_t5_attn_mask T5 does not look at padding either. Gradients flow where they are on.
+        With apply_t5_attn_mask T5 does not look at padding either. Gradients flow where they are on. Without CLIP-L
+        l_pooled is zeros, as sd-scripts keeps them.
         """
         wanted = tuple(parts.encoders) if encoders is None else encoders
         out: dict[str, Tensor] = {}
@@ -260,6 +253,8 @@ class FluxFamily:
             device = out["t5_out"].device
             out["txt_ids"] = torch.zeros(*ids.shape, 3, device=device)
             out["t5_attn_mask"] = mask.to(device, non_blocking=True)
+            if "clip_l" not in self.variant.encoders:
+                out["l_pooled"] = torch.zeros(len(ids), POOLED, device=device)
         return out
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
@@ -288,13 +283,19 @@ class FluxFamily:
         return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
 
     def conditions(self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device) -> dict[str, Any]:
-        """Text and positions as the denoiser takes them; `size` is the height and width in tokens."""
+        """Text and positions as the denoiser takes them; `size` is the height and width in tokens.
+
+        Chroma sees one token of padding after the words, which the mask has when it is shifted by one.
+        """
+        mask = text["t5_attn_mask"] if self.config.model.apply_t5_attn_mask else None
+        if mask is not None and self.variant.padding_seen:
+            mask = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=1)
         return {
             "img_ids": self.positions.image(*size, device),
             "txt": text["t5_out"],
             "txt_ids": self.positions.text(text["t5_out"].shape[1], device),
             "y": text["l_pooled"],
-            "txt_attention_mask": text["t5_attn_mask"] if self.config.model.apply_t5_attn_mask else None,
+            "txt_attention_mask": mask,
         }
 
     def sampler(self, parts: ModelComponents) -> "Sampler":

@@ -14,6 +14,7 @@ from library.config.problems import Problem, Text
 from library.config.reading import count
 from library.config.run_config import Rule, RunConfig
 from library.config.schema import Option, opt, section
+from library.families.flux.variants import VARIANTS, Variant
 
 _NOISE = "it is for diffusion models, and FLUX.1 is trained by flow matching"
 _WEIGHT = "it weighs steps of a diffusion model; for FLUX.1 see weighting_scheme"
@@ -40,12 +41,12 @@ IDLE = {
 }
 
 IDLE_RULES: tuple[Rule, ...] = (
+    ("clip_l", lambda c: "clip_l" in c.model.variant.encoders, "Chroma reads no CLIP-L"),
+    ("guidance_scale", lambda c: c.model.variant.guided or not c.model.guidance_scale, "Chroma takes no guidance"),
     *sections.FLOW_RULES,
     ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
      "timestep_sampling is not sigmoid, shift or flux_shift"),
 )  # fmt: skip
-
-PENDING = {"model_type=chroma": "Chroma is not supported; train FLUX.1 dev or schnell (model_type = flux)"}
 
 OTHERS = {
     "clip_l": "the CLIP-L text encoder (clip_l.safetensors)",
@@ -89,14 +90,23 @@ class FluxModel(sections.Model):
     )
 
     @property
+    def variant(self) -> Variant:
+        """What model_type names."""
+        return VARIANTS[self.model_type]
+
+    @property
     def text_tokens(self) -> int | None:
         """The most tokens of text that a step reads, where the options say it."""
         known, most = self.t5xxl_max_token_length, 256 if self.t5xxl_train_length == "256" else None
         return min(known, most) if known and most else known or most
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Captions that are encoded in each step may have another length each time."""
+        """Captions that are encoded in each step may have another length each time; Chroma masks their padding."""
         yield from sections.Model.check(self, run)
+        if self.variant.padding_seen and not self.apply_t5_attn_mask:
+            yield Problem("apply_t5_attn_mask",
+                "must be on with model_type = chroma: the model was trained without seeing the padding",
+                also="model_type", fix={"apply_t5_attn_mask": True})  # fmt: skip
         if self.t5xxl_train_length == "longest" and not run.cache.text:
             yield Problem("t5xxl_train_length",
                 "= longest needs cache_text_encoder_outputs: switch that on, or use 256",
@@ -114,7 +124,7 @@ class FluxModel(sections.Model):
         base = self.pretrained_model_name_or_path or ".safetensors"
         if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
             for name, what in OTHERS.items():
-                if not getattr(self, name):
+                if not getattr(self, name) and name in (*self.variant.encoders, "ae"):
                     yield Problem(
                         name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path"
                     )
@@ -242,7 +252,6 @@ class FluxLora(sections.AdapterRun):
     grid: ClassVar[int] = 64
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    pending: ClassVar[Mapping[str, str]] = PENDING
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     # Written by the kohya_ss page into the configs of this script, too.
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {"mem_eff_save": "adapter files are small"}
@@ -267,7 +276,6 @@ class FluxTrain(sections.FullRun):
     grid: ClassVar[int] = 16
     idle: ClassVar[Mapping[str, str]] = IDLE
     idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
-    pending: ClassVar[Mapping[str, str]] = PENDING
     old: ClassVar[Mapping[str, Option]] = OLD_BLOCKS
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {
         "prior_loss_weight": "a fine-tune counts regularisation images like all others",

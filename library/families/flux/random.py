@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from library.families.flux.family import FluxFamily
+from library.families.flux.family import POOLED, FluxFamily
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import autoencoder, clip, random_networks, random_tokenizers
 from library.families.shared.random_networks import CLIP_WORDS, T5_WORDS, InputShapes, RandomNetworks
@@ -33,11 +33,13 @@ class FluxSizes:
     vae: tuple[int, ...] = (32, 32, 32, 32)
     channels: int = 16
     guidance: bool = True  # dev; schnell is without
+    approximator: tuple[int, int, int] | None = None  # of Chroma: channels of its input, width, layers
     resolutions: tuple[int, ...] = (64, 128)
 
 
 TINY = FluxSizes()
 TINY_OPTIONS = {"t5xxl_max_token_length": clip.LENGTH}  # few words, as a tiny model is measured for its parts
+VARIANTS = {"chroma": replace(TINY, guidance=False, approximator=(64, 64, 2))}  # tiny ones
 FULL = FluxSizes(
     hidden=3072, head=128, double_blocks=19, single_blocks=38, clip_l=768, clip_layers=12, t5xxl=4096, t5_layers=24,
     t5_heads=64, t5_head=64, t5_mlp=10240, vae=(128, 256, 512, 512), resolutions=(512, 1024, 2048),
@@ -49,21 +51,24 @@ def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int 
     shape = Sizes(
         in_channels=4 * sizes.channels,
         out_channels=4 * sizes.channels,
-        vector_channels=sizes.clip_l,
+        vector_channels=0 if sizes.approximator else sizes.clip_l,
         text_channels=sizes.t5xxl,
         hidden=sizes.hidden,
         head=sizes.head,
         mlp=4 * sizes.hidden,
         double_blocks=sizes.double_blocks,
         single_blocks=sizes.single_blocks,
-        guidance=sizes.guidance,
+        guidance=sizes.guidance and not sizes.approximator,
+        approximator=sizes.approximator,
     )
+    encoders = {"t5xxl": lambda: _t5(sizes, t5_words)}
+    if not sizes.approximator:
+        encoders = {
+            "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_layers, clip_words)
+        } | encoders
     return RandomNetworks(
         lambda: random_networks.empty(lambda: Flux(shape)),
-        {
-            "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_layers, clip_words),
-            "t5xxl": lambda: _t5(sizes, t5_words),
-        },
+        encoders,
         lambda: random_networks.autoencoder(sizes.vae, sizes.channels, 0.3611, quant_convs=False),
         sizes.resolutions,
     )
@@ -88,14 +93,14 @@ def _t5(sizes: FluxSizes, words: int) -> nn.Module:
 
 def adopt(family: FluxFamily, denoiser: Flux) -> None:
     """Tell a family what it otherwise reads from the header of its checkpoint."""
-    family.guided = denoiser.sizes.guidance
+    family.is_schnell = denoiser.sizes.is_schnell
     family.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
 
 
 def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     """What this denoiser reads, for one image."""
     length, sizes = min(family.text_length, family.config.model.text_tokens or family.text_length), denoiser.sizes
-    text = {"l_pooled": (sizes.vector_channels,), "t5_out": (length, sizes.text_channels)}
+    text = {"l_pooled": (sizes.vector_channels or POOLED,), "t5_out": (length, sizes.text_channels)}
     return InputShapes(sizes.in_channels // 4, text | {"txt_ids": (length, 3), "t5_attn_mask": (length,)})
 
 
@@ -104,21 +109,22 @@ def write(
 ) -> dict[str, Path]:
     """Write the four files of a tiny dev (schnell without `guidance`) model and its tokenizers into a folder.
 
-    With `sizes` of FULL the text encoders know more words than these tokenizers.
-    Returns paths by part: flux, clip_l, t5xxl, ae (all .safetensors), tokenizer and tokenizer_2 (folders).
+    With `sizes` of FULL the text encoders know more words than these tokenizers. Chroma has no CLIP-L.
+    Returns paths by part: flux, clip_l, t5xxl, ae (all .safetensors), and the tokenizers' folders.
     """
     folder = Path(folder)
-    places = {"tokenizer": folder / "tokenizer", "tokenizer_2": folder / "tokenizer_2"}
-    clip_words = random_tokenizers.clip_tokenizer(places["tokenizer"])
-    t5_words = random_tokenizers.t5_tokenizer(places["tokenizer_2"])
-    words = (CLIP_WORDS, T5_WORDS) if sizes == FULL else (clip_words, t5_words)  # other programs expect the former
+    stem = "tiny-chroma" if sizes.approximator else f"tiny-flux1-{'dev' if guidance else 'schnell'}"
+    makers = [random_tokenizers.clip_tokenizer, random_tokenizers.t5_tokenizer]
+    if sizes.approximator:
+        del makers[0]
+    places = {name: folder / name for name in ("tokenizer", "tokenizer_2")[: len(makers)]}
+    found = [make(place) for make, place in zip(makers, places.values(), strict=True)]
+    words = (CLIP_WORDS, T5_WORDS) if sizes == FULL else (found[0], found[-1])  # other programs expect the former
     made = random(replace(sizes, guidance=guidance), *words)
-    networks = {
-        "flux": (f"tiny-flux1-{'dev' if guidance else 'schnell'}", made.denoiser()),
-        "clip_l": ("clip_l", made.encoders["clip_l"]()),
-        "t5xxl": ("t5xxl_fp16", made.encoders["t5xxl"]()),
-        "ae": ("ae", made.vae()),
-    }
+    files = {"clip_l": "clip_l", "t5xxl": "t5xxl_fp16"}
+    networks = {"flux": (stem, made.denoiser())}
+    networks |= {part: (files[part], make()) for part, make in made.encoders.items()}
+    networks["ae"] = ("ae", made.vae())
     for i, (part, (stem, network)) in enumerate(networks.items()):
         named = clip.tensors_of(network) if part == "clip_l" else network.state_dict()
         shapes = [(name, tuple(t.shape)) for name, t in named.items() if name != "encoder.embed_tokens.weight"]

@@ -34,13 +34,13 @@ class FluxSampler(Sampler):
     def denoised(self, request: SampleRequest, text: dict[str, Tensor], size: tuple[int, int]) -> Tensor:
         """Seeded noise, denoised; `size` counts tokens. Returns packed latents, float32 [1, h * w, 4 C]."""
         model = self.denoiser
-        count, device = len(text["l_pooled"]), model.img_in.weight.device
+        count, device = len(text["t5_out"]), model.img_in.weight.device
         noise = torch.randn(1, size[0] * size[1], model.sizes.in_channels, generator=generator_of(request))
         tokens = noise.to(device)
         strength = self.family.sample_defaults["guidance_scale"] if request.guidance is None else request.guidance
         guidance = torch.full((count,), strength, device=device)
         fixed = self.family.conditions(text, size, device) | {"guidance": guidance}
-        sigmas = flow.schedule(request.steps, size[0] * size[1], shift=model.sizes.guidance)
+        sigmas = flow.schedule(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
         for now, after in zip(sigmas, sigmas[1:], strict=False):
             times = torch.full((count,), now, device=device)
             velocity = model(img=tokens.expand(count, -1, -1), timesteps=times, **fixed).float()

@@ -15,33 +15,47 @@ class Variant:
 
     title: str  # what people call it
     found: str  # what `recognise` calls its transformer
-    file: str  # a file that people have
+    transformer: str  # the same with a file that people have
+    files: tuple[str, ...]  # patterns of that file's name, where several models are in one folder
+    tokenizer: str = "tokenizer_2"  # the folder of T5's, in a diffusers model
+    text_encoder: str = "text_encoder_2"  # and T5's own
     encoders: tuple[str, ...] = ("clip_l", "t5xxl")
     inputs: int = 1  # channels that the transformer reads, as a multiple of those that it answers with
+    guided: bool = True  # whether guidance_scale may mean something to it
+    padding_seen: int = 0  # tokens of padding that the transformer sees where T5's mask is applied
+    used: tuple[float, float] = (0.333, 0.8)  # share of a double and of a single block that each token meets
     base_model_version: str = "flux1"  # ss_base_model_version
     architecture: str = ""  # modelspec.architecture; "": dev or schnell, as the header says
     sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(DEV))
 
-    @property
-    def transformer(self) -> str:
-        """Its transformer in words that fit into a sentence."""
-        return f"{self.found} ({self.file}, or a diffusers folder)"
 
-
-TRANSFORMER, CHROMA = "a FLUX.1 transformer", "a Chroma transformer"
+TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
+FOLDER = " in the diffusers layout"
 VARIANTS = {
-    "flux": Variant(title="FLUX.1", found=TRANSFORMER, file="flux1-dev.safetensors"),
+    "flux": Variant(
+        title="FLUX.1",
+        found=TRANSFORMER,
+        transformer="a FLUX.1 transformer (flux1-dev.safetensors, or a diffusers folder)",
+        files=("flux1*.safetensors",),
+    ),
     "krea": Variant(
         title="FLUX.1 Krea",
         found=TRANSFORMER,
-        file="flux1-krea-dev.safetensors",
+        transformer="a FLUX.1 transformer (flux1-krea-dev.safetensors, or a diffusers folder)",
+        files=("flux1*.safetensors",),
         sample_defaults=DEV | {"sample_steps": 28, "guidance_scale": 4.5},
     ),
     "chroma": Variant(
         title="Chroma",
         found=CHROMA,
-        file="Chroma1-HD.safetensors",
+        transformer="a Chroma transformer (Chroma1-HD.safetensors, or a diffusers folder)",
+        files=("[Cc]hroma*.safetensors",),
+        tokenizer="tokenizer",
+        text_encoder="text_encoder",
         encoders=("t5xxl",),
+        guided=False,
+        padding_seen=1,
+        used=(0.5, 1.0),
         base_model_version="chroma",
         architecture="chroma",
         sample_defaults={"sample_steps": 25, "scale": 4.0, "guidance_scale": 0.0},
