@@ -82,10 +82,12 @@ def config_of(demo: Any, script: str, **values: Any) -> Any:
     """The demo's config of a script with other values; eager, and as exact as it can be where nothing else is said."""
     quick = {"compile": False, "compile_blocks": None, "resolution": "64", "max_train_steps": 4,
              "save_precision": "float", "logging_dir": None}  # fmt: skip
-    if "t5xxl_max_token_length" in options(families.config_class(script)):
+    # a TOML of a relative is called <relative>_<script>
+    kind = families.config_class(script if script in families.RUNS else script.split("_", 1)[1])
+    if "t5xxl_max_token_length" in options(kind):
         quick["t5xxl_max_token_length"] = 32
     given = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-    return build(families.config_class(script), read_toml(demo.configs[script]) | quick | given, notes=[])
+    return build(kind, read_toml(demo.configs[script]) | quick | given, notes=[])
 
 
 def train(config: Any) -> Outcome:

@@ -13,10 +13,12 @@ from library.config.command import command
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, build, read_toml
 from library.demo import summary
+from library.demo.configs import name_of
 from library.demo.files import Demo, prepare
 from library.runs import foreground, reader
 
 FAMILIES = tuple(sorted(families.FAMILIES))
+VARIANTS = tuple(name for known in families.every() for name in known.demo_variants)
 
 
 # Why: docs/decisions/2026-11-20-demo-is-a-package.md
@@ -29,9 +31,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
         return 0
     lines = []
-    for family in wanted:
-        lines.append(compare(demo, families.lora_script(family), asked.steps, compiled=not asked.no_compile))
-    print("\n".join(["", *lines, *closing(demo, families.lora_script(wanted[0]))]))
+    for model in wanted:
+        lines.append(compare(demo, model, asked.steps, compiled=not asked.no_compile))
+    print("\n".join(["", *lines, *closing(demo, wanted[0])]))
     return 0
 
 
@@ -41,7 +43,7 @@ def _arguments() -> argparse.ArgumentParser:
     )
     default = FAMILIES[0]
     parser.add_argument(
-        "--family", choices=(*FAMILIES, "both"), default=default, help=f"which model (default: {default})"
+        "--family", choices=(*FAMILIES, *VARIANTS, "both"), default=default, help=f"which model (default: {default})"
     )
     parser.add_argument("--out", default="demo", metavar="DIR", help="the folder for all files (default: demo)")
     parser.add_argument("--steps", type=int, metavar="N", help="number of training steps, instead of the TOML's")
@@ -50,24 +52,26 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(demo: Demo, script: str, steps: int | None, compiled: bool) -> str:
-    """Train with and without torch.compile, from the same seed; the summary of both."""
-    config = build(families.config_class(script), read_toml(demo.configs[script]))
+def compare(demo: Demo, model: str, steps: int | None, compiled: bool) -> str:
+    """Train a LoRA with and without torch.compile, from the same seed; the summary of both."""
+    script = families.lora_script(families.owner(model))
+    toml = demo.configs[name_of(script, model)]
+    config = build(families.config_class(script), read_toml(toml))
     name, runs = config.save.output_name or "", {}
-    runs["eager"] = train(demo, script, config, f"{name}-eager", ["--no-compile"], steps)
+    runs["eager"] = train(toml, script, config, f"{name}-eager", ["--no-compile"], steps)
     if compiled:
         # A machine without a C++ compiler still gets its LoRA; the summary says why it was not compiled.
-        runs["compiled"] = train(demo, script, config, name, ["--compile", "--compile_fallback"], steps)
-    return summary.text(script, {kind: summary.read(folder) for kind, folder in runs.items()}, config)
+        runs["compiled"] = train(toml, script, config, name, ["--compile", "--compile_fallback"], steps)
+    return summary.text(model, {kind: summary.read(folder) for kind, folder in runs.items()}, config)
 
 
-def train(demo: Demo, script: str, config: RunConfig, name: str, flags: list[str], steps: int | None) -> Path:
+def train(toml: Path, script: str, config: RunConfig, name: str, flags: list[str], steps: int | None) -> Path:
     """Start one training headless and wait for it; the folder of its run. Raises ConfigError when it fails."""
     output = Path(config.save.output_dir or "")
     name = free_name(output, name)
     flags = ["--output_name", name, *flags, *(["--max_train_steps", str(steps)] if steps else [])]
-    print(f"\n> kohya train {script} --config_file {demo.configs[script]} {' '.join(flags)}\n", flush=True)
-    code = foreground.run([*command(demo.configs[script], script), *flags])
+    print(f"\n> kohya train {script} --config_file {toml} {' '.join(flags)}\n", flush=True)
+    code = foreground.run([*command(toml, script), *flags])
     found = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:
         log = f"; its log: {found[-1] / 'log.txt'}" if found else ""
@@ -90,9 +94,10 @@ def free_name(output: Path, name: str) -> str:
     return candidate
 
 
-def closing(demo: Demo, script: str) -> list[str]:
+def closing(demo: Demo, model: str) -> list[str]:
     """The last lines: where the files are, and what to do next."""
     kohya = Path(sys.executable).with_name("kohya")
+    script = families.lora_script(families.owner(model))
     return [
         f"Everything is in {demo.folder}",
         f"  images    {demo.images}",
@@ -100,5 +105,5 @@ def closing(demo: Demo, script: str) -> list[str]:
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
         "Next: open the page (./setup.sh gui), or change a TOML and train again:",
-        f"  {kohya} train {script} --config_file {demo.configs[script]}",
+        f"  {kohya} train {script} --config_file {demo.configs[name_of(script, model)]}",
     ]

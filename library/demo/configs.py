@@ -15,27 +15,34 @@ Tables = dict[str, list[Line]]
 
 
 def write(folder: Path, models: Mapping[str, Mapping[str, Path]], images: Path, output: Path) -> dict[str, Path]:
-    """Write `<script>.toml` for every family in `models`; the files by script. A file that exists is kept as it is."""
+    """Write `<script>.toml` for every family in `models`, `<relative>_<script>.toml` for a relative; the files by those
+    names. A file that exists is kept as it is."""
     written = {}
-    for script in families.RUNS:
-        family = families.config_class(script).family
-        if family in models:
-            path = folder / f"{script}.toml"
+    for model, files in models.items():
+        for script in families.facts(families.owner(model)).scripts:
+            name = name_of(script, model)
+            path = folder / f"{name}.toml"
             if not path.exists():
-                write_atomic(path, text(script, models[family], images, output))
-            written[script] = path
+                write_atomic(path, text(script, files, images, output, model))
+            written[name] = path
     return written
 
 
-def title(script: str) -> str:
-    """What a script trains, in words."""
+def name_of(script: str, model: str) -> str:
+    """What the TOML of a script is called, for a family or a relative of it."""
+    return script if model == families.owner(model) else f"{model}_{script}"
+
+
+def title(script: str, model: str) -> str:
+    """What a script trains, in words, for a family or a relative of it."""
     config = families.config_class(script)
-    name = families.facts(config.family).title
+    facts = families.facts(config.family)
+    name = facts.demo_variants.get(model, facts.title)
     return f"LoRA for {name}" if config.adapters else f"Fine-tuning of {name}"
 
 
-def text(script: str, models: Mapping[str, Path], images: Path, output: Path) -> str:
-    """The TOML of one script."""
+def text(script: str, models: Mapping[str, Path], images: Path, output: Path, model: str) -> str:
+    """The TOML of one script, for a family or a relative of it."""
     config = families.config_class(script)
     family, is_lora = families.facts(config.family), config.adapters
     tables = {
@@ -58,7 +65,7 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path) ->
         "compile": [("compile", True, "compiles the blocks of the denoiser before the first step")],
         "save": [
             ("output_dir", str(output), ""),
-            ("output_name", f"{family.name}-{'lora' if is_lora else 'full'}", ""),
+            ("output_name", f"{model}-{'lora' if is_lora else 'full'}", ""),
             ("save_model_as", "safetensors", ""),
             ("save_precision", "fp16", ""),
         ],
@@ -77,9 +84,9 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path) ->
     order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
     tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
     head = [
-        f"# {title(script)}, on the tiny model and the dozen images that the demo made.",
+        f"# {title(script, model)}, on the tiny model and the dozen images that the demo made.",
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
-        f"#   kohya train {script} --config_file {script}.toml",
+        f"#   kohya train {script} --config_file {name_of(script, model)}.toml",
     ]
     blocks = ["\n".join([f"[{table}]", *map(_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from library.demo import configs, images
-from library.families import random_module
+from library.families import owner, random_module
 from library.files import write_atomic
 
 RECORD = "demo.json"
@@ -21,12 +21,15 @@ class Demo:
 
     folder: Path
     images: Path
-    models: Mapping[str, Mapping[str, Path]]  # family -> which file -> path
-    configs: Mapping[str, Path]  # script -> its TOML
+    models: Mapping[str, Mapping[str, Path]]  # family, or a relative of one -> which file -> path
+    configs: Mapping[str, Path]  # script, of a relative <relative>_<script> -> its TOML
 
 
 def prepare(folder: Path, families: Iterable[str]) -> Demo:
-    """Make what is missing of a demo in `folder`, or in `folder-2` and so on if that holds something else."""
+    """Make what is missing of a demo in `folder`, or in `folder-2` and so on if that holds something else.
+
+    `families` may name relatives, too, which have models and TOML files of their own.
+    """
     folder = _place(folder)
     if not (folder / RECORD).exists():
         write_atomic(folder / RECORD, json.dumps({"demo": fingerprint()}) + "\n")
@@ -89,8 +92,9 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
 
 
 def _model(family: str, place: Path) -> None:
-    """A tiny checkpoint of a family, and a list of what is in which file."""
-    made = random_module(family).write(place)
+    """A tiny checkpoint of a family or a relative, and a list of what is in which file."""
+    module = random_module(owner(family))
+    made = module.write(place, sizes=module.VARIANTS[family]) if family != owner(family) else module.write(place)
     files = made if isinstance(made, Mapping) else {family: made}
     relative = {name: Path(path).relative_to(place).as_posix() for name, path in files.items()}
     write_atomic(place / "files.json", json.dumps(relative, indent=1) + "\n")

@@ -74,13 +74,13 @@ def difference(one: Outcome, other: Outcome) -> float | None:
     return max((abs(one.losses[s] - other.losses[s]) / max(abs(one.losses[s]), 1e-12) for s in shared), default=None)
 
 
-def text(script: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
-    """The lines about one script's runs: `outcomes` by "eager" and, if it was tried, "compiled"."""
-    lines = [f"{configs.title(script)}, {len(outcomes['eager'].losses)} steps", *table(outcomes), ""]
+def text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig) -> str:
+    """The lines about the runs of a family or a relative: `outcomes` by "eager" and, if it was tried, "compiled"."""
+    lines = [f"{configs.title(config.script, model)}, {len(outcomes['eager'].losses)} steps", *table(outcomes), ""]
     eager, fast = outcomes["eager"], outcomes.get("compiled")
     if fast and fast.compiled and (apart := difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {apart:.2g} of their size.")
-        lines += [f"  {line}" for line in verdict(script.split("_")[0], eager, fast)]
+        lines += [f"  {line}" for line in verdict(config.family, eager, fast)]
     if fast and fast.fallback:
         lines.append(f"  It was not compiled: {fast.fallback}")
     if file := (fast or eager).file:

@@ -34,6 +34,11 @@ def every() -> tuple[FamilyFacts, ...]:
 RUNS = {script: where for known in every() for script, where in known.scripts.items()}
 
 
+def owner(name: str) -> str:
+    """The family that a name is of: its own, or that of a relative for the demo."""
+    return next(known.name for known in every() if name in (known.name, *known.demo_variants))
+
+
 def titles() -> str:
     """What people call them, in one line."""
     return ", ".join(known.title for known in every())

@@ -314,6 +314,15 @@ class WritesFolders(Protocol):
 
 
 @runtime_checkable
+class HasFrozenParts(Protocol):
+    """A family whose denoiser may have parts that no training changes."""
+
+    def is_frozen(self, path: str) -> bool:
+        """Whether a parameter of the denoiser never learns."""
+        ...
+
+
+@runtime_checkable
 class HasBlockRates(Protocol):
     """A family with learning rates by blocks (`block_lrs`)."""
 

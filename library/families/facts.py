@@ -1,7 +1,8 @@
 """What a family states about itself, so that no other part of the project has to know its name. No torch in here."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -30,12 +31,17 @@ class FamilyFacts:
     # In the metadata of saved files.
     base_model_version: str  # ss_base_model_version, where no loaded model can tell
     architecture: str  # modelspec.architecture, where no loaded model can tell
+    # The same of relatives: what `recognise` says of them -> both.
+    relatives: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     implementation: str  # modelspec.implementation
     has_prediction_type: bool  # whether its models differ in what they predict
 
     adapter_modules: Mapping[str, AdapterModule]  # by network_module; the first is the usual one
     lora_names: str  # module:object, a shared.lora_names.LoraNames
     demo: str  # module with the tables of its demo and the check of its LoRA in diffusers
+
+    # Relatives that the demo has models of, and what people call them; VARIANTS of the random module has their sizes.
+    demo_variants: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     trained_in_compute_dtype: bool  # a full fine-tune, too: float32 masters would be too large
     saves_all_parts: bool  # a fine-tune's file holds text encoders and VAE as well

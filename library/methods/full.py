@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
-from library.families.base import Family, HasBlockRates, ModelComponents, WritesFolders
+from library.families.base import Family, HasBlockRates, HasFrozenParts, ModelComponents, WritesFolders
 from library.methods import snapshot
 
 # Where text encoders learn, CLIP-L's last layer but one is read and never its pooled vector: these get no gradient.
@@ -99,7 +99,9 @@ def _denoiser_groups(parts: ModelComponents, family: Family, config: RunConfig) 
     if not rate:
         return  # as in sd-scripts, learning_rate 0 freezes the U-Net, whatever block_lr says
     if not rates:
-        yield {"params": list(parts.denoiser.parameters()), "lr": rate, "name": "unet"}
+        fixed = family.is_frozen if isinstance(family, HasFrozenParts) else None
+        learn = [p for path, p in parts.denoiser.named_parameters() if not (fixed and fixed(path))]
+        yield {"params": learn, "lr": rate, "name": "unet"}
         return
     assert isinstance(family, HasBlockRates)
     blocks: dict[int, list[nn.Parameter]] = {i: [] for i in range(len(rates))}

@@ -25,7 +25,7 @@ class ModelFile:
         self.path, self.entries = Path(path), storage.entries(path)
         shapes = {name.replace(weights.COMPILED, ""): tuple(e["shape"]) for name, e in self.entries.items()}
         self.codes = {name.replace(weights.COMPILED, ""): e["dtype"] for name, e in self.entries.items()}
-        self.family = self._family(shapes)
+        self.family, self.found = self._family(shapes)
         self.names = names_of(self.family)
         if problem := weights.stored_oddly(self.path, self.entries):
             raise ConfigError(problem)
@@ -37,10 +37,10 @@ class ModelFile:
             for name, parts in self.made_of.items()
         }
 
-    def _family(self, shapes: dict[str, tuple[int, ...]]) -> str:
+    def _family(self, shapes: dict[str, tuple[int, ...]]) -> tuple[str, str]:
         facts, found = recognition.described(shapes)
         if facts and found in names_of(facts.name).mergeable:
-            return facts.name
+            return facts.name, found
         wanted = ", or ".join(known.base_model for known in families.every())
         raise ConfigError("{path} is {found}: give {wanted}", path=self.path, found=found, wanted=wanted)
 

@@ -33,14 +33,15 @@ def save(lora: Lora, out: Path, *, style: str | None = None, dtype: str | None =
     return plan.write_new(Path(out), metadata | plan.hashes(metadata), report)
 
 
-def described(family: str, comment: str, sources: Sequence[Lora] = ()) -> Metadata:
-    """The metadata of a LoRA that is made of others, or from models."""
+def described(family: str, comment: str, sources: Sequence[Lora] = (), model: str = "") -> Metadata:
+    """The metadata of a LoRA that is made of others, or from models that `recognise` calls `model`."""
     facts = families.facts(family)
+    version, architecture = facts.relatives.get(model, (facts.base_model_version, facts.architecture))
     out = {
         "ss_v2": "False",
-        "ss_base_model_version": facts.base_model_version,
+        "ss_base_model_version": version,
         "ss_network_module": next(iter(facts.adapter_modules)),
-        "modelspec.architecture": f"{facts.architecture}/lora",
+        "modelspec.architecture": f"{architecture}/lora",
         "modelspec.implementation": facts.implementation,
     }
     for lora in reversed(sources):

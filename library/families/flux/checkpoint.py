@@ -113,7 +113,7 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
     """Why a transformer with FLUX.1's names is still none that is trained here: in pixels, or an inpainting variant."""
     if FACTS.recognise(shapes).startswith(RADIANCE):
         return Text(
-            "{path} is Chroma Radiance, which works on pixels and is not trained here: use Chroma1-HD or -Base",
+            "{path} is Chroma Radiance, which works on pixels and is not trained here: use Chroma1-HD or Chroma1-Base",
             path=path,
         )
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
+from library.families.flux import keys
 from library.families.shared import weights
 from library.families.shared.diffusers_layers import ADAPTER, Sizes, layers
 
@@ -15,41 +16,45 @@ Line = tuple[str, Any, str]  # an option, its value, and what a real training wo
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     """What a TOML of the demo says of this model; `models` are the files that random.write made."""
-    return {
-        "model": [
-            ("pretrained_model_name_or_path", str(models["flux"]), "real: flux1-dev.safetensors"),
-            ("clip_l", str(models["clip_l"]), ""),
-            ("t5xxl", str(models["t5xxl"]), ""),
-            ("ae", str(models["ae"]), ""),
-            ("t5xxl_max_token_length", 64, "real: 512"),
-            ("guidance_scale", 1.0, "what FLUX.1-dev is trained with"),
-        ],
-        "noise": [
-            ("timestep_sampling", "shift", ""),
-            ("discrete_flow_shift", 3.1582, ""),
-            ("model_prediction_type", "raw", ""),
-        ],
-    }
+    files: list[Line] = [
+        ("t5xxl", str(models["t5xxl"]), ""),
+        ("ae", str(models["ae"]), ""),
+        ("t5xxl_max_token_length", 64, "real: 512"),
+    ]
+    shift: list[Line] = [("timestep_sampling", "shift", ""), ("discrete_flow_shift", 3.1582, "")]
+    base = ("pretrained_model_name_or_path", str(models["flux"]))
+    if "clip_l" in models:
+        clip_l = ("clip_l", str(models["clip_l"]), "")
+        guidance = ("guidance_scale", 1.0, "what FLUX.1-dev is trained with")
+        model: list[Line] = [(*base, "real: flux1-dev.safetensors"), clip_l, *files, guidance]
+    else:
+        chroma = [("model_type", "chroma", ""), ("apply_t5_attn_mask", True, "Chroma does not see the padding")]
+        model = [(*base, "real: Chroma1-HD.safetensors"), *files, *chroma, ("guidance_scale", 0.0, "it takes none")]
+        shift = [("timestep_sampling", "sigmoid", "")]
+    return {"model": model, "noise": [*shift, ("model_prediction_type", "raw", "")]}
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
     """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
     import torch
-    from diffusers import FluxTransformer2DModel, loaders
+    from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel, loaders
 
     known = _shapes(config)
     width, head = known["img_in.weight"][0], known["double_blocks.0.img_attn.norm.query_norm.scale"][0]
     with torch.device("meta"):
-        model = FluxTransformer2DModel(
-            in_channels=known["img_in.weight"][1],
-            num_layers=1 + max(int(k.split(".")[1]) for k in known if k.startswith("double_blocks.")),
-            num_single_layers=1 + max(int(k.split(".")[1]) for k in known if k.startswith("single_blocks.")),
-            attention_head_dim=head,
-            num_attention_heads=width // head,
-            joint_attention_dim=known["txt_in.weight"][1],
-            pooled_projection_dim=known["vector_in.in_layer.weight"][1],
-            guidance_embeds="guidance_in.in_layer.weight" in known,
-        )
+        sizes: dict[str, Any] = {
+            "in_channels": known["img_in.weight"][1],
+            "num_layers": 1 + max(int(k.split(".")[1]) for k in known if k.startswith("double_blocks.")),
+            "num_single_layers": 1 + max(int(k.split(".")[1]) for k in known if k.startswith("single_blocks.")),
+            "attention_head_dim": head,
+            "num_attention_heads": width // head,
+            "joint_attention_dim": known["txt_in.weight"][1],
+        }
+        if f"{keys.APPROXIMATOR}in_proj.weight" in known:
+            model: Any = ChromaTransformer2DModel(**sizes, approximator_hidden_dim=8, approximator_layers=1)
+        else:
+            pooled, guided = known["vector_in.in_layer.weight"][1], "guidance_in.in_layer.weight" in known
+            model = FluxTransformer2DModel(**sizes, pooled_projection_dim=pooled, guidance_embeds=guided)
     found: Any = loaders.FluxLoraLoaderMixin.lora_state_dict(_as_wide_as_the_real_one(tensors, width))
     prefix = "transformer."
     found = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}

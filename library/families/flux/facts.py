@@ -1,7 +1,7 @@
 """What FLUX.1 states about itself."""
 
 from library.families.facts import AdapterModule, FamilyFacts, Shapes
-from library.families.flux.variants import CHROMA, FOLDER, RADIANCE, TRANSFORMER
+from library.families.flux.variants import CHROMA, FOLDER, RADIANCE, TRANSFORMER, VARIANTS
 
 
 def recognise(shapes: Shapes) -> str:
@@ -32,11 +32,13 @@ FACTS = FamilyFacts(
     base_models=(TRANSFORMER, CHROMA),
     base_model_version="flux1",
     architecture="flux-1-dev",
+    relatives={CHROMA: ("chroma", "chroma"), CHROMA + FOLDER: ("chroma", "chroma")},
     implementation="https://github.com/black-forest-labs/flux",
     has_prediction_type=False,
     adapter_modules={"networks.lora_flux": AdapterModule("library.families.flux.network_args:FluxArgs")},
     lora_names="library.families.flux.lora_names:NAMES",
     demo="library.families.flux.demo",
+    demo_variants={"chroma": VARIANTS["chroma"].title},
     trained_in_compute_dtype=True,
     saves_all_parts=False,
     most_blocks_swapped=34,

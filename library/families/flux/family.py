@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.facts import Shapes
 from library.families.flux import checkpoint, variants
-from library.families.flux.model import Sizes
+from library.families.flux.model import APPROXIMATOR, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
 from library.families.shared import clip, packing, part_files, t5, tokenizers, weights
@@ -91,7 +91,7 @@ class FluxFamily:
         """sd-scripts' word for this model."""
         return self.variant.base_model_version
 
-    @cached_property
+    @property
     def sample_defaults(self) -> Mapping[str, Any]:
         """What a sample prompt leaves open. Krea's are told by its name, in the path or in the file's own title."""
         options, title = self.config.model, ""
@@ -207,6 +207,10 @@ class FluxFamily:
         """("denoiser", "double_blocks.0.img_attn.qkv") -> "lora_unet_double_blocks_0_img_attn_qkv"."""
         path = clip.canonical(path) if part == "clip_l" else path
         return f"{PREFIXES[part]}_{path.replace('.', '_')}"
+
+    def is_frozen(self, path: str) -> bool:
+        """Chroma's approximator, which nobody trains."""
+        return path.startswith(f"{APPROXIMATOR}.")
 
     def resolution_level(self, path: str) -> int:
         """All blocks see the same tokens."""

@@ -108,7 +108,7 @@ def _layers(names: Iterable[str]) -> int:
 
 
 def _pairs(doubles: int, singles: int, guided: bool, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every BFL key of a model with so many blocks and layers of an approximator, and the diffusers keys of its rows."""
+    """Every BFL key of a model with so many blocks and approximator's layers, and the diffusers keys of its rows."""
     outside = {bfl: made_of for bfl, made_of in OUTSIDE.items() if guided or not bfl.startswith("guidance_in.")}
     for bfl, made_of in (*_linears(outside, "", ""), *_blocks(doubles, singles)):
         if not layers or not bfl.startswith(MODULATIONS) and not bfl.split(".", 2)[-1].startswith(MODULATIONS):

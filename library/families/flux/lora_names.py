@@ -36,9 +36,7 @@ class FluxLoraNames(LoraNames):
     trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS)
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te3_",)
     version_word: ClassVar[str] = "flux"
-    mergeable: ClassVar[tuple[str, ...]] = tuple(
-        f"{found}{layout}" for found in (TRANSFORMER, CHROMA) for layout in ("", FOLDER)
-    )
+    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER, TRANSFORMER + FOLDER, CHROMA, CHROMA + FOLDER)
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A diffusers path -> (BFL path, which of its pieces, of how many). A BFL path is the one piece of itself."""

@@ -61,11 +61,12 @@ def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int 
         guidance=sizes.guidance and not sizes.approximator,
         approximator=sizes.approximator,
     )
-    encoders = {"t5xxl": lambda: _t5(sizes, t5_words)}
-    if not sizes.approximator:
-        encoders = {
-            "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_layers, clip_words)
-        } | encoders
+    encoders = {
+        "clip_l": lambda: random_networks.clip_encoder(sizes.clip_l, sizes.clip_layers, clip_words),
+        "t5xxl": lambda: _t5(sizes, t5_words),
+    }
+    if sizes.approximator:
+        del encoders["clip_l"]
     return RandomNetworks(
         lambda: random_networks.empty(lambda: Flux(shape)),
         encoders,
