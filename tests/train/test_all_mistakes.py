@@ -47,7 +47,7 @@ KINDS = {
     "states to nowhere": ({"save_state_to_huggingface": "true"}, "save_state_to_huggingface needs"),
     "ranks of no file": ({"dim_from_weights": "true"}, "dim_from_weights needs network_weights"),
     "SD 2": ({"v2": "true"}, "v2 must be off"),
-    "Chroma": ({"model_type": "chroma"}, "model_type"),
+    "a relative that is none": ({"model_type": "flux2"}, "model_type must be one of"),
     # models and other files
     "no model": ({"pretrained_model_name_or_path": "GONE/m.safetensors"}, "pretrained_model_name_or_path: "),
     "no text encoder": ({"clip_l": "GONE/c.safetensors"}, "clip_l: "),
