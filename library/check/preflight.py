@@ -146,7 +146,7 @@ def judged(
         remarks += [] if failed["network"] else methods.notes(config)
         remarks += [] if failed["optimizer"] else optimizers.notes(config)
         path = config.sample.sample_prompts
-        remarks += [] if failed["samples"] or not path else prompts.notes(path)
+        remarks += [] if failed["samples"] or not path else prompts.notes(path, config.control_images)
         remarks += idle.remarks(config, [*remarks, *schema.notes(config)])
     return found, [remark for remark in problems_of(remarks) if wrong.isdisjoint(remark.options)]
 
@@ -303,7 +303,7 @@ def _samples(config: RunConfig) -> Iterator[Problem]:
         yield Problem("sample_prompts", template, fix=off)
     if sample.sample_prompts:
         try:
-            prompts.read(sample.sample_prompts)
+            yield from prompts.absent(sample.sample_prompts)
         except ConfigError as e:
             yield from e.problems
 

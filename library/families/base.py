@@ -9,6 +9,7 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
     from torch import Tensor, nn
 
     from library.families.shared.sampler import Sampler
@@ -98,6 +99,8 @@ class SampleRequest:
     guidance: float | None = None  # of models that were distilled with guidance
     seed: int | None = None
     sampler_name: str | None = None
+    controls: "tuple[Image.Image, ...]" = ()  # reference images, or the picture in which something is painted
+    mask: "Image.Image | None" = None  # where it is: bright
 
 
 @dataclass(frozen=True)

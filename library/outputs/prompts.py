@@ -10,10 +10,12 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonValue
 from library.config.problems import ConfigError, Problem
+from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.outputs import Sample
 
 MAX_STEPS = 1000
+NO_CONTROLS = ControlUse()
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Prompt:
     scale: float | None = None
     guidance_scale: float | None = None
     sample_sampler: str | None = None
+    control_image_path: tuple[str, ...] = ()  # reference images, or the picture in which something is painted
+    control_image_mask_path: str | None = None  # where it is: bright
     # For other models of sd-scripts: read, and without effect on SDXL and FLUX.1.
     controlnet_image: str | None = None
     cfg_trunc_ratio: float | None = None
@@ -38,6 +42,12 @@ class Prompt:
 
 def _steps(digits: str) -> int:
     return max(1, min(MAX_STEPS, int(digits)))
+
+
+def _paths(value: JsonValue) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    return (str(value),)
 
 
 WHOLE, DECIMAL, TEXT = (re.compile(p) for p in (r"\d+", r"[\d.]+", r".+"))
@@ -51,6 +61,8 @@ LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
     "g": ("guidance_scale", DECIMAL, float),
     "n": ("negative_prompt", TEXT, str),
     "ss": ("sample_sampler", TEXT, str),
+    "ci": ("control_image_path", TEXT, str),
+    "cim": ("control_image_mask_path", TEXT, str),
     "cn": ("controlnet_image", TEXT, str),
     "ctr": ("cfg_trunc_ratio", TEXT, float),
     "rcfg": ("renorm_cfg", TEXT, float),
@@ -60,6 +72,7 @@ OTHER_MODELS = ("controlnet_image", "cfg_trunc_ratio", "renorm_cfg", "flow_shift
 IGNORED = {*OTHER_MODELS, "enum"}
 KINDS: dict[str, Callable[[Any], Any]] = {
     **{"prompt": str, "negative_prompt": str, "sample_sampler": str},
+    **{"control_image_path": _paths, "control_image_mask_path": str},
     **{"width": int, "height": int, "seed": int, "sample_steps": int, "scale": float, "guidance_scale": float},
 }
 LARGEST = 8192  # pixels of a side
@@ -90,26 +103,38 @@ def read(path: str | Path) -> list[Prompt]:
     return [prompt for prompt, _ in found]
 
 
-def notes(path: str | Path) -> list[Problem]:
-    """Options on the lines of a readable .txt file that will not do what they say, a sentence each."""
+def absent(path: str | Path) -> Iterator[Problem]:
+    """Images that the prompts of a readable file name and that are not there."""
+    for prompt in read(path):
+        for name in (*prompt.control_image_path, prompt.control_image_mask_path):
+            if name and not Path(name).is_file():
+                yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
+                    name=Path(path).name, image=name)  # fmt: skip
+
+
+def notes(path: str | Path, use: ControlUse = NO_CONTROLS) -> list[Problem]:
+    """Options on the lines of a readable .txt file that will not do what they say, a sentence each; `use` says what
+    images the model is shown."""
     path = Path(path)
     if path.suffix.lower() in (".toml", ".json"):
         return []
     return [Problem("sample_prompts", ": {name}, line {number}: --{letter} {why}", name=path.name,
         number=number, letter=option, why=why)
         for number, line in prompt_lines(path.read_text(encoding="utf-8-sig"))
-        for option in line.split(" --")[1:] if (why := _why_idle(option))]  # fmt: skip
+        for option in line.split(" --")[1:] if (why := _why_idle(option, use))]  # fmt: skip
 
 
 def parse_line(line: str) -> Prompt:
     """`a cat --w 640 --h 960 --d 42 --n blurry` -> Prompt, by the rules of sd-scripts.
 
     Options are divided by a blank and two dashes. One that is unknown, or whose value does not begin as it should, is
-    left out. What stands before the first option is the prompt, and is read as an option as well.
+    left out; `--ci` may come several times. What stands before the first option is the prompt, and is read as an option
+    as well.
     """
     pieces = line.split(" --")
     found = [option for option in map(option_of, pieces) if option]
-    return Prompt(pieces[0], **dict(found))
+    shown = tuple(value.strip() for name, value in found if name == "control_image_path")
+    return Prompt(pieces[0], **{**dict(found), "control_image_path": shown})
 
 
 def option_of(piece: str) -> tuple[str, Any] | None:
@@ -125,12 +150,13 @@ def option_of(piece: str) -> tuple[str, Any] | None:
         return None
 
 
-def _why_idle(piece: str) -> str:
+def _why_idle(piece: str, use: ControlUse) -> str:
     """Why an option of a line does not do what it says; "" where it does."""
     if read := option_of(piece):
         if read[0] == "sample_sampler" and read[1] not in SAMPLERS:
             return f"is no known sampler, and {SAMPLERS[0]} is used; known are {', '.join(SAMPLERS)}"
-        return "has no effect; it is for other models" if read[0] in OTHER_MODELS else ""
+        shown = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
+        return "" if shown.get(read[0], read[0] not in OTHER_MODELS) else "has no effect; it is for other models"
     letter = piece.partition(" ")[0].lower()
     if letter not in LETTERS:
         return f"has no effect; known are {', '.join(f'--{known}' for known in LETTERS)}"

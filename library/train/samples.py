@@ -4,9 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from library.compiler import cudagraph
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
+from library.data import pixels
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.files import write_atomic
 from library.outputs import prompts
@@ -129,6 +132,9 @@ class SampleRunner:
         filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
         filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
         negative = prompt.negative_prompt or ""
+        filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path)
+        mask = prompt.control_image_mask_path
+        filled["mask"] = Image.fromarray(pixels.read_mask(mask)) if mask else None
         request = SampleRequest(prompt.prompt, negative, **filled, sampler_name=prompt.sample_sampler)
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))

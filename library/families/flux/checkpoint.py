@@ -125,11 +125,12 @@ def unusual(path: Path, shapes: Shapes) -> str | None:
             found=Text(FACTS.recognise(shapes).removesuffix(FOLDER)),
             missing=e.args[0],
         )
-    if sizes.in_channels != sizes.out_channels:
+    if sizes.in_channels not in (inputs := {one.inputs * sizes.out_channels for one in VARIANTS.values()}):
         return Text(
-            "{path} takes {takes} channels (fill, depth, canny), which is not trained here: use FLUX.1 dev or schnell",
+            "{path} takes {takes} channels (Depth, Canny), which is not trained here: use one that takes {inputs}",
             path=path,
             takes=sizes.in_channels,
+            inputs=" or ".join(map(str, sorted(inputs))),
         )
     return None
 

@@ -1,7 +1,10 @@
 """What FLUX.1 states about itself."""
 
 from library.families.facts import AdapterModule, FamilyFacts, Shapes
-from library.families.flux.variants import CHROMA, FOLDER, RADIANCE, TRANSFORMER, VARIANTS
+from library.families.flux.variants import CHROMA, DEPTH, FILL, FOLDER, RADIANCE, TRANSFORMER, VARIANTS
+
+# Tensors whose sizes are the channels that a transformer reads and answers with, in the layouts of BFL and diffusers.
+IN_AND_OUT = (("img_in.weight", "final_layer.linear.weight"), ("x_embedder.weight", "proj_out.weight"))
 
 
 def recognise(shapes: Shapes) -> str:
@@ -15,7 +18,10 @@ def recognise(shapes: Shapes) -> str:
         return ""
     if some("distilled_guidance_layer."):
         return f"{RADIANCE if some('nerf_') else CHROMA}{layout}"
-    return f"{TRANSFORMER}{layout}"
+    sizes = {name.rpartition("diffusion_model.")[2]: shape for name, shape in shapes.items()}
+    takes, gives = (sizes.get(name, (0, 0)) for name in IN_AND_OUT[bool(layout)])
+    times = takes[1] // gives[0] if len(takes) == len(gives) == 2 and gives[0] else 1
+    return {VARIANTS["fill"].inputs: FILL, 2: DEPTH}.get(times, TRANSFORMER) + layout
 
 
 FACTS = FamilyFacts(
@@ -27,9 +33,9 @@ FACTS = FamilyFacts(
         "flux_train": "library.families.flux.options:FluxTrain",
     },
     family="library.families.flux.family:FluxFamily",
-    pipelines=("FluxPipeline", "ChromaPipeline"),
+    pipelines=("FluxPipeline", "FluxKontextPipeline", "FluxFillPipeline", "ChromaPipeline"),
     recognise=recognise,
-    base_models=(TRANSFORMER, CHROMA),
+    base_models=(TRANSFORMER, FILL, CHROMA),
     base_model_version="flux1",
     architecture="flux-1-dev",
     relatives={CHROMA: ("chroma", "chroma"), CHROMA + FOLDER: ("chroma", "chroma")},

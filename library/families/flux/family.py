@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from library.config import idle
 from library.config.problems import ConfigError, Problem
 from library.families.base import BlockCost, BlockInputs, DeferredNetwork, LatentCache, ModelComponents, TextCache
 from library.families.facts import Shapes
-from library.families.flux import checkpoint, variants
+from library.families.flux import checkpoint, control_tokens, variants
 from library.families.flux.model import APPROXIMATOR, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
@@ -70,6 +70,12 @@ class FluxFamily:
             "DoubleStreamBlock": BlockCost("double_blocks", activations=30, used=double),
             "SingleStreamBlock": BlockCost("single_blocks", activations=25, used=single),
         }
+        if self.variant.musubi:
+            short, name = self.variant.musubi
+            keys = ("l_pooled", "t5_out", *(["t5_attn_mask"] if config.model.apply_t5_attn_mask else []))
+            self.latent_cache = LatentCache(f"_{short}.safetensors", True, name, numbers_controls=False)
+            self.text_cache = TextCache(f"_{short}_te.safetensors", keys, self.text_cache.options, architecture=name,
+                names={"t5_out": "t5_vec", "l_pooled": "clip_l_pooler"})  # fmt: skip
         self.positions = packing.Positions()
         self.depth = (19, 38)  # double and single blocks; load() reads the model's own
 
@@ -108,7 +114,8 @@ class FluxFamily:
     @property
     def text_lengths(self) -> dict[str, int]:
         """Of the arrays in the text cache."""
-        return dict.fromkeys(("t5_out", "txt_ids", "t5_attn_mask"), self.text_length)
+        of_tokens = (key for key in self.text_cache.keys if key != "l_pooled")
+        return dict.fromkeys(of_tokens, self.text_length)
 
     def train_text_length(self, parts: ModelComponents, captions: Collection[str]) -> int | None:
         """Tokens of T5 that a step reads of these captions, as t5xxl_train_length says; None for all."""
@@ -137,6 +144,12 @@ class FluxFamily:
         """What is set and has no meaning for this very model, unless that has to be fetched to be known."""
         if not self.files.present(self.config, "denoiser"):
             return
+        options, base = self.config.model, self.config.model.pretrained_model_name_or_path
+        names = f"{base} {checkpoint.title(self.config)} {part_files.pipeline(base)}".lower()
+        if options.model_type in ("flux", "krea") and "kontext" in names:
+            yield Problem("model_type",
+                "= {model_type} trains without reference images, and this file calls itself Kontext: use kontext to "
+                "train with them", model_type=options.model_type, fix={"model_type": "kontext"})  # fmt: skip
         if self.is_schnell and self.config.model.guidance_scale != 3.5:
             yield idle.remark("guidance_scale", "FLUX.1 schnell takes no guidance")
 
@@ -229,11 +242,18 @@ class FluxFamily:
 
     def latents(self, parts: ModelComponents, pixels: Tensor, generator: Any = None) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> scaled and shifted samples, float32 [B, 16, H / 8, W / 8]."""
+        return self._encoded(parts, pixels, lambda posterior: posterior.sample(generator))
+
+    def control_latents(self, parts: ModelComponents, pixels: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> scaled and shifted modes, float32 [B, 16, H / 8, W / 8]."""
+        return self._encoded(parts, pixels, lambda posterior: posterior.mode())
+
+    def _encoded(self, parts: ModelComponents, pixels: Tensor, pick: Callable[[Any], Tensor]) -> Tensor:
         vae: Any = parts.vae  # an AutoencoderKL
         first = next(vae.parameters())
         with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
             posterior = vae.encode(pixels.to(first.device, first.dtype)).latent_dist
-            return (posterior.sample(generator).float() - self.shift) * self.scale
+            return (pick(posterior).float() - self.shift) * self.scale
 
     def text(
         self, parts: ModelComponents, captions: Sequence[str], encoders: tuple[str, ...] | None = None
@@ -259,7 +279,7 @@ class FluxFamily:
             out["t5_attn_mask"] = mask.to(device, non_blocking=True)
             if "clip_l" not in self.variant.encoders:
                 out["l_pooled"] = torch.zeros(len(ids), POOLED, device=device)
-        return out
+        return {name: tensor for name, tensor in out.items() if name in self.text_cache.keys}
 
     def noised(self, latents: Tensor, generator: torch.Generator, timesteps: Tensor | None = None) -> NoisedBatch:
         """Cached latents -> one training step, see flow.noised. `timesteps` in 0..1 replace drawn ones."""
@@ -274,20 +294,27 @@ class FluxFamily:
         controls: Sequence[Tensor] = (),
     ) -> Tensor:
         """The denoiser's answer in the terms of the target, float32 [B, C, h, w]. `sizes` say nothing to FLUX.1."""
-        latents = noised.latents
+        latents, inpaints = noised.latents, self.variant.control_images.inpaints
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
         guidance = torch.full((len(latents),), self.config.model.guidance_scale, device=latents.device)
+        references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
         answer = denoiser(
-            img=packing.pack(latents),
+            img=control_tokens.shown(packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints),
             timesteps=noised.timesteps,
             guidance=guidance,
-            **self.conditions(text, (height, width), latents.device),
+            **self.conditions(text, (height, width), latents.device, references),
         )
-        velocity = packing.unpack(answer.float(), height, width)
+        velocity = packing.unpack(answer[:, : height * width].float(), height, width)
         return flow.prediction(velocity, latents, noised.sigmas, self.config.noise.model_prediction_type)
 
-    def conditions(self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device) -> dict[str, Any]:
-        """Text and positions as the denoiser takes them; `size` is the height and width in tokens.
+    def conditions(
+        self,
+        text: dict[str, Tensor],
+        size: tuple[int, int],
+        device: torch.device,
+        references: Sequence[tuple[int, int]] = (),
+    ) -> dict[str, Any]:
+        """Text and positions as the denoiser takes them; `size` is the height and width in tokens, as in `references`.
 
         Chroma sees one token of padding after the words, which the mask has when it is shifted by one.
         """
@@ -295,7 +322,7 @@ class FluxFamily:
         if mask is not None and self.variant.padding_seen:
             mask = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=1)
         return {
-            "img_ids": self.positions.image(*size, device),
+            "img_ids": self.positions.image(*size, device, references),
             "txt": text["t5_out"],
             "txt_ids": self.positions.text(text["t5_out"].shape[1], device),
             "y": text["l_pooled"],

@@ -12,7 +12,7 @@ from library.config.converted import OLD_BLOCKS
 from library.config.names import FOREIGN
 from library.config.problems import Problem, Text
 from library.config.reading import count
-from library.config.run_config import Rule, RunConfig
+from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import Option, opt, section
 from library.families.flux.variants import VARIANTS, Variant
 
@@ -85,7 +85,7 @@ class FluxModel(sections.Model):
     guidance_scale: float = opt(
         3.5, "The guidance value that the model is given during training. 1 is usual for FLUX.1 dev.", min=0.0
     )
-    model_type: Literal["flux", "krea", "chroma"] = opt(
+    model_type: Literal["flux", "krea", "kontext", "fill", "chroma"] = opt(
         "flux", "Which relative of FLUX.1 the transformer is. flux: FLUX.1 dev, schnell and models made from them."
     )
 
@@ -103,6 +103,10 @@ class FluxModel(sections.Model):
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Captions that are encoded in each step may have another length each time; Chroma masks their padding."""
         yield from sections.Model.check(self, run)
+        if getattr(run.data, "control_directory", None) and not self.variant.control_images.most:
+            yield Problem("control_directory",
+                "is for model_type = kontext: {title} takes no reference images",
+                title=self.variant.title, also="model_type", fix={"model_type": "kontext"})  # fmt: skip
         if self.variant.padding_seen and not self.apply_t5_attn_mask:
             yield Problem("apply_t5_attn_mask",
                 "must be on with model_type = chroma: the model was trained without seeing the padding",
@@ -137,6 +141,28 @@ class FluxLoraModel(FluxModel):
     no_half_vae: bool = opt(
         False, "Run the autoencoder in float32.", label="Autoencoder in full precision", advanced=True
     )
+
+
+REFERENCES = opt(
+    None,
+    "A folder of reference images for Kontext, with the names of their images.",
+    kind="folder",
+    label="Reference folder",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxData(sections.Data):
+    """The images, and what Kontext is shown beside them."""
+
+    control_directory: str | None = REFERENCES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxAdapterData(sections.AdapterData):
+    """The same, when adapters learn."""
+
+    control_directory: str | None = REFERENCES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,7 +282,13 @@ class FluxLora(sections.AdapterRun):
     # Written by the kohya_ss page into the configs of this script, too.
     foreign: ClassVar[Mapping[str, str]] = FOREIGN | {"mem_eff_save": "adapter files are small"}
 
+    @property
+    def control_images(self) -> ControlUse:
+        """Reference images of Kontext; what is around a mask, of Fill."""
+        return self.model.variant.control_images
+
     model: FluxLoraModel = section(FluxLoraModel)
+    data: FluxAdapterData = section(FluxAdapterData)
     cache: FluxAdapterCache = section(FluxAdapterCache)
     network: FluxNetwork = section(FluxNetwork)
     noise: FluxFlow = section(FluxFlow)
@@ -283,7 +315,13 @@ class FluxTrain(sections.FullRun):
         "block_lr": "it is for the blocks of SDXL",
     }
 
+    @property
+    def control_images(self) -> ControlUse:
+        """Reference images of Kontext; what is around a mask, of Fill."""
+        return self.model.variant.control_images
+
     model: FluxModel = section(FluxModel)
+    data: FluxData = section(FluxData)
     cache: sections.TextBatchCache = section(sections.TextBatchCache)
     optim: FluxFullOptim = section(FluxFullOptim)
     save: FluxFullSave = section(FluxFullSave)

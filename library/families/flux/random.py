@@ -33,13 +33,18 @@ class FluxSizes:
     vae: tuple[int, ...] = (32, 32, 32, 32)
     channels: int = 16
     guidance: bool = True  # dev; schnell is without
+    inputs: int = 1  # channels that are read, as a multiple of those of latents
     approximator: tuple[int, int, int] | None = None  # of Chroma: channels of its input, width, layers
     resolutions: tuple[int, ...] = (64, 128)
 
 
 TINY = FluxSizes()
 TINY_OPTIONS = {"t5xxl_max_token_length": clip.LENGTH}  # few words, as a tiny model is measured for its parts
-VARIANTS = {"chroma": replace(TINY, guidance=False, approximator=(64, 64, 2))}  # tiny ones
+VARIANTS = {
+    "kontext": TINY,
+    "fill": replace(TINY, inputs=6),
+    "chroma": replace(TINY, guidance=False, approximator=(64, 64, 2)),
+}  # tiny ones
 FULL = FluxSizes(
     hidden=3072, head=128, double_blocks=19, single_blocks=38, clip_l=768, clip_layers=12, t5xxl=4096, t5_layers=24,
     t5_heads=64, t5_head=64, t5_mlp=10240, vae=(128, 256, 512, 512), resolutions=(512, 1024, 2048),
@@ -49,7 +54,7 @@ FULL = FluxSizes(
 def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
     """The networks of these sizes, for tokenizers with so many words."""
     shape = Sizes(
-        in_channels=4 * sizes.channels,
+        in_channels=4 * sizes.channels * sizes.inputs,
         out_channels=4 * sizes.channels,
         vector_channels=0 if sizes.approximator else sizes.clip_l,
         text_channels=sizes.t5xxl,
@@ -102,7 +107,8 @@ def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     """What this denoiser reads, for one image."""
     length, sizes = min(family.text_length, family.config.model.text_tokens or family.text_length), denoiser.sizes
     text = {"l_pooled": (sizes.vector_channels or POOLED,), "t5_out": (length, sizes.text_channels)}
-    return InputShapes(sizes.in_channels // 4, text | {"txt_ids": (length, 3), "t5_attn_mask": (length,)})
+    text |= {"txt_ids": (length, 3), "t5_attn_mask": (length,)}
+    return InputShapes(sizes.out_channels // 4, text, family.variant.control_images.inpaints)
 
 
 def write(

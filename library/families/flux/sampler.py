@@ -1,11 +1,13 @@
 """Sample images of FLUX.1: Euler steps along the straight path, from seeded noise to an image."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from library.families.base import SampleRequest
+from library.families.flux import control_tokens
 from library.families.shared import packing
 from library.families.shared.sampler import Sampler, generator_of
 from library.objectives import flow
@@ -29,25 +31,55 @@ class FluxSampler(Sampler):
         """Denoise from seeded noise; float32 [1, C, h, w] in the cache's convention."""
         height, width = (side // SIDE for side in self.size(request))
         text = self.text(request, self.denoiser.img_in.weight.device)
-        return packing.unpack(self.denoised(request, text, (height, width)), height, width)
+        controls = self.controls(request, text["t5_out"].device)
+        return packing.unpack(self.denoised(request, text, (height, width), controls), height, width)
 
-    def denoised(self, request: SampleRequest, text: dict[str, Tensor], size: tuple[int, int]) -> Tensor:
+    def controls(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
+        """What the model is shown besides, as `predict` takes it. To paint everything, the picture may be left out."""
+        (height, width), use = self.size(request), self.family.variant.control_images
+        if not use.inpaints:
+            sizes = [control_tokens.reference_size(one.size, height * width) for one in request.controls[: use.most]]
+            pictures = [control_tokens.pixels(*pair) for pair in zip(request.controls, sizes, strict=False)]
+            return [self.encoded(one.to(device)) for one in pictures]
+        shown = torch.zeros(1, 3, height, width)
+        mask = torch.ones(1, 1, height, width)
+        if request.controls:
+            shown = control_tokens.pixels(request.controls[0], (width, height))
+        if request.mask:
+            mask = control_tokens.paint_mask(request.mask, (width, height))
+        return [self.encoded((shown * (1 - mask)).to(device)), mask.to(device)]
+
+    def denoised(
+        self,
+        request: SampleRequest,
+        text: dict[str, Tensor],
+        size: tuple[int, int],
+        controls: Sequence[Tensor] = (),
+    ) -> Tensor:
         """Seeded noise, denoised; `size` counts tokens. Returns packed latents, float32 [1, h * w, 4 C]."""
-        model = self.denoiser
+        model, inpaints = self.denoiser, self.family.variant.control_images.inpaints
         count, device = len(text["t5_out"]), model.img_in.weight.device
-        noise = torch.randn(1, size[0] * size[1], model.sizes.in_channels, generator=generator_of(request))
+        noise = torch.randn(1, size[0] * size[1], model.sizes.out_channels, generator=generator_of(request))
         tokens = noise.to(device)
         strength = self.family.sample_defaults["guidance_scale"] if request.guidance is None else request.guidance
         guidance = torch.full((count,), strength, device=device)
-        fixed = self.family.conditions(text, size, device) | {"guidance": guidance}
+        references = [] if inpaints else [(one.shape[-2] // 2, one.shape[-1] // 2) for one in controls]
+        fixed = self.family.conditions(text, size, device, references) | {"guidance": guidance}
+        more = control_tokens.packed(controls, inpaints)
         sigmas = flow.schedule(request.steps, size[0] * size[1], shift=not model.sizes.is_schnell)
         for now, after in zip(sigmas, sigmas[1:], strict=False):
             times = torch.full((count,), now, device=device)
-            velocity = model(img=tokens.expand(count, -1, -1), timesteps=times, **fixed).float()
+            img = control_tokens.shown(tokens.expand(count, -1, -1), more, inpaints)
+            velocity = model(img=img, timesteps=times, **fixed)[:, : tokens.shape[1]].float()
             if count == 2:
                 velocity = velocity[:1] + (velocity[1:] - velocity[:1]) * request.scale
             tokens = tokens + (after - now) * velocity
         return tokens
+
+    def encoded(self, pixels: Tensor) -> Tensor:
+        """Latents of a picture beside noise and words. The VAE comes to its device for this and goes back."""
+        with self.vae_on(pixels.device):
+            return self.family.control_latents(self.parts, pixels)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         """Latents of the cache as the autoencoder takes them."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from library.config.run_config import ControlUse
+
 DEV = {"sample_steps": 20, "scale": 1.0, "guidance_scale": 3.5}
 
 
@@ -21,6 +23,8 @@ class Variant:
     text_encoder: str = "text_encoder_2"  # and T5's own
     encoders: tuple[str, ...] = ("clip_l", "t5xxl")
     inputs: int = 1  # channels that the transformer reads, as a multiple of those that it answers with
+    control_images: ControlUse = ControlUse()  # what pictures it is shown besides noise and words
+    musubi: tuple[str, str] | None = None  # short and full name in caches of musubi-tuner, which are then its caches
     guided: bool = True  # whether guidance_scale may mean something to it
     padding_seen: int = 0  # tokens of padding that the transformer sees where T5's mask is applied
     used: tuple[float, float] = (0.333, 0.8)  # share of a double and of a single block that each token meets
@@ -29,6 +33,7 @@ class Variant:
     sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(DEV))
 
 
+FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
 TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
 FOLDER = " in the diffusers layout"
 VARIANTS = {
@@ -44,6 +49,26 @@ VARIANTS = {
         transformer="a FLUX.1 transformer (flux1-krea-dev.safetensors, or a diffusers folder)",
         files=("flux1*.safetensors",),
         sample_defaults=DEV | {"sample_steps": 28, "guidance_scale": 4.5},
+    ),
+    "kontext": Variant(
+        title="FLUX.1 Kontext",
+        found=TRANSFORMER,
+        transformer="a FLUX.1 Kontext transformer (flux1-kontext-dev.safetensors, or a diffusers folder)",
+        files=("flux1*.safetensors",),
+        control_images=ControlUse(least=1, most=8),
+        musubi=("fk", "flux_kontext"),
+        base_model_version="flux_kontext",
+        sample_defaults=DEV | {"sample_steps": 28, "guidance_scale": 2.5},
+    ),
+    "fill": Variant(
+        title="FLUX.1 Fill",
+        found=FILL,
+        transformer="a FLUX.1 Fill transformer (flux1-fill-dev.safetensors, or a diffusers folder)",
+        files=("flux1*.safetensors",),
+        inputs=6,  # noise, what is around the mask, and 4 x as much of the mask
+        control_images=ControlUse(inpaints=True),
+        base_model_version="flux_fill",
+        sample_defaults=DEV | {"sample_steps": 50, "guidance_scale": 30.0},
     ),
     "chroma": Variant(
         title="Chroma",

@@ -1,5 +1,7 @@
 """Latents as a row of tokens: squares of 2 by 2 latent pixels, and where each square was."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,9 +33,19 @@ class Positions:
     def __init__(self) -> None:
         self._known: dict[tuple, Tensor] = {}
 
-    def image(self, height: int, width: int, device: torch.device) -> Tensor:
-        """Positions of an image of so many tokens [h * w, 3]."""
-        return self._kept(("image", height, width, device), lambda: image_positions(height, width, device))
+    def image(
+        self, height: int, width: int, device: torch.device, references: Sequence[tuple[int, int]] = ()
+    ) -> Tensor:
+        """Positions of an image of so many tokens [h * w, 3], then those of reference images, whose first number is 1,
+        2 and so on."""
+
+        def make() -> Tensor:
+            every = [image_positions(*size, device) for size in ((height, width), *references)]
+            for number, positions in enumerate(every):
+                positions[:, 0] = number
+            return torch.cat(every)
+
+        return self._kept(("image", height, width, device, *references), make)
 
     def text(self, length: int, device: torch.device) -> Tensor:
         """Positions of a text [L, 3]: all zero, for the order of its words is already in them."""

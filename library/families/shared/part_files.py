@@ -1,6 +1,8 @@
 """The networks of a model whose parts have files of their own: where each is, in an option or inside one folder."""
 
+import contextlib
 import fnmatch
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,6 +98,14 @@ def whole_model(path: Path) -> Path | None:
         if (folder / "transformer").is_dir() and (folder / "model_index.json").is_file():
             return folder
     return None
+
+
+def pipeline(path: str | Path | None) -> str:
+    """The class in diffusers of a whole model, "" where nothing says it."""
+    if path and (whole := whole_model(Path(path))):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads((whole / "model_index.json").read_text(encoding="utf-8"))["_class_name"])
+    return ""
 
 
 def read_entries(path: Path) -> dict[str, JsonObject]:

@@ -1,8 +1,9 @@
 """What samplers of all families share: remembered prompts, seeded noise, the way from latents to an image."""
 
+import contextlib
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -75,17 +76,22 @@ class Sampler(ABC):
         return {name: tensor[0 if self.is_guided(request) else 1 :].to(device) for name, tensor in known.items()}
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Latents -> pixels [3, H, W] in [0, 1]. The VAE comes to the latents' device for this and goes back."""
+        """Latents -> pixels [3, H, W] in [0, 1]."""
+        with self.vae_on(latents.device) as vae, torch.autocast(latents.device.type, enabled=False):
+            dtype = next(vae.parameters()).dtype
+            pixels = vae.decode(self.decoder_input(latents).to(dtype), return_dict=False)[0]
+        return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
+
+    @contextlib.contextmanager
+    def vae_on(self, device: torch.device) -> Iterator[Any]:
+        """The VAE, on a device for as long as this lasts."""
         vae: Any = self.parts.vae  # an AutoencoderKL
         if vae is None:
             raise TypeError("sample images need a VAE")
-        first = next(vae.parameters())
-        home, dtype = first.device, first.dtype
-        vae.to(latents.device)
-        with torch.autocast(latents.device.type, enabled=False):
-            pixels = vae.decode(self.decoder_input(latents).to(dtype), return_dict=False)[0]
+        home = next(vae.parameters()).device
+        vae.to(device)
+        yield vae
         vae.to(home)
-        return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
 
 
 def generator_of(request: SampleRequest) -> torch.Generator:

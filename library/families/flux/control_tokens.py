@@ -1,0 +1,55 @@
+"""What Kontext and Fill read besides noise and words: reference images as more tokens, a mask as more channels."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from library.families.shared import packing
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SIDE = 16  # pixels of one token
+MEGAPIXEL = 1024 * 1024
+# Widths and heights that Kontext was trained with, and their turns.
+_SHAPES = ((672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184), (944, 1104),
+           (1024, 1024))  # fmt: skip
+KONTEXT_SHAPES = tuple(sorted({*_SHAPES, *((height, width) for width, height in _SHAPES)}))
+
+
+def packed(controls: Sequence[Tensor], inpaints: bool) -> list[Tensor]:
+    """Latents of reference images -> their tokens; for a model that inpaints, the latents of what is around a mask
+    [B, C, 2 h, 2 w] and the mask [B, 1, 16 h, 16 w] -> one tensor of channels for the tokens of the image."""
+    if not inpaints:
+        return [packing.pack(latents) for latents in controls]
+    around, mask = controls
+    pixels = torch.nn.functional.pixel_unshuffle(mask, 8)  # each latent pixel's square, row by row
+    return [torch.cat((packing.pack(around), packing.pack(pixels)), dim=-1)]
+
+
+def shown(tokens: Tensor, more: Sequence[Tensor], inpaints: bool) -> Tensor:
+    """Tokens of the noised image [B, S, 64] with those of `packed`: behind them, or as further channels of each."""
+    more = [one.to(tokens).expand(len(tokens), -1, -1) for one in more]
+    return torch.cat((tokens, *more), dim=-1 if inpaints else 1) if more else tokens
+
+
+def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
+    """Width and height of a reference image beside a preview of so many pixels: the nearest of Kontext's shapes."""
+    _, width, height = min((abs(size[0] / size[1] - w / h), w, h) for w, h in KONTEXT_SHAPES)
+    scale = (area / MEGAPIXEL) ** 0.5
+    return max(SIDE, round(width * scale / SIDE) * SIDE), max(SIDE, round(height * scale / SIDE) * SIDE)
+
+
+def pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
+    """A picture scaled to (width, height) as [1, 3, H, W] in -1..1."""
+    import numpy as np
+
+    scaled = image.convert("RGB").resize(size, 1)  # Lanczos, as in diffusers' pipelines
+    return torch.from_numpy(np.asarray(scaled).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
+
+
+def paint_mask(mask: "Image.Image", size: tuple[int, int]) -> Tensor:
+    """A mask scaled to (width, height) as [1, 1, H, W]: 1 where it is bright and has to be painted, else 0."""
+    return (pixels(mask.convert("L"), size)[:, :1] >= 0).float()
