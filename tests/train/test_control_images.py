@@ -1,0 +1,138 @@
+"""Kontext and Fill train on pairs and masks: cached or not, adapters or all, compiled, swapped, in 8 bits, resumed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from safetensors.torch import load_file, safe_open
+
+from library.check import preflight
+from library.demo import lora
+from tests.training import config_of, pictures, train
+
+LORA, FULL = "flux_train_network", "flux_train"
+DISK = {"cache_latents": True, "cache_latents_to_disk": True, "cache_text_encoder_outputs": True,
+        "cache_text_encoder_outputs_to_disk": True, "network_train_unet_only": True}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Three shapes of images, with a reference each in one of two sizes, and a mask."""
+    place = tmp_path_factory.mktemp("pairs")
+    sizes = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128))
+    images = pictures(place, sizes, repeats=1) / "1_zorb toy"
+    (place / "second").mkdir()
+    (place / "masks").mkdir()
+    for number, size in enumerate(sizes):
+        shape = ((64, 64), (96, 64))[number % 2]
+        with Pillow.open(images / f"{number}.png") as image:
+            image.rotate(180).resize(shape).save(place / "second" / f"{number}.png")
+        mask = np.zeros(size[::-1], np.uint8)
+        mask[:, : size[0] // 2] = 255
+        Pillow.fromarray(mask).save(place / "masks" / f"{number}.png")
+    references = f"control_directory = '{place / 'second'}'\n"
+    own = f"{references}no_resize_control = true\n"
+    masks = f"conditioning_data_dir = '{place / 'masks'}'\n"
+    for name, more in {"kontext": references, "own": own, "fill": masks}.items():
+        text = "[[datasets]]\nresolution = 96\nenable_bucket = true\nmin_bucket_reso = 64\nbatch_size = 2\n"
+        text += f"caption_extension = '.txt'\n[[datasets.subsets]]\nimage_dir = '{images}'\n{more}"
+        (place / f"{name}.toml").write_text(text)
+    (place / "prompts.txt").write_text(
+        f"a toy --w 64 --h 64 --s 2 --d 1 --ci {place / 'second' / '0.png'}\n"
+        f"a toy --w 64 --h 64 --s 2 --d 1 --ci {images / '0.png'} --cim {place / 'masks' / '0.png'}\n"
+    )
+    return place
+
+
+@pytest.fixture(scope="session")
+def fill_model(tmp_path_factory):
+    """A tiny Fill transformer."""
+    from library.families.flux import random
+
+    return random.write(tmp_path_factory.mktemp("fill"), sizes=random.VARIANTS["fill"])["flux"]
+
+
+@pytest.fixture
+def run(demo, pairs, fill_model, tmp_path):
+    """Train, each time into a folder of its own."""
+    count = iter(range(100))
+
+    def start(kind, script=LORA, data=None, **values):
+        given = {"dataset_config": pairs / f"{data or kind}.toml", "train_data_dir": None, "model_type": kind}
+        given |= {"output_dir": tmp_path / f"run{next(count)}", "seed": 5, "network_dropout": 0.0}
+        values = given | values
+        if script == FULL:
+            values = {name: value for name, value in values.items() if not name.startswith("network_")}
+        if kind == "fill":
+            values["pretrained_model_name_or_path"] = fill_model
+        return train(config_of(demo, script, **values))
+
+    return start
+
+
+@pytest.mark.parametrize("kind", ["kontext", "fill"])
+def test_a_lora_learns_draws_and_loads_in_diffusers(run, pairs, demo, fill_model, kind):
+    made = run(kind, sample_prompts=pairs / "prompts.txt", sample_at_first=True, max_train_steps=3, **DISK)
+    assert len(made.losses) == 3 and all(map(math.isfinite, made.losses))
+    assert len(list((made.file.parent / "sample").glob("*.png"))) == 2
+    model = {"pretrained_model_name_or_path": fill_model} if kind == "fill" else {}
+    fits, wrong = lora.check(made.file, config_of(demo, LORA, **model))
+    assert fits > 0 and not wrong
+    with safe_open(made.file, "pt") as file:
+        assert file.metadata()["ss_base_model_version"] == {"kontext": "flux_kontext", "fill": "flux_fill"}[kind]
+    caches = {path.name for path in (pairs / "1_zorb toy").glob("0*")}
+    if kind == "kontext":
+        assert {"0_0064x0064_fk.safetensors", "0_fk_te.safetensors"} <= caches
+        text = load_file(pairs / "1_zorb toy" / "0_fk_te.safetensors")
+        assert {name: tuple(array.shape) for name, array in text.items()} == {
+            "t5_vec_float32": (32, 64), "clip_l_pooler_float32": (64,)}  # fmt: skip
+    else:
+        assert {"0_0064x0064_flux.npz", "0_flux_te.npz"} <= caches
+
+
+@pytest.mark.parametrize("kind", ["kontext", "fill"])
+def test_the_whole_model_learns_and_what_it_is_shown_matters(run, kind):
+    made = run(kind, FULL, max_train_steps=2, learning_rate=1e-4)
+    again = run(kind, FULL, max_train_steps=2, learning_rate=1e-4)
+    assert made.losses == again.losses and all(map(math.isfinite, made.losses))
+    assert made.tensors()["img_in.weight"].shape[1] == {"kontext": 64, "fill": 384}[kind]
+
+
+def test_sizes_of_images_and_references_need_the_predicted_graphs(run):
+    """Four pairs of sizes, one graph for each kind of block; losses as without compiling, and with swapped blocks."""
+    eager = run("kontext", data="own", **DISK)
+    compiled = run("kontext", data="own", compile=True, compile_backend="eager", **DISK)
+    told = compiled.facts["compile"]
+    assert told["graphs"] == told["predicted"] and told["recompiles"] == 0 and len(told["graphs"]) == 2, told
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-3)
+    swapped = run("kontext", data="own", blocks_to_swap=2, gradient_checkpointing=True, **DISK)
+    assert swapped.losses == pytest.approx(eager.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("values", [{"fp8_base": True, "mixed_precision": "bf16"}, {"int8_base": True},
+                                    {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}])  # fmt: skip
+def test_eight_bits_and_lycoris(run, values):
+    made = run("kontext", max_train_steps=2, **DISK, **values)
+    assert all(map(math.isfinite, made.losses)) and len(made.losses) == 2
+
+
+def test_a_resumed_training_goes_on_as_it_would_have(run):
+    straight = run("fill", max_train_steps=4, save_every_n_steps=2, save_state=True, output_name="m", **DISK)
+    state = straight.file.parent / "m-step00000002-state"
+    resumed = run("fill", max_train_steps=4, resume=state, **DISK)
+    assert resumed.losses == straight.losses[2:]
+    assert all(torch.equal(tensor, resumed.tensors()[name]) for name, tensor in straight.tensors().items())
+
+
+def sentences(demo, pairs, **values):
+    given = {"dataset_config": pairs / "kontext.toml", "train_data_dir": None, "output_dir": pairs / "out"}
+    return " / ".join(map(str, preflight.problems(config_of(demo, LORA, **given | values))))
+
+
+def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, tmp_path):
+    assert "control_directory is for models with reference images" in sentences(demo, pairs)
+    (tmp_path / "p.txt").write_text("a toy --ci nowhere.png\n")
+    said = sentences(demo, pairs, model_type="kontext", sample_prompts=tmp_path / "p.txt")
+    assert said.count("sample_prompts") == 1 and "names an image that does not exist: nowhere.png" in said
