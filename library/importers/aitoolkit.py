@@ -69,7 +69,7 @@ def _script(flat: JsonMapping) -> str:
     arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
-    family = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl"}.get(arch, "")
+    family = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl"}.get(arch, "flux" if arch in TABLES["model_types"] else "")
     if not arch:
         family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
     other = next((model for word, model in TABLES["other_models"].items() if word in name.casefold()), "")
@@ -81,6 +81,11 @@ def _script(flat: JsonMapping) -> str:
 
 
 def _model(ledger: KeyLedger) -> None:
+    words = f"{ledger.get('model.arch')} {ledger.get('model.name_or_path')}".casefold()
+    kind = next((kind for word, kind in TABLES["model_types"].items() if word in words), "")
+    if kind and ledger.family == "flux":
+        key = "model.arch" if ledger.get("model.arch") else "model.is_flux"
+        ledger.change(key, f"model_type = {kind}", {"model_type": kind})
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if ledger.get(key):
             ledger.change(key, f"chooses the script: {ledger.script}")

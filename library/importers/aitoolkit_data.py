@@ -35,6 +35,11 @@ def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str
         for size in sizes if isinstance(sizes, list) else [sizes]:
             sets.append(({"resolution": size, **own}, [_subset(table, word)]))
         folder = table.get("folder_path") or table.get("dataset_path")
+        if isinstance(table.get("control_path"), list) and len(table["control_path"]) > 1:
+            notes.append(
+                f"datasets: only the first control_path of {folder} is used: put the images of the others into the same "
+                "folder as <name>_0.png, <name>_1.png"
+            )
         for key in sorted(table.keys() - set(TABLES["known"])):
             if not is_empty(table[key]) and table[key] not in (False, 0, 1, 1.0):
                 notes.append(f"datasets: {key} of {folder} is ignored: not supported by this trainer")
@@ -91,6 +96,8 @@ def _subset(table: JsonMapping, word: JsonValue) -> JsonObject:
         "caption_extension": _ending(table),
         "caption_prefix": f"{word}, " if word else None,
     }
+    if isinstance(subset["control_directory"], list):  # folders of several reference images: here <name>_0, <name>_1
+        subset["control_directory"] = next(iter(subset["control_directory"]), None)
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}
 
 
@@ -116,6 +123,8 @@ def _samples(ledger: KeyLedger) -> None:
     for sample in prompts:
         own = {name: sample[name] if not is_empty(sample.get(name)) else shared[name] for name in flags}
         given = [f"{flag} {own[name]}" for name, flag in flags.items() if own[name] not in (None, False, "")]
+        shown = (sample.get(key) for key in ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3"))
+        given += [f"--ci {path}" for path in shown if not is_empty(path)]
         lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *given]))
     ledger.texts["sample_prompts"] = "\n".join(lines) + "\n"
     ledger.explain(f"{len(lines)} prompts in a file of their own", "sample.prompts", "sample.samples")

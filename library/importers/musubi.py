@@ -49,7 +49,8 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
             set_by(ledger, option, f"not in the file; {TRAINER} uses {value}", {option: value})
     always = TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
     set_by(ledger, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", always)
-    ledger.notes.append("reference images of FLUX.1 Kontext are not trained here: it is trained like FLUX.1 dev")
+    # Its only script for FLUX.1 trains Kontext, which has the header of dev.
+    set_by(ledger, "model_type", f"{TRAINER} trains FLUX.1 Kontext", {"model_type": "kontext"})
     return ledger
 
 
@@ -73,22 +74,26 @@ def dataset(found: JsonMapping) -> tuple[str, list[str]]:
     sets = []
     for i, table in enumerate(tables(found["datasets"]), 1):
         place = f"dataset {i}"
-        own = _known(table, [*known, "image_directory"], place, notes)
-        folder = own.pop("image_directory", None)
-        if folder is None:
-            notes.append(f"{place} is left out: only folders of images with caption files are read")
+        own = _known(table, [*known, "image_directory", "image_jsonl_file"], place, notes)
+        folder, listed = own.pop("image_directory", None), own.pop("image_jsonl_file", None)
+        if folder is None and listed is None:
+            notes.append(f"{place} is left out: only images with caption files, or in a .jsonl file, are read")
             continue
-        subset = {"image_dir": folder, "num_repeats": own.pop("num_repeats", repeats)}
+        subset = {"image_dir": folder} if folder else {"metadata_file": listed}
+        subset |= {"num_repeats": own.pop("num_repeats", repeats)}
+        if references := own.pop("control_directory", None):
+            subset["control_directory"] = references
         sets.append((own, [subset]))
     if not sets:
-        raise ConfigError("no dataset in this file is a folder of images (image_directory)")
+        raise ConfigError("no dataset in this file is of images (image_directory or image_jsonl_file)")
     return dataset_toml(general, sets), notes
 
 
 def _known(table: Any, known: list[str], place: str, notes: list[str]) -> JsonObject:
     reasons = {"cache_directory": "caches lie beside the images"}
-    table = table if isinstance(table, Mapping) else {}
+    older = TABLES["dataset_renamed"]
+    table = {older.get(key, key): value for key, value in table.items()} if isinstance(table, Mapping) else {}
     for key in table:
-        if key not in known and not key.startswith(("video_", "image_jsonl")):
+        if key not in known and not key.startswith("video_"):
             notes.append(f"{place}: {key} is ignored: {reasons.get(key, 'not supported by this trainer')}")
     return {key: value for key, value in table.items() if key in known}

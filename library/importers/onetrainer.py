@@ -27,8 +27,13 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     flat, names = today(dotted(found))
     source, absent, notes = completed(flat)
     ledger = KeyLedger(source, _script(source, script), TRAINER, absent=absent, names=names, notes=notes)
-    for key in ("training_method", "model_type"):
-        ledger.change(key, f"chooses the script: {ledger.script}")
+    kind = TABLES["model_types"].get(str(source["model_type"]))
+    ledger.change("training_method", f"chooses the script: {ledger.script}")
+    said = f"model_type = {kind}" if kind else f"chooses the script: {ledger.script}"
+    ledger.change("model_type", said, {"model_type": kind} if kind else {})
+    if kind == "fill":
+        ledger.notes.append("masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their "
+                            "own as <name>.png, and name it as conditioning_data_dir in the dataset_config")  # fmt: skip
     take(ledger, TABLES["renamed"])
     _output(ledger)
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
