@@ -89,13 +89,19 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
 
 
 def _beside(result: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
-    """The files in control_directory that are called like the image: <name>.png, or <name>_0.png, <name>_1.png."""
+    """The files in control_directory that are called like the image: <name>.png, or <name>_0.png, <name>_1.png.
+
+    Where a folder in it is called like that of the image, they are there.
+    """
     if not subset.control_directory:
         return ()
-    here, stem = result.files(subset.control_directory), os.path.splitext(os.path.basename(image.path))[0]
-    known = result.control_names.get(subset.control_directory)
+    folder, name = os.path.split(image.path)
+    here, stem = result.files(subset.control_directory), os.path.splitext(name)[0]
+    if os.path.basename(folder) in here.folders:
+        here = result.files(os.path.join(subset.control_directory, os.path.basename(folder)))
+    known = result.control_names.get(here.folder)
     if known is None:
-        known = result.control_names[subset.control_directory] = {}
+        known = result.control_names[here.folder] = {}
         for name in here.images:
             own = os.path.splitext(name)[0]
             known.setdefault(own, []).append((0, name))

@@ -81,6 +81,8 @@ def text(script: str, models: Mapping[str, Path], images: Path, output: Path, mo
     rate = ("learning_rate", 5e-3, "real: 1e-4") if is_lora else ("learning_rate", 1e-3, "real: 1e-5")
     tables["optim"] = [("optimizer_type", "AdamW", ""), rate]
     own = importlib.import_module(family.demo).tables(models)
+    own = {name: [(option, str(images) if value == "{images}" else value, why) for option, value, why in lines]
+           for name, lines in own.items()}  # fmt: skip
     order = [name for name in ("model", "noise", *tables) if name in own or name in tables]
     tables = {name: [*tables.get(name, ()), *own.get(name, ())] for name in dict.fromkeys(order)}
     head = [

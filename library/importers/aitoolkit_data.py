@@ -37,8 +37,8 @@ def _written(found: list[JsonMapping], word: JsonValue, batch: int) -> tuple[str
         folder = table.get("folder_path") or table.get("dataset_path")
         if isinstance(table.get("control_path"), list) and len(table["control_path"]) > 1:
             notes.append(
-                f"datasets: only the first control_path of {folder} is used: put the images of the others into the same "
-                "folder as <name>_0.png, <name>_1.png"
+                f"datasets: only the first control_path of {folder} is used: put the images of the others into the "
+                "same folder as <name>_0.png, <name>_1.png"
             )
         for key in sorted(table.keys() - set(TABLES["known"])):
             if not is_empty(table[key]) and table[key] not in (False, 0, 1, 1.0):

@@ -32,8 +32,10 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     said = f"model_type = {kind}" if kind else f"chooses the script: {ledger.script}"
     ledger.change("model_type", said, {"model_type": kind} if kind else {})
     if kind == "fill":
-        ledger.notes.append("masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their "
-                            "own as <name>.png, and name it as conditioning_data_dir in the dataset_config")  # fmt: skip
+        ledger.notes.append(
+            "masks: OneTrainer reads <name>-masklabel.png beside <name>; put them into a folder of their own as "
+            "<name>.png, and name it as conditioning_data_dir in the dataset_config"
+        )
     take(ledger, TABLES["renamed"])
     _output(ledger)
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):

@@ -9,6 +9,7 @@ from library.outputs.prompts import LETTERS, Prompt, option_of, parse_line, prob
 
 Row = Mapping[str, str]  # texts by field of Prompt; what a line says besides is in REST
 REST = "rest"
+WITHOUT_FIELDS = {"control_image_path", "control_image_mask_path"}  # in the page
 LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 
 
@@ -20,15 +21,19 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def _row(prompt: Prompt) -> dict[str, str]:
-    return {name: str(value) for name, value in vars(prompt).items() if value is not None}
+    values = {name: value for name, value in vars(prompt).items() if value is not None}
+    several = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values.items())
+    rest = "".join(f" --{LETTER[name]} {one}" for name, every in several if name in WITHOUT_FIELDS for one in every)
+    row = {name: str(value) for name, value in values.items() if name not in WITHOUT_FIELDS}
+    return row | ({REST: rest} if rest else {})
 
 
 def _row_of_line(line: str) -> dict[str, str]:
     """A line's row. What has no field, or is not understood, is kept as it is written."""
     first, *pieces = line.split(" --")
-    unknown = [piece for piece in pieces if option_of(piece) is None]
     row = _row(replace(parse_line(line), prompt=first))
-    return row | ({REST: "".join(f" --{piece}" for piece in unknown)} if unknown else {})
+    rest = row.get(REST, "") + "".join(f" --{piece}" for piece in pieces if option_of(piece) is None)
+    return row | ({REST: rest} if rest else {})
 
 
 def line(row: Row) -> str:

@@ -31,7 +31,7 @@ class Prompt:
     scale: float | None = None
     guidance_scale: float | None = None
     sample_sampler: str | None = None
-    control_image_path: tuple[str, ...] = ()  # reference images, or the picture in which something is painted
+    control_image_path: tuple[str, ...] | None = None  # reference images, or the picture in which something is painted
     control_image_mask_path: str | None = None  # where it is: bright
     # For other models of sd-scripts: read, and without effect on SDXL and FLUX.1.
     controlnet_image: str | None = None
@@ -106,7 +106,7 @@ def read(path: str | Path) -> list[Prompt]:
 def absent(path: str | Path) -> Iterator[Problem]:
     """Images that the prompts of a readable file name and that are not there."""
     for prompt in read(path):
-        for name in (*prompt.control_image_path, prompt.control_image_mask_path):
+        for name in (*(prompt.control_image_path or ()), prompt.control_image_mask_path):
             if name and not Path(name).is_file():
                 yield Problem("sample_prompts", ": {name} names an image that does not exist: {image}",
                     name=Path(path).name, image=name)  # fmt: skip
@@ -134,7 +134,7 @@ def parse_line(line: str) -> Prompt:
     pieces = line.split(" --")
     found = [option for option in map(option_of, pieces) if option]
     shown = tuple(value.strip() for name, value in found if name == "control_image_path")
-    return Prompt(pieces[0], **{**dict(found), "control_image_path": shown})
+    return Prompt(pieces[0], **dict(found) | ({"control_image_path": shown} if shown else {}))
 
 
 def option_of(piece: str) -> tuple[str, Any] | None:

@@ -132,7 +132,7 @@ class SampleRunner:
         filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
         filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
         negative = prompt.negative_prompt or ""
-        filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path)
+        filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path or ())
         mask = prompt.control_image_mask_path
         filled["mask"] = Image.fromarray(pixels.read_mask(mask)) if mask else None
         request = SampleRequest(prompt.prompt, negative, **filled, sampler_name=prompt.sample_sampler)

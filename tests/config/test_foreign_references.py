@@ -16,9 +16,10 @@ def test_musubi_tuner_trains_kontext_with_its_data_sets():
     assert ledger.script == "flux_train_network" and ledger.values["model_type"] == "kontext"
     assert ledger.values["guidance_scale"] == 1.0 and not ledger.left()
 
-    text, notes = dataset({"general": {"resolution": [1024, 1024], "flux_kontext_no_resize_control": True}, "datasets": [
-        {"image_directory": "/i", "control_directory": "/c", "cache_directory": "/x"},
-        {"image_jsonl_file": "/m.jsonl", "control_resolution": [768, 768]}]})  # fmt: skip
+    general = {"resolution": [1024, 1024], "flux_kontext_no_resize_control": True}
+    folder = {"image_directory": "/i", "control_directory": "/c", "cache_directory": "/x"}
+    listed = {"image_jsonl_file": "/m.jsonl", "control_resolution": [768, 768]}
+    text, notes = dataset({"general": general, "datasets": [folder, listed]})
     made = tomllib.loads(text)
     assert made["general"]["no_resize_control"] is True
     (first,), (second,) = (one["subsets"] for one in made["datasets"])
@@ -33,8 +34,10 @@ def of_aitoolkit(model, **more):
     return {"job": "extension", "config": {"name": "cat", "process": [process]}}
 
 
-@pytest.mark.parametrize("model", [{"arch": "flux_kontext", "name_or_path": "k"},
-                                   {"is_flux": True, "name_or_path": "black-forest-labs/FLUX.1-Kontext-dev"}])  # fmt: skip
+KONTEXT = "black-forest-labs/FLUX.1-Kontext-dev"
+
+
+@pytest.mark.parametrize("model", [{"arch": "flux_kontext"}, {"is_flux": True, "name_or_path": KONTEXT}])
 def test_ai_toolkit_trains_kontext_with_its_control_folders(model):
     data = {"folder_path": "/i", "control_path": ["/c", "/d"]}
     sample = {"samples": [{"prompt": "a cat", "ctrl_img": "/r.png"}], "sample_every": 10}

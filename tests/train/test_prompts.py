@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from library.config.run_config import ControlUse
 from library.config.schema import ConfigError
-from library.outputs import prompts
+from library.outputs import prompt_rows, prompts
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))
 
@@ -103,3 +104,18 @@ def test_every_mistake_is_named_at_once(tmp_path, name, text, words):
         prompts.read(write(tmp_path, name, text))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
+    line = "a cat --ci a b.png --w 64 --ci c.png --cim m.png --zz 1"
+    read = prompts.parse_line(line)
+    assert (read.control_image_path, read.control_image_mask_path) == (("a b.png", "c.png"), "m.png")
+    (tmp_path / "p.json").write_text('[{"prompt": "a", "control_image_path": ["a.png", "b.png"]}, {"prompt": "b", '
+                                     '"control_image_path": "c.png"}]')  # fmt: skip
+    assert [one.control_image_path for one in prompts.read(tmp_path / "p.json")] == [("a.png", "b.png"), ("c.png",)]
+    (tmp_path / "p.txt").write_text(line)
+    (row,) = prompt_rows.rows(tmp_path / "p.txt")  # which has no fields for them, and keeps them
+    assert prompts.parse_line(prompt_rows.line(row)) == read and prompt_rows.line(row).endswith(" --zz 1")
+    use = ControlUse(least=1, most=1)
+    assert len(prompts.notes(tmp_path / "p.txt")) == 4 and len(prompts.notes(tmp_path / "p.txt", use)) == 2
+    assert len(list(prompts.absent(tmp_path / "p.txt"))) == 3

@@ -15,7 +15,8 @@ Line = tuple[str, Any, str]  # an option, its value, and what a real training wo
 
 
 def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
-    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    """What a TOML of the demo says of this model; `models` are the files that random.write made. {images} stands for
+    the folder of the images."""
     files: list[Line] = [
         ("t5xxl", str(models["t5xxl"]), ""),
         ("ae", str(models["ae"]), ""),
@@ -23,15 +24,22 @@ def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
     ]
     shift: list[Line] = [("timestep_sampling", "shift", ""), ("discrete_flow_shift", 3.1582, "")]
     base = ("pretrained_model_name_or_path", str(models["flux"]))
+    data: list[Line] = []
     if "clip_l" in models:
         clip_l = ("clip_l", str(models["clip_l"]), "")
         guidance = ("guidance_scale", 1.0, "what FLUX.1-dev is trained with")
         model: list[Line] = [(*base, "real: flux1-dev.safetensors"), clip_l, *files, guidance]
+        if "kontext" in models["flux"].name:
+            model = [(*base, "real: flux1-kontext-dev.safetensors"), ("model_type", "kontext", ""), *model[1:]]
+            data = [("control_directory", "{images}", "real: other images of the same names; here each is its own")]
+        elif "fill" in models["flux"].name:
+            model = [(*base, "real: flux1-fill-dev.safetensors"), ("model_type", "fill", ""), *model[1:]]
+            data = [("alpha_mask", True, "where images are transparent nothing is painted; these are not")]
     else:
         chroma = [("model_type", "chroma", ""), ("apply_t5_attn_mask", True, "Chroma does not see the padding")]
         model = [(*base, "real: Chroma1-HD.safetensors"), *files, *chroma, ("guidance_scale", 0.0, "it takes none")]
         shift = [("timestep_sampling", "sigmoid", "")]
-    return {"model": model, "noise": [*shift, ("model_prediction_type", "raw", "")]}
+    return {"model": model, "noise": [*shift, ("model_prediction_type", "raw", "")], "data": data}
 
 
 def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:

@@ -38,13 +38,18 @@ FACTS = FamilyFacts(
     base_models=(TRANSFORMER, FILL, CHROMA),
     base_model_version="flux1",
     architecture="flux-1-dev",
-    relatives={CHROMA: ("chroma", "chroma"), CHROMA + FOLDER: ("chroma", "chroma")},
+    relatives={
+        variant.found + layout: (variant.base_model_version, variant.architecture or "flux-1-dev")
+        for variant in VARIANTS.values()
+        for layout in ("", FOLDER)
+        if variant.found != TRANSFORMER
+    },
     implementation="https://github.com/black-forest-labs/flux",
     has_prediction_type=False,
     adapter_modules={"networks.lora_flux": AdapterModule("library.families.flux.network_args:FluxArgs")},
     lora_names="library.families.flux.lora_names:NAMES",
     demo="library.families.flux.demo",
-    demo_variants={"chroma": VARIANTS["chroma"].title},
+    demo_variants={name: VARIANTS[name].title for name in ("chroma", "kontext", "fill")},
     trained_in_compute_dtype=True,
     saves_all_parts=False,
     most_blocks_swapped=34,

@@ -34,6 +34,7 @@ class FluxSizes:
     channels: int = 16
     guidance: bool = True  # dev; schnell is without
     inputs: int = 1  # channels that are read, as a multiple of those of latents
+    name: str = ""  # of its file, where sizes do not tell which relative it is
     approximator: tuple[int, int, int] | None = None  # of Chroma: channels of its input, width, layers
     resolutions: tuple[int, ...] = (64, 128)
 
@@ -120,7 +121,7 @@ def write(
     Returns paths by part: flux, clip_l, t5xxl, ae (all .safetensors), and the tokenizers' folders.
     """
     folder = Path(folder)
-    stem = "tiny-chroma" if sizes.approximator else f"tiny-flux1-{'dev' if guidance else 'schnell'}"
+    stem = "tiny-chroma" if sizes.approximator else f"tiny-flux1-{sizes.name or ('dev' if guidance else 'schnell')}"
     makers = [random_tokenizers.clip_tokenizer, random_tokenizers.t5_tokenizer]
     if sizes.approximator:
         del makers[0]
