@@ -133,8 +133,10 @@ def parse_line(line: str) -> Prompt:
     """
     pieces = line.split(" --")
     found = [option for option in map(option_of, pieces) if option]
-    shown = tuple(value.strip() for name, value in found if name == "control_image_path")
-    return Prompt(pieces[0], **dict(found) | ({"control_image_path": shown} if shown else {}))
+    values: dict[str, Any] = dict(found)
+    if shown := tuple(value.strip() for name, value in found if name == "control_image_path"):
+        values["control_image_path"] = shown
+    return Prompt(pieces[0], **values)
 
 
 def option_of(piece: str) -> tuple[str, Any] | None:

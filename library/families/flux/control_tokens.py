@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,8 +45,6 @@ def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
 
 def pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
     """A picture scaled to (width, height) as [1, 3, H, W] in -1..1."""
-    import numpy as np
-
     scaled = image.convert("RGB").resize(size, 1)  # Lanczos, as in diffusers' pipelines
     return torch.from_numpy(np.asarray(scaled).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
 
