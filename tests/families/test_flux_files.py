@@ -200,10 +200,14 @@ def test_variants_and_halves_are_refused(files, tmp_path):
     def fill(tensors):
         tensors["img_in.weight"] = torch.zeros(64, 384)
 
+    def depth(tensors):
+        tensors["img_in.weight"] = torch.zeros(64, 128)
+
     def half(tensors):
         del tensors["final_layer.linear.weight"]
 
-    for change, word in ((fill, "384 channels"), (half, "final_layer.linear.weight is missing")):
+    named = {fill: "use model_type = fill", depth: "takes 128 channels (Depth, Canny)"}
+    for change, word in (named | {half: "final_layer.linear.weight is missing"}).items():
         path = changed(files, "flux", tmp_path / f"{change.__name__}.safetensors", change)
         only(family(files, pretrained_model_name_or_path=path), word)
 
