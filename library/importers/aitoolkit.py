@@ -6,7 +6,7 @@ from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.ledger import KeyLedger, is_on
-from library.importers.shared import ONLY, dotted, load_tables, precision, rest, take
+from library.importers.shared import ONLY, chooses_chroma, dotted, load_tables, precision, rest, take
 
 TRAINER = "ai-toolkit"
 TABLES = load_tables("aitoolkit")
@@ -41,6 +41,9 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     if len(inner["process"]) > 1:
         ledger.notes.append(f"only the first of {len(inner['process'])} processes is read")
     rest(ledger, TABLES["ignored"])
+    about = f"{flat.get('model.arch')} {flat.get('model.name_or_path')}".casefold()
+    if "chroma" in about and ledger.family == "flux":
+        chooses_chroma(ledger, "model.arch" if ledger.get("model.arch") else "model.is_flux")
     return ledger
 
 

@@ -7,7 +7,7 @@ from library.config.schema import ConfigError
 from library.config.values import split
 from library.importers import flat, kohya_adapters
 from library.importers.ledger import KeyLedger, is_empty, is_on, to_number
-from library.importers.shared import ONLY, load_tables, set_by
+from library.importers.shared import ONLY, chooses_chroma, load_tables, set_by
 
 TRAINER = "kohya_ss"
 TABLES = load_tables("kohya_ss")
@@ -55,8 +55,6 @@ def script_of(found: JsonMapping) -> str:
     family = next((model for model in [*order, *OTHER_SWITCHES.values()] if model in on), "")
     if not family and str(found.get("LoRA_type", "")).startswith("Flux1"):
         family = "flux"
-    if str(found.get("model_type") or "").casefold() == "chroma" and family == "flux" and lora:
-        family = "Chroma"
     if family not in ("sdxl", "flux"):
         title = family or ("Stable Diffusion 2" if is_on(found.get("v2")) else "Stable Diffusion 1.5")
         none = "" if family or is_on(found.get("v2")) else " (no box for another model is ticked in it)"
@@ -84,6 +82,11 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     for key in ledger.left():
         if key != "additional_parameters":
             _plain(ledger, key, tab)
+    if str(found.get("model_type") or "").casefold() == "chroma" and ledger.family == "flux":
+        chooses_chroma(ledger, "model_type")
+        ledger.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
+        if ledger.values.pop("clip_l", None):
+            ledger.ignore("clip_l", "Chroma reads no CLIP-L")
     _additional(ledger)
     return ledger
 

@@ -4,7 +4,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.schema import ConfigError
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.ledger import KeyLedger, to_number
-from library.importers.shared import ONLY, dotted, load_tables, precision, rest, split_path, take
+from library.importers.shared import ONLY, chooses_chroma, dotted, load_tables, precision, rest, split_path, take
 
 TRAINER = "OneTrainer"
 TABLES = load_tables("onetrainer")
@@ -41,6 +41,8 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     for part in (*onetrainer_model.PARTS, *onetrainer_learning.PARTS, *onetrainer_data.PARTS):
         part(ledger)
     rest(ledger, TABLES["ignored"])
+    if source["model_type"] == "CHROMA_1" and ledger.family == "flux":
+        chooses_chroma(ledger, "model_type")
     return ledger
 
 

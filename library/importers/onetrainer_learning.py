@@ -172,9 +172,11 @@ def _encoder_adapters(ledger: KeyLedger, learns: list[bool], rates: list[float])
         ledger.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
         return
     ledger.change(key, f"text_encoder_lr = {rates}", {"text_encoder_lr": rates})
-    if ledger.family == "flux" and learns[1]:
+    is_chroma = ledger.get("model_type") == "CHROMA_1"  # T5 is its only text encoder
+    if ledger.family == "flux" and learns[0 if is_chroma else 1]:
         arguments = [*ledger.values.get("network_args", ()), "train_t5xxl=True"]
-        ledger.change("text_encoder_2.train", "network_args train_t5xxl=True", {"network_args": arguments})
+        said = "network_args train_t5xxl=True"
+        ledger.change(key if is_chroma else "text_encoder_2.train", said, {"network_args": arguments})
 
 
 def _encoders(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None:

@@ -152,7 +152,7 @@ def _layers(ledger: KeyLedger, rank: int, alpha: float) -> list[str]:
         _say_layers(ledger, "attn-mlp is what LoRA does here" if same
                     else f"{chosen} is not offered here; attention and MLP get adapters")  # fmt: skip
         return []
-    if chosen == "attn-mlp":
+    if chosen == "attn-mlp" and ledger.get("model_type") != "CHROMA_1":
         _say_layers(ledger, "attn-mlp: the modulation gets no adapters")
         return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"]
     same = "all layers of the blocks get adapters"
@@ -193,7 +193,8 @@ def _checkpointing(ledger: KeyLedger) -> None:
 def _captions(ledger: KeyLedger) -> None:
     """What the text encoders read."""
     if ledger.family == "flux":
-        key = "text_encoder_2_sequence_length"
+        own = "text_encoder" if ledger.get("model_type") == "CHROMA_1" else "text_encoder_2"  # which of them is T5
+        key = f"{own}_sequence_length"
         if (length := ledger.number(key)) is not None:
             ledger.rename(key, "t5xxl_max_token_length", int(length))
         else:

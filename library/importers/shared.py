@@ -36,6 +36,15 @@ def dotted(found: JsonMapping, before: str = "") -> JsonObject:
     return flat
 
 
+def chooses_chroma(ledger: KeyLedger, key: str) -> None:
+    """A key that says that the model is Chroma, read after all others: what sd-scripts asks for with it."""
+    said = (
+        f"chooses the script: {ledger.script} with model_type = chroma, which masks T5's padding and takes no guidance"
+    )
+    values = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
+    ledger.change(key, said, values)
+
+
 def tables(value: JsonValue) -> list[JsonMapping]:
     """The tables of a list; none where it is no list of tables."""
     return [table for table in value if isinstance(table, Mapping)] if isinstance(value, list) else []

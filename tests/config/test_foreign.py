@@ -11,6 +11,7 @@ from library.config.schema import ConfigError, build, changed, flat, options, re
 from library.families import RUNS, config_class
 from library.importers import kohya_adapters, kohya_ss
 from library.methods import network_args
+from tests.config.arriving import of_aitoolkit
 
 CONFIGS = {script: config_class(script) for script in RUNS}
 ROWS = list(csv.DictReader((Path(__file__).parents[1] / "golden/gui_keys.csv").open(encoding="utf-8")))
@@ -131,13 +132,44 @@ def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
         ({"LoRA_type": "Standard"}, "Stable Diffusion 1.5"),
         ({"v2": True, "max_resolution": "1", "optimizer": "x"}, "Stable Diffusion 2"),
         ({"sd3_checkbox": True}, "SD3"),
-        ({"flux1_checkbox": True, "LoRA_type": "Flux1", "model_type": "chroma"}, "Chroma"),
         ({"sdxl": True, "num_vectors_per_token": 1}, "Textual Inversion"),
     ],
 )
 def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
     with pytest.raises(ConfigError, match=words):
         importers.read(keys, CONFIGS)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"flux1_checkbox": True, "LoRA_type": "Flux1", "model_type": "chroma", "clip_l": "c", "guidance_scale": 3.5},
+        of_aitoolkit({"network.type": "lora", "model.arch": "chroma", "model.name_or_path": "lodestones/Chroma1-HD"}),
+        of_aitoolkit({"network.type": "lora", "model.is_flux": True, "model.name_or_path": "chroma1.safetensors"}),
+        {"model_type": "CHROMA_1", "training_method": "LORA", "layer_filter_preset": "attn-mlp",
+         "base_model_name": "lodestones/Chroma1-Base", "text_encoder_sequence_length": 256,
+         "text_encoder": {"train": False}, "text_encoder_2": {"train": False}},
+    ],
+)  # fmt: skip
+def test_chroma_arrives_with_all_that_it_needs(found):
+    made = importers.read(found, CONFIGS)
+    model = made.config.model
+    assert (type(made.config).script, model.model_type) == ("flux_train_network", "chroma")
+    assert (model.apply_t5_attn_mask, model.guidance_scale, model.clip_l) == (True, 0.0, None)
+    assert not made.problems and not made.config.network.network_args
+    assert model.t5xxl_max_token_length in (None, 256)
+
+
+def test_krea_and_flex_arrive_as_flux():
+    """Krea is known by its name, Flex.1 by the blocks in its file."""
+    krea = {
+        "model_type": "FLUX_DEV_1",
+        "training_method": "LORA",
+        "base_model_name": "black-forest-labs/FLUX.1-Krea-dev",
+    }
+    flex = {"network.type": "lora", "model.arch": "flex1", "model.name_or_path": "ostris/Flex.1-alpha"}
+    for found in (krea, of_aitoolkit(flex)):
+        assert importers.read(found, CONFIGS).config.model.model_type == "flux"
 
 
 def test_a_script_that_is_named_wins():

@@ -29,7 +29,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         (of_aitoolkit(FLUX_AI, kind="concept_slider"), "slider"),
         (of_aitoolkit(FLUX_AI, kind="new_kind"), "new_kind"),
         (of_aitoolkit(FLUX_AI, kind="", job="generate"), "makes images"),
-        (of_aitoolkit({**FLUX_AI, "model.name_or_path": "ostris/Flex.1-alpha"}), "Flex.1"),
+        (of_aitoolkit({**FLUX_AI, "model.name_or_path": "ostris/Flex.2-preview"}), "Flex.2"),
         (of_aitoolkit({"network.type": "lora", "model.arch": "flex2"}), "flex2"),
         (of_aitoolkit({"network.type": "lora", "model.name_or_path": "sd15"}), "sd15"),
         ({"sdxl": True, "max_resolution": "1", "token_string": "x"}, "Textual Inversion"),
