@@ -129,7 +129,7 @@ def cases(family: str, only: list[str] | None, size: str) -> list[Case]:
     found: list[Case] = []
     for path in sorted((ROOT / "presets" / family).glob("*-*gb.toml")):
         kind, _, memory = path.stem.rpartition("-")
-        if kind in ("lora", "finetune") and (not only or path.stem in only):  # DreamBooth's are the fine-tunes'
+        if kind in ("lora", "finetune") and (not only or path.stem in only):  # not DreamBooth's, nor relatives'
             cap = float(memory.removesuffix("gb"))
             found.append(Case(family, kind, path.stem, flat(path), cap, int(min(max(cap, LEAST[family]), 64)), size))
     known = {case.name for case in found}

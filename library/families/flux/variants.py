@@ -34,6 +34,7 @@ class Variant:
 
 
 FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
+# Why: docs/decisions/2026-11-22-variants-share-a-folder.md
 TRANSFORMER, CHROMA, RADIANCE = "a FLUX.1 transformer", "a Chroma transformer", "a Chroma Radiance transformer"
 FOLDER = " in the diffusers layout"
 VARIANTS = {
