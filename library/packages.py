@@ -185,4 +185,6 @@ def lines(found: Mapping[str, str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(lines(examine(PACKAGES))) or "The optimizers' packages and LyCORIS work.")
+    missing = list(lines(examine(PACKAGES)))
+    print("\n".join(missing) or "The optimizers' packages and LyCORIS work.")
+    sys.exit(bool(missing))

@@ -1,4 +1,7 @@
-"""setup.sh: which PyTorch it picks, and what it refuses. The installation itself is what CI runs first."""
+"""The set-up: which PyTorch it picks, what it refuses, and that uv is told what pip is.
+
+The installation itself is what CI runs first.
+"""
 
 import os
 import shutil
@@ -8,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from library.doctor import installation
+from library.doctor import installation, installer
 from tests import source
 
 pytestmark = pytest.mark.skipif(
     os.name == "nt" or shutil.which("bash") is None, reason="setup.sh is for systems with bash"
 )
+INSTALLER = ("__init__.py", "doctor/__init__.py", "doctor/installation.py", "doctor/installer.py")
 
 
 @pytest.fixture
 def project(tmp_path):
     """A copy of what setup.sh reads, with an environment that has neither pip nor packages."""
-    for name in ("setup.sh", "constraints.txt", "pyproject.toml", "library/doctor/installation.py"):
+    for name in ("setup.sh", *installation.LOCKED, *(f"library/{name}" for name in INSTALLER)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source.ROOT / name, tmp_path / name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
@@ -36,26 +40,33 @@ def run(project: Path, *arguments: str, **environment: str) -> subprocess.Comple
     )
 
 
-def function(call: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call one function of setup.sh, with `path` in front of PATH."""
+def function(call: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Call one function of setup.sh."""
     given = {**os.environ, **environment}
-    given["PATH"] = f"{path}{os.pathsep}{given['PATH']}" if path else given["PATH"]
     script = f"source '{source.ROOT / 'setup.sh'}'; {call}"
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=given, check=False)
 
 
+@pytest.fixture
+def on_path(tmp_path, monkeypatch):
+    """A folder in front of PATH, and no word about which PyTorch is wanted."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("KOHYA_TORCH", raising=False)
+    return tmp_path
+
+
 def install_marker(project: Path, text: str | None = None) -> None:
     if text is None:
-        code = [str(project / ".venv/bin/python"), "-P", str(project / "library/doctor/installation.py"), "fingerprint"]
-        text = subprocess.run(code, capture_output=True, text=True, check=True).stdout.strip() + " user"
+        code = "from library.doctor import installation; print(installation.fingerprint(), 'user')"
+        line = [str(project / ".venv/bin/python"), "-c", code]
+        text = subprocess.run(line, cwd=project, capture_output=True, text=True, check=True).stdout.strip()
     (project / ".venv/installed.txt").write_text(text + "\n")
 
 
-def pretend_gpu(folder: Path, line: str) -> Path:
+def pretend_gpu(folder: Path, line: str) -> None:
     stub = folder / "nvidia-smi"
     stub.write_text(f"#!/bin/sh\necho '{line}'\n")
     stub.chmod(0o755)
-    return folder
 
 
 def test_it_is_valid_bash():
@@ -78,23 +89,82 @@ def test_help_and_unknown_commands(project):
         ("535.183.01, 8.9, NVIDIA GeForce RTX 4090", "cu126"),  # the driver has no CUDA 13
     ],
 )
-def test_the_build_of_torch_fits_gpu_and_driver(tmp_path, gpu, build):
-    assert function("torch_build", pretend_gpu(tmp_path, gpu), KOHYA_TORCH="").stdout.strip() == build
+def test_the_build_of_torch_fits_gpu_and_driver(on_path, gpu, build):
+    pretend_gpu(on_path, gpu)
+    assert installer.torch_build() == build
 
 
 @pytest.mark.parametrize("gpu", ["470.199.02, 8.6, NVIDIA RTX A4000", "570.86, 12.0, NVIDIA GeForce RTX 5090"])
-def test_a_driver_that_is_too_old_is_said_so(tmp_path, gpu):
-    done = function("torch_build", pretend_gpu(tmp_path, gpu), KOHYA_TORCH="")
-    assert done.returncode == 1
-    assert "Install driver 580 or newer" in done.stderr
+def test_a_driver_that_is_too_old_is_said_so(on_path, gpu):
+    pretend_gpu(on_path, gpu)
+    with pytest.raises(installer.Refusal, match="Install driver 580 or newer"):
+        installer.torch_build()
 
 
-def test_a_broken_or_absent_driver_means_no_gpu(tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'has failed'\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    done = function("torch_build", tmp_path, KOHYA_TORCH="")
-    assert (done.returncode, done.stdout.strip()) == (0, "")
-    assert function("torch_build", KOHYA_TORCH="cu126").stdout.strip() == "cu126"
+def test_a_broken_or_absent_driver_means_no_gpu(on_path, monkeypatch):
+    (on_path / "nvidia-smi").write_text("#!/bin/sh\necho 'has failed'\nexit 9\n")
+    (on_path / "nvidia-smi").chmod(0o755)
+    assert installer.torch_build() == ""
+    monkeypatch.setenv("KOHYA_TORCH", "cu126")
+    assert installer.torch_build() == "cu126"
+
+
+def test_uv_is_told_what_pip_is(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_CERT"))]:
+        monkeypatch.delenv(name)
+    own, lock = tmp_path / "pip.conf", tmp_path / "lock.txt"
+    lock.write_text("numpy<9\n")
+    own.write_text(
+        f"[global]\nindex-url = https://user:pass@mirror.example/simple\nfind-links = {tmp_path} {lock.parent}/more\n"
+        f"extra-index-url =\n    https://one.example/simple\n    https://two.example/simple\nconstraint = {lock}\n"
+        "[install]\ntimeout = 44\nno-index = true\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(own))
+    monkeypatch.setenv("PIP_CERT", "/etc/own.pem")
+    monkeypatch.setenv("PIP_TIMEOUT", "55")
+    monkeypatch.setenv("UV_INDEX", "https://wanted.example/simple")
+    variables, arguments = installer.uv_settings(installer.settings_of_pip())
+    assert variables["UV_DEFAULT_INDEX"] == "https://user:pass@mirror.example/simple"
+    assert variables["UV_FIND_LINKS"] == f"{tmp_path},{tmp_path}/more"
+    assert variables["UV_INDEX"] == "https://wanted.example/simple"  # what uv was told itself stays
+    assert (variables["SSL_CERT_FILE"], variables["UV_HTTP_TIMEOUT"]) == ("/etc/own.pem", "55")
+    assert variables["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert arguments == ["-c", str(lock), "--no-index"]
+
+
+@pytest.mark.parametrize("why", ["cannot be had", "did not install everything"])
+def test_pip_installs_where_uv_does_not(monkeypatch, capsys, why):
+    lines = []
+
+    def run(line, **_):
+        lines.append([str(word) for word in line])
+        return subprocess.CompletedProcess(line, 1 if line[0] == "uv" else 0)
+
+    monkeypatch.setattr(installer, "settings_of_pip", dict)
+    monkeypatch.setattr(installer.installation, "damaged", lambda: iter(["cut==2.0"]))
+    monkeypatch.setattr(installer, "has_torch", lambda build: False)
+    if why == "cannot be had":
+        monkeypatch.setattr(installer, "ENVIRONMENT", Path("/nowhere"))
+        monkeypatch.setattr(installer.shutil, "which", lambda name: None)
+    else:
+        monkeypatch.setattr(installer, "find_uv", lambda: "uv")
+    monkeypatch.setattr(installer.subprocess, "run", run if why != "cannot be had" else refuse_uv(run))
+    assert installer.install_packages("cu130", "dev") == ""
+    assert why in capsys.readouterr().out
+    with_pip = [line for line in lines if line[1:4] == ["-m", "pip", "install"] and line[-1] != "uv"]
+    assert all("https://download.pytorch.org/whl/cu130" in line for line in with_pip)
+    again, torch, rest = with_pip
+    assert "cut==2.0" in again and "--force-reinstall" in again
+    assert torch[-1] == "torch==2.13.0+cu130" and rest[-2:] == ["-e", ".[dev]"]
+
+
+def refuse_uv(run):
+    def refusing(line, **more):
+        if line[0] == "uv":
+            raise FileNotFoundError("uv")
+        return run(line, **more)
+
+    return refusing
 
 
 def test_a_wrong_python_is_refused_by_name(tmp_path):

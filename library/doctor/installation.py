@@ -1,13 +1,11 @@
-"""Is this installation whole? Asked by setup.sh before anything of ours can be imported, and by `kohya doctor`.
+"""Is this installation whole? Asked by the installer before any package is there, and by `kohya doctor`.
 
-Only the standard library, so that setup.sh can run this file by its path in a fresh environment:
-
-    python -P library/doctor/installation.py fingerprint | foreign | damaged | headers
+Only the standard library.
 """
 
 import hashlib
+import importlib.machinery
 import importlib.metadata
-import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -31,14 +29,15 @@ def foreign() -> Iterator[str]:
     """Whoever else brings a top-level package called `library`, a sentence with the remedy each."""
     for name in sorted(set(importlib.metadata.packages_distributions().get("library", [])) - {OURS}):
         yield f"the package {name} also brings one called library; remove it with: pip uninstall {name}"
-    places = getattr(importlib.util.find_spec("library"), "submodule_search_locations", None) or []
-    for place in map(Path, places):
+    elsewhere = [place for place in sys.path if Path(place or ".").resolve() != ROOT]
+    found = importlib.machinery.PathFinder.find_spec("library", elsewhere)
+    for place in map(Path, (found.submodule_search_locations if found and found.origin else None) or []):
         if place.resolve() != ROOT / "library":
             yield f"another package called library is found at {place}; remove it, or take it out of PYTHONPATH"
 
 
 def damaged() -> Iterator[str]:
-    """Installed packages with files missing, as `name==version`: what an interrupted pip leaves behind."""
+    """Installed packages with files missing, as `name==version`: what an interrupted installation leaves."""
     for package in importlib.metadata.distributions():
         name = package.metadata["Name"]
         files = package.files
@@ -53,17 +52,3 @@ def headers() -> Iterator[str]:
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         yield f"the headers of Python {version} are missing"
-
-
-def main(what: str) -> int:
-    """Print what was asked for, a line each."""
-    if what == "fingerprint":
-        print(fingerprint())
-        return 0
-    for line in {"foreign": foreign, "damaged": damaged, "headers": headers}[what]():
-        print(line)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
