@@ -94,13 +94,13 @@ def failure(module: str) -> str:
     return examine([module]).get(module, "")
 
 
-def examine(modules: Iterable[str]) -> dict[str, str]:
+def examine(modules: Iterable[str], patience: float = PATIENCE) -> dict[str, str]:
     """Load packages in a process of its own: by module why it does not load, '' if it does. That is remembered."""
     wanted = [module for module in modules if installed(module)]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     line = [sys.executable, "-P", "-m", "library.optim.trial", *wanted]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
-        done = subprocess.run(line, capture_output=True, text=True, env=found, timeout=PATIENCE, check=False)
+        done = subprocess.run(line, capture_output=True, text=True, env=found, timeout=patience, check=False)
         return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
     return {}
 
@@ -185,6 +185,6 @@ def lines(found: Mapping[str, str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    missing = list(lines(examine(PACKAGES)))
+    missing = list(lines(examine(PACKAGES, patience=600.0)))  # they are new: nothing is compiled or in memory yet
     print("\n".join(missing) or "The optimizers' packages and LyCORIS work.")
     sys.exit(bool(missing))
