@@ -6,6 +6,9 @@ from pathlib import Path
 from library.config.problems import ConfigError
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+# Who has started this process, as it was before seconds of imports in which a launcher may be killed.
+PARENT = os.getppid()
+LAUNCHED = any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
 
 
 def check() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from library.config import environment
 from library.runs import layout
 
 ASKED = ("stop", *layout.REQUESTS, "backup")  # all that a run can be asked for while it works; the last by its clock
@@ -193,7 +194,7 @@ class ControlRequests:
     def _alone(self) -> bool:
         """Whether the launcher ended: a kill that was meant for the training has reached only it."""
         if self._launcher is None:
-            return False
+            return environment.LAUNCHED and not _is_parent_there()
         return os.getppid() != self._launcher.pid if os.name == "posix" else not self._launcher.is_running()
 
     def _interrupt(self, number: int, frame: Any) -> None:
@@ -237,8 +238,14 @@ class ControlRequests:
 def _launcher() -> psutil.Process | None:
     """The process that started this one, if that is all it is for."""
     try:
-        parent = psutil.Process().parent()
-        words = parent.cmdline()[:4] if parent else []
-    except psutil.Error:
+        parent = psutil.Process(environment.PARENT)
+        words = parent.cmdline()[:4]
+    except (psutil.Error, ValueError):
         return None
-    return parent if any(Path(word).name.removesuffix(".exe") in LAUNCHERS for word in words) else None
+    is_launcher = any(Path(word).name.removesuffix(".exe") in LAUNCHERS for word in words)
+    return parent if is_launcher and _is_parent_there() else None
+
+
+def _is_parent_there() -> bool:
+    """Whether what has started this process still runs. On POSIX systems its number may belong to another by now."""
+    return os.getppid() == environment.PARENT if os.name == "posix" else psutil.pid_exists(environment.PARENT)

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from library.config import environment
 from library.config.command import command
 from library.config.schema import to_toml
 from library.runs import reader
@@ -214,3 +215,15 @@ def test_an_interruption_that_code_in_c_answers_with_an_error_is_a_stop_all_the_
         raise ValueError("could not determine the shape of object type 'torch.storage.UntypedStorage'")
     assert journal.requests.interrupted
     assert reader.at(next(iter(runs_in(tmp_path)))).state == "stopped"
+
+
+def test_a_launcher_that_was_killed_while_the_trainer_was_still_importing_is_a_stop(monkeypatch):
+    assert not ControlRequests().asked()
+    gone = psutil.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    monkeypatch.setattr(environment, "PARENT", gone.pid)
+    assert not ControlRequests().asked()  # a shell that was closed, of a run that nohup has started
+    monkeypatch.setattr(environment, "LAUNCHED", True)
+    requests = ControlRequests()
+    with pytest.raises(Stopped):
+        requests.check()
