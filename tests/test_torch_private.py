@@ -82,7 +82,8 @@ def test_a_training_leaves_pytorchs_switches_as_it_found_them(demo, squares, tmp
     )  # fmt: skip
     try:
         train(config)
-        assert {name for name, value in inside[0].items() if value != before[name]} == {*before}
+        changed = {name for name, value in inside[0].items() if value != before[name]}
+        assert changed | {"dynamo"} == {*before}  # of dynamo's one is set before PyTorch 2.13
         assert switches() == before
     finally:
         torch._dynamo.backends.registry._COMPILER_FNS.pop("fails")

@@ -8,6 +8,7 @@ earlier run where there is one, else a share of what its GPU can do on paper.
 
 from dataclasses import asdict, dataclass, field
 
+from library.config import environment
 from library.config.json_types import JsonObject
 from library.config.problems import Text
 from library.config.run_config import RunConfig
@@ -100,13 +101,25 @@ def _parts(config: RunConfig, model: ModelStats, size: tuple[int, int]) -> dict[
     learning = numbers_that_learn(config, model)
     grads = 2 if config.precision.full_bf16 or config.precision.full_fp16 else 4
     early = bool(config.optim.stepped_early)
+    weights, optimizer = _weights(config, model), (config.optim.optimizer or "AdamW").lower()
+    states = learning * _per_number(config, optimizer)
+    gradients = 0 if early else learning * grads
+    if config.distributed.fsdp and (processes := environment.processes()) > 1:
+        # A block's weights and gradients are whole while it computes, and the next one's weights come meanwhile. Of
+        # several batches a step the gradients are added up before they are shared out.
+        each, largest = fp8_storage.storage_type(config).itemsize, max(block.parameters for block in model.blocks)
+        weights = weights / processes + 2 * largest * each
+        accumulated = config.steps.gradient_accumulation_steps > 1
+        shared = model.denoiser / processes + (model.denoiser if accumulated else largest)
+        gradients = (learning - model.denoiser + shared) * grads
+        states *= (learning - model.denoiser * (1 - 1 / processes)) / learning
     return {
-        "model": _weights(config, model),
+        "model": weights,
         "text encoders": 0 if config.cache.text else model.encoders * (1 if config.precision.fp8_encoders else 2),
         "VAE": 0 if config.cache.latents else model.vae * 4,
         "what learns": learning * 4 if config.adapters else 0,
-        "gradients": 0 if early else learning * grads,
-        "optimizer": learning * _per_number(config, (config.optim.optimizer or "AdamW").lower()),
+        "gradients": gradients,
+        "optimizer": states,
         "activations": _activations(config, model, size),
         "driver": CONTEXT,
     }

@@ -13,7 +13,7 @@ from library import data, families, methods
 from library.check import outline
 from library.compiler import checks
 from library.config import idle, schema
-from library.config.environment import first_process
+from library.config.environment import SWITCHED_ON, first_process, processes, shards_asked
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem, Text, problems_of
 from library.config.run_config import RunConfig
@@ -45,11 +45,7 @@ SHAPING = {"network_dim", "network_args", "network_module", "dim_from_weights", 
 LEAST_SPACE = 64 * 2**20  # bytes; less than any result needs
 
 # What `accelerate launch` sets where its config asks for a way to cut a model into shards.
-SHARDING = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-}
+SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
 
 
 def check(config: RunConfig) -> list[Problem]:
@@ -219,7 +215,7 @@ def _layer(key: str) -> str:
 
 def _lonely(config: RunConfig) -> Iterator[Problem]:
     """What is for several processes, where there is one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if processes() == 1:
         for name in schema.changed(config).get("distributed", {}):
             yield idle.remark(name, "it is for several processes, and this is one")
 
@@ -320,14 +316,16 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         template, fix = ": fp16 needs a GPU, and none was found; use bf16 or no", {"mixed_precision": "bf16"}
         yield Problem("mixed_precision", template, fix=fix)
-    for switch, what in SHARDING.items():
-        if os.environ.get(switch, "").lower() in ("1", "true", "yes", "on"):
-            yield Problem("", topic="training", what=what, template=
-                "accelerate is told to use {what}, which is not used here: each GPU holds the whole model; choose "
-                "MULTI_GPU in `accelerate config`, and save memory by full_bf16 and gradient_checkpointing"
-            )  # fmt: skip
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
+    asked = [what for switch, what in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]
+    for what in [*asked, *["version 1 of FSDP"] * (shards_asked() == 1)]:
+        yield Problem("", topic="training", what=what, template=
+            "accelerate is told to use {what}, which is not used here: choose MULTI_GPU in `accelerate config`, and "
+            "fsdp = true to shard a full fine-tune (FSDP2)")  # fmt: skip
+    if shards_asked() == 2 and os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() in SWITCHED_ON:
+        yield Problem("fsdp",
+            ": accelerate is told to offload shards to the host (fsdp_offload_params), which is not supported: "
+            "set it to false in `accelerate config`")  # fmt: skip
+    if processes() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
         yield Problem("blocks_to_swap",
             ": on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "
             "add these, or leave blocks_to_swap out")  # fmt: skip

@@ -124,6 +124,8 @@ def read(config: type[C], argv: list[str] | None = None) -> Reading[C]:
 
 def _read(config: type[C], flags: JsonObject, problems: list[Problem], path: Path | None) -> Reading[C]:
     layers, unheard = [Layer(flags, "--")], _spoken_of(config, problems)
+    if environment.shards_asked() == 2:
+        layers.insert(0, Layer({"fsdp": True}, "accelerate's config"))
     if path:
         try:
             layers.insert(0, Layer(flat(load_toml(path)), path.name))

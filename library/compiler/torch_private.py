@@ -253,6 +253,28 @@ class HalfGradScaler(torch.amp.GradScaler):
 
 def process_store() -> "torch.distributed.Store":
     """The store by which processes found each other. Waiting at it has no timeout, unlike all public collectives."""
-    from torch.distributed import distributed_c10d
+    return torch.distributed.distributed_c10d._get_default_store()
 
-    return distributed_c10d._get_default_store()
+
+class LazyTensor(Tensor):
+    """A tensor in host memory whose numbers are made by a function each time an operation asks for them.
+
+    Shape and dtype are known before. There is no public base class for tensors without memory of their own.
+    """
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, dtype: torch.dtype, make: Callable[[], Tensor]) -> "LazyTensor":
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, make: Callable[[], Tensor]) -> None:
+        self.make = make
+
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
+        with torch._C.DisableTorchFunctionSubclass():  # answers are ordinary tensors
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
+        given, named = pytree.tree_map_only(cls, lambda lazy: lazy.make(), (args, kwargs or {}))
+        return func(*given, **named)

@@ -103,8 +103,6 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
     wanted: list[Setting] = [
         # Which kernel of attention is in a graph is not in PyTorch's key to it.
         (torch.compiler.config, "cache_key_tag", f"{TAG} {kernels()}".strip()),
-        # DDP's splitting would cut a block into several graphs; each block's backward overlaps communication anyway.
-        (dynamo, "optimize_ddp", False),
         # Text and image lengths that happen to be equal must not be taken for the same size.
         (shapes, "use_duck_shape", False),
         # Convolutions in channels-last order also for varying sizes: otherwise inductor makes the sizes of images

@@ -65,7 +65,9 @@ def command(config_path: str | Path, script: str, **how: Any) -> list[str]:
     arguments = [sys.executable, "-m", "accelerate.commands.launch"]
     for flag, value in one.items():
         arguments += [] if value is None else [flag, str(value)]
-    if launch.num_processes > 1:
+    if "--use_fsdp" in launch.extra_accelerate_launch_args:
+        pass  # means several processes too, and accelerate takes no second word for it
+    elif launch.num_processes > 1:
         # Without it accelerate starts a single process where it sees no second GPU. The name misleads: its processes
         # meet on the CPU as well, if they make their Accelerator with cpu=True or ACCELERATE_USE_CPU is set.
         arguments.append("--multi_gpu")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from library.config.problems import ConfigError
 
+SWITCHED_ON = ("1", "true", "yes", "on")  # what accelerate reads as such in its variables
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # Who has started this process, as it was before seconds of imports in which a launcher may be killed.
 PARENT = os.getppid()
@@ -22,6 +23,18 @@ def check() -> None:
             "{variable}: {wanted} cannot be made ({why}), and PyTorch ends there; choose another folder, or unset it",
             variable=CACHE, wanted=wanted, why=error.strerror,
         ) from error  # fmt: skip
+
+
+def processes() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def shards_asked() -> int:
+    """The version of FSDP that `accelerate launch` was told to use, 0 where it was not."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in SWITCHED_ON:
+        return 0
+    return 2 if os.environ.get("FSDP_VERSION") == "2" else 1
 
 
 def first_process() -> bool:

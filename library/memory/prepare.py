@@ -63,7 +63,8 @@ def prepare_denoiser(  # noqa: PLR0913 - what is made ready, and for what
     # Swapped blocks that learn are on the device only while they are there for their gradients.
     stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
     swap = swapping.Swap(to_swap, device, stepped_on)  # 2. what waits on the host
-    swap.place(denoiser)
+    if not is_sharded(config):  # shards are taken from the host, and only they go to the device
+        swap.place(denoiser)
     if config.memory.checkpointing:  # 3. recompute in backward, inside what is compiled
         memory = config.memory
         around = config.compile.compile and config.compile.compile_scope == "inner"
@@ -154,12 +155,19 @@ def _record(denoiser: nn.Module, config: Any, device: torch.device, log: Compile
         return f"several processes train with {early}"
     if recorder or device.type != "cuda":
         return ""  # compile_mode asked for it; or there is nothing to record
+    if is_sharded(config):
+        return "fsdp gathers weights at every block"
     if why := config.compile.why_not_recorded(config):
         return why
     learning = sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
     room = 0 if config.optim.stepped_early else BYTES_OF_ADAM * learning
     cudagraph.attach(denoiser, log, None if config.compile.records_graphs else room)
     return ""
+
+
+def is_sharded(config: RunConfig) -> bool:
+    """Whether each of several processes keeps a part of the denoiser."""
+    return config.distributed.fsdp and several_processes()
 
 
 def several_processes() -> bool:

@@ -12,6 +12,10 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.families.base import Family, ModelComponents
 from library.methods import full, lora, lycoris, network_args
+from library.methods.full import FullFinetune
+from library.methods.sharding import ShardedModel
+
+__all__ = ["FullFinetune", "TrainingMethod", "attach", "base_weights", "notes", "problems", "reads_encoders"]
 
 
 class TrainingMethod(Protocol):
@@ -20,6 +24,7 @@ class TrainingMethod(Protocol):
     trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has learning parameters
     denoiser: nn.Module | None  # where its own weights learn, which may be swapped and stepped block by block
     block_classes: tuple[str, ...]  # of its blocks
+    shards: ShardedModel | None  # where several processes hold parts of the denoiser
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for the optimizer: {"params", "lr", "name"}; a rate of 0 leaves a group out."""

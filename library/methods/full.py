@@ -12,6 +12,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.families.base import Family, HasBlockRates, HasFrozenParts, ModelComponents, WritesFolders
 from library.methods import snapshot
+from library.methods.sharding import ShardedModel, rows_of
 
 # Where text encoders learn, CLIP-L's last layer but one is read and never its pooled vector: these get no gradient.
 UNREAD = ("encoder.layers.{last}.", "final_layer_norm.")
@@ -29,6 +30,7 @@ class FullFinetune:
         self.parts.encoders, self.parts.deferred = dict(parts.encoders), dict(parts.deferred)
         self.denoiser: nn.Module | None = parts.denoiser
         self.block_classes = tuple(family.block_classes)
+        self.shards: ShardedModel | None = None
         for parameter in self.parameters():
             parameter.requires_grad_(True)
         self.trained_parts = {
@@ -36,6 +38,17 @@ class FullFinetune:
         }
         if not any(self.trained_parts.values()):
             raise ConfigError("nothing is trained: every learning rate is 0")
+
+    def shard(self, device: torch.device) -> None:
+        """Keep the denoiser in shards on the device from now on; its parameters are this process' rows of it."""
+        assert self.denoiser is not None
+        names = {id(p): name for name, p in self.denoiser.named_parameters()}
+        known = [[names.get(id(p), p) for p in group["params"]] for group in self._groups]
+        for group in self._groups:
+            group["params"] = []  # whole weights are let go of
+        shards = self.shards = ShardedModel(self.denoiser, self.block_classes, device)
+        for group, params in zip(self._groups, known, strict=True):
+            group["params"] = [shards.parameters[p] if isinstance(p, str) else p for p in params]
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups: {"params", "lr", "name"}, the denoiser first. A group with rate 0 is left out."""
@@ -57,7 +70,10 @@ class FullFinetune:
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that learns, as it is, for a saved state; not copied."""
-        return snapshot.take(self._named())
+        taken = snapshot.take(named := self._named())
+        if shards := self.shards:
+            taken |= {name: shards.whole(name.partition(".")[2]) for name, p in named.items() if rows_of(p)}
+        return taken
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a snapshot back, bit for bit. ConfigError when it is of another network."""
@@ -80,8 +96,9 @@ class FullFinetune:
         return {}
 
     def _named(self) -> dict[str, nn.Parameter]:
-        every = ((f"{n}.{key}", p) for n, net in _networks(self.parts).items() for key, p in net.named_parameters())
-        return {name: p for name, p in every if p.requires_grad}
+        every = {f"{n}.{key}": p for n, net in _networks(self.parts).items() for key, p in net.named_parameters()}
+        every |= {f"denoiser.{name}": p for name, p in self.shards.parameters.items()} if self.shards else {}
+        return {name: p for name, p in every.items() if p.requires_grad}
 
 
 def attach(parts: ModelComponents, family: Family, config: RunConfig) -> FullFinetune:

@@ -20,6 +20,7 @@ from library.families.shared.network_args import patterns
 from library.methods import ggpo, network_args, snapshot, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, saved_alpha
 from library.methods.factor_cache import FactorCache
+from library.methods.sharding import ShardedModel
 from library.methods.targets import AdapterPlan, TargetLayer
 from library.tools import adapters as adapter_files
 
@@ -62,6 +63,7 @@ class LoraAdapters:
 
     denoiser: nn.Module | None = None
     block_classes: tuple[str, ...] = ()
+    shards: ShardedModel | None = None
 
     def __init__(self, adapters: dict[str, Adapter], places: dict[str, AdapterLocation], config: AdapterRun) -> None:
         """`adapters` and where they are, by their name in the file."""

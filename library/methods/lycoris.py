@@ -27,6 +27,7 @@ from library.config.sections import AdapterRun
 from library.families.base import Family, ModelComponents
 from library.methods import lora, network_args, snapshot
 from library.methods.lora import Unmatched, dtype_of, file_of, tell
+from library.methods.sharding import ShardedModel
 
 # What the package would find in our denoiser by name or class, but not in sd-scripts' U-Net, where these have other
 # names; so its users' files do not contain them.
@@ -50,6 +51,7 @@ class LycorisAdapters:
 
     denoiser: nn.Module | None = None
     block_classes: tuple[str, ...] = ()
+    shards: ShardedModel | None = None
 
     def __init__(self, network: Any, places: dict[str, str], config: AdapterRun) -> None:
         """`places`: adapter's name -> part of the model."""

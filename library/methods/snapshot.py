@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from library.config.problems import ConfigError, Problem
+from library.methods.sharding import own_part, whole_shape
 
 
 def take(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -26,8 +27,8 @@ def differing(here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int
 @torch.no_grad()
 def put_back(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copy saved values into the parameters. ConfigError, and nothing changed, when names or shapes differ."""
-    shapes = ({name: tuple(tensor.shape) for name, tensor in some.items()} for some in (named, tensors))
+    shapes = ({name: tuple(whole_shape(tensor)) for name, tensor in some.items()} for some in (named, tensors))
     if problem := differing(*shapes):
         raise ConfigError(problem)
     for name, parameter in named.items():
-        parameter.copy_(tensors[name])
+        parameter.copy_(own_part(tensors[name], parameter))

@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
 from library.imports import without_collecting, without_optional
-from library.optim.names import SPECS, OptimizerSpec
+from library.optim.names import FREE, SPECS, OptimizerSpec
 from library.optim.names import spec_of as spec_named
 
 # What belongs to one weight alone, and steps it in the type that it is given: besides these, all of three packages.
@@ -59,6 +59,16 @@ def steps_alone(config: RunConfig) -> bool:
     if cls in [SPECS[name] for name in ALONE]:
         return True
     return cls.module in ("torch.optim", "lion_pytorch", "transformers.optimization") and cls.name != "LBFGS"
+
+
+def steps_rows(config: RunConfig) -> bool:
+    """Whether the optimizer does the same to every number, so that rows of a weight can be stepped by themselves.
+
+    The 8-bit ones scale their states by blocks of numbers, which are not those of the rows.
+    """
+    cls = spec_of(config)
+    others = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
+    return cls.module in ("torch.optim", "lion_pytorch", FREE) and cls.name not in others
 
 
 # ---- classes and arguments by name

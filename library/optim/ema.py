@@ -12,14 +12,21 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.methods import TrainingMethod
+from library.methods.sharding import ShardedModel, own_part, rows_of, whole_shape
 
 
 # Why: docs/decisions/2026-11-22-ema-is-float32.md
 class ExponentialMovingAverage:
     """The average of all that learns, in float32: a step moves it by a share that half precision could not hold."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], config: RunConfig, device: torch.device) -> None:
-        self._parameters = parameters
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        config: RunConfig,
+        device: torch.device,
+        shards: ShardedModel | None = None,
+    ) -> None:
+        self._parameters, self._shards = parameters, shards
         self._decay, self._every = config.optim.ema_decay, config.optim.ema_every_n_steps
         self._device = torch.device("cpu") if config.optim.ema_device == "cpu" else device
         self.values: list[Tensor] = []
@@ -29,9 +36,10 @@ class ExponentialMovingAverage:
     def wanted(
         cls, method: TrainingMethod, config: RunConfig, device: torch.device, main: bool
     ) -> "ExponentialMovingAverage | None":
-        """The average of a run, if it is to keep one. The process that saves is the only one that needs it."""
-        on = config.optim.ema_decay and main
-        return cls(method.parameters(), config, device) if on else None
+        """The average of a run, if it is to keep one. The process that saves is the only one that needs it, but of a
+        model in shards each process keeps the average of its own."""
+        on = config.optim.ema_decay and (main or method.shards)
+        return cls(method.parameters(), config, device, method.shards) if on else None
 
     def start(self) -> None:
         """Begin with the weights as they are."""
@@ -73,11 +81,15 @@ class ExponentialMovingAverage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The average by the number of each weight."""
-        return {f"{i:05d}": value.contiguous() for i, value in enumerate(self.values)}
+        found = {f"{i:05d}": value.contiguous() for i, value in enumerate(self.values)}
+        for name, p in zip(found, self._parameters, strict=True):
+            if self._shards and (rows := rows_of(p)):
+                found[name] = self._shards.offer(found[name], rows)
+        return found
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with a saved average. ConfigError when it is of other weights."""
-        if [tuple(tensors[name].shape) for name in sorted(tensors)] != [tuple(v.shape) for v in self.values]:
+        if [tensors[name].shape for name in sorted(tensors)] != [whole_shape(p) for p in self._parameters]:
             raise ConfigError("resume: the state's average is of another model; resume with its own config")
-        for name, value in zip(sorted(tensors), self.values, strict=True):
-            value.copy_(tensors[name])
+        for name, value, p in zip(sorted(tensors), self.values, self._parameters, strict=True):
+            value.copy_(own_part(tensors[name], p))

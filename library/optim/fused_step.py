@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.schema import ConfigError
+from library.methods.sharding import rows_of, whole_shape
 from library.optim.stochastic_rounding import StepRNG, write
 
 Group = dict[str, Any]
@@ -72,8 +73,9 @@ class PartialOptimizer:
 
     def _write_back(self, p: nn.Parameter, master_param: nn.Parameter, generator: torch.Generator) -> None:
         if p.dtype in HALF:
-            write(p, master_param.data, generator)
-            self._narrow(master_param, p, lambda into, exact: write(into, exact, generator))
+            rows = rows_of(p)
+            write(p, master_param.data, generator, rows)
+            self._narrow(master_param, p, lambda into, exact: write(into, exact, generator, rows))
         master_param.grad = None
         master_param.data = master_param.new_empty(0)
 
@@ -187,7 +189,7 @@ def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
     """As many tensors as may be widened at once."""
     bundle: list[nn.Parameter] = []
     for p in group["params"]:
-        if bundle and sum(b.numel() for b in bundle) + p.numel() > WIDENED:
+        if bundle and sum(whole_shape(b).numel() for b in (*bundle, p)) > WIDENED:  # however many processes there are
             yield bundle
             bundle = []
         bundle.append(p)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from library import packages
+from library.config.fixes import other_optimizer
 from library.config.problems import ConfigError, Problem, Text
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
@@ -22,6 +23,7 @@ from library.optim.classes import (
     relative_step,
     spec_of,
     steps_alone,
+    steps_rows,
     theirs,
     unknown_arguments,
 )
@@ -112,6 +114,10 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     if (early := config.optim.stepped_early) and is_schedule_free(config):
         yield Problem(early, "cannot be used with {name}: use AdamW or Adafactor, or leave {early} out",
             name=cls.name, early=early)  # fmt: skip
+    if config.distributed.fsdp and not config.adapters and not steps_rows(config):
+        yield Problem("optimizer_type",
+            ": {name} needs whole weights, and with fsdp each GPU has only rows of them: use AdamW, or leave fsdp out",
+            name=cls.name, also="fsdp", fix=other_optimizer(config, "AdamW"))  # fmt: skip
     if isinstance(config, AdapterRun):
         rates = {"unet_lr": config.optim.unet_lr, "text_encoder_lr": next(iter(config.optim.text_encoder_lr), None)}
         if wrong := _rates(config, rates):

@@ -10,6 +10,8 @@ import sys
 import torch
 from torch import Tensor
 
+from library.methods.sharding import Rows
+
 LOW = 1 << 16  # what bfloat16 cuts off a float32
 
 
@@ -30,10 +32,11 @@ class StepRNG:
 
 # Why: docs/decisions/2026-11-22-stochastic-rounding.md
 @torch.no_grad()
-def write(into: Tensor, exact: Tensor, generator: torch.Generator) -> None:
+def write(into: Tensor, exact: Tensor, generator: torch.Generator, rows: Rows | None = None) -> None:
     """Write float32 numbers into a tensor of equal shape: by chance where that is bfloat16, else to the nearest.
 
     float16 has three bits more and its own answer to small numbers, the scaled loss; it is rounded to the nearest.
+    `rows` says which part of a weight the tensor is: each is rounded as it would be in the whole.
     """
     if into.dtype != torch.bfloat16:
         into.copy_(exact)
@@ -42,7 +45,9 @@ def write(into: Tensor, exact: Tensor, generator: torch.Generator) -> None:
         into, exact = into.view(1), exact.view(1)
     # A bfloat16 is the upper half of a float32. Adding a number below 2^16 to the whole carries into that half exactly
     # as often as the lower half is large.
-    bits = torch.empty(exact.shape, dtype=torch.int32, device=exact.device).random_(0, LOW, generator=generator)
+    shape = rows.shape if rows else exact.shape
+    drawn = torch.empty(shape, dtype=torch.int32, device=exact.device).random_(0, LOW, generator=generator)
+    bits = rows.own(drawn) if rows else drawn
     bits += exact.view(torch.int32)
     upper = 1 if sys.byteorder == "little" else 0
     into.copy_(bits.view(torch.bfloat16).unflatten(-1, (-1, 2))[..., upper])

@@ -1,5 +1,7 @@
 """What a training leaves on disk, and when: files during the run, states to resume from, the result at the end."""
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from library.config.schema import ConfigError
@@ -81,19 +83,28 @@ class Checkpointer:
         training = self._training
         training.step_log.settle()
         parameters = training.method.parameters()
-        if why := errors.weights_problem(parameters, training.clock.step, self._journal.newest):
-            raise ConfigError(why)
+        why = errors.weights_problem(parameters, training.clock.step, self._journal.newest)
+        if said := [*filter(None, training.world.gather(why))]:  # a process may have only a part of the weights
+            raise ConfigError(said[0])
 
     def _save_file(self, path: Path) -> None:
-        updates, world = self._training.updates, self._training.world
+        updates = self._training.updates
         self._journal.phase("saving")
-        if world.main:
-            with optimizers.averaged(updates.bare):
-                self._write(path)
-            if updates.average:
-                with updates.average.applied():
-                    self._write(self._names.average(path))
-        world.wait_for_everyone()
+        with optimizers.averaged(updates.bare):
+            self._by_main(lambda: self._write(path))
+        if self._config.optim.ema_decay:
+            with updates.average.applied() if updates.average else contextlib.nullcontext():
+                self._by_main(lambda: self._write(self._names.average(path)))
+        self._training.world.wait_for_everyone()
+
+    def _by_main(self, write: Callable[[], None]) -> None:
+        """Let the first process write something, and where each has a part of the model the others send it theirs."""
+        main, shards = self._training.world.main, self._training.method.shards
+        if main:
+            with shards.collecting() if shards else contextlib.nullcontext():
+                write()
+        elif shards:
+            shards.serve()
 
     def _write(self, path: Path) -> None:
         clock, method = self._training.clock, self._training.method
@@ -113,13 +124,18 @@ class Checkpointer:
         """Save a state to resume from; without a folder, as the backup that replaces the one before."""
         self._journal.phase("saving the state")
         step = self._training.clock.step
-        if state := resume_state.collect(self._training):
+        state = resume_state.collect(self._training)
+
+        def write() -> None:
+            assert state is not None
             if folder is None:
                 self._backups.write(state, step)
             else:
                 state.write(folder)
                 self._journal.saved(folder, step)
                 self._backups.discard()
+
+        self._by_main(write)
         self._training.world.wait_for_everyone()
         self._journal.requests.state_saved()
 

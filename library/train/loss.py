@@ -120,6 +120,12 @@ class LossFunction:
         """Forward and backward as in a step, without a trace: no gradient is kept, and no hook of a weight runs."""
         loss = self(batch.to(device))
         weights = self.method.parameters()
+        if shards := self.method.shards:  # whose own parameters are not those that the loss comes from
+            loss.backward()
+            shards.forget_gradients()
+            for p in weights:
+                p.grad = None
+            return
         if not self.config.adapters:  # cheap gradient targets that still force a backward pass through all blocks
             weights = [p for p in weights if p.dim() < 2] or weights
         torch.autograd.grad(loss, weights, allow_unused=True)

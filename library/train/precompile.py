@@ -1,5 +1,6 @@
 """Compiling, as a training sees it: all of it before the first step, proof that it happened, and what if it fails."""
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.data.loading import Batches, Kind, latent_area
-from library.memory.prepare import compiles_size_by_size
+from library.memory.prepare import compiles_size_by_size, is_sharded
 from library.train import rng
 from library.train.beside import BesideCompiler, Reporter
 from library.train.choices import Choices
@@ -183,7 +184,9 @@ class Precompiler:
         self._journal.phase("compiling", 0, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
-        with self._world.accelerator.local_main_process_first():
+        # With parts of one model all processes have to compute at once.
+        together, in_turn = contextlib.nullcontext, self._world.accelerator.local_main_process_first
+        with together() if is_sharded(self._config) else in_turn():
             before = rng.get_rng_state(device)
             try:
                 records = self._options.records_graphs and device.type == "cuda"

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import math
+import mmap
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from library.compiler.torch_private import LazyTensor, pytree
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
@@ -82,8 +85,7 @@ class State:
         for name, named in self.tensors.items():
             FilePlan.kept(named).write(place / name, {})
         for name, value in self.values.items():
-            with open(place / name, "wb") as file:  # by itself, PyTorch would not say that the disk is full
-                torch.save(value, file)
+            _save(value, place / name)
         (place / PROGRESS).write_text(json.dumps(self.facts), encoding="utf-8")
 
 
@@ -91,13 +93,14 @@ def collect(training: "Training") -> State | None:
     """The state as it is now, in the main process; every process must ask."""
     world, updates, clock = training.world, training.updates, training.clock
     sources = world.gather(rng.get_rng_state(world.device))
+    optimizer, average = updates.state_dict(), updates.average.state_dict() if updates.average else {}
     if not world.main:
         return None
     tensors = {WEIGHTS: training.method.snapshot()}
-    values = {OPTIMIZER: updates.bare.state_dict(), SCHEDULER: updates.schedule.state_dict()}
+    values = {OPTIMIZER: optimizer, SCHEDULER: updates.schedule.state_dict()}
     values |= {_randomness(rank): source for rank, source in enumerate(sources)}
     if updates.average:
-        tensors[AVERAGE] = updates.average.state_dict()
+        tensors[AVERAGE] = average
     if world.scaler:
         values[SCALER] = world.scaler.state_dict()
     facts = {"version": VERSION, **clock.state(), "seed": training.generators.seed}
@@ -115,10 +118,12 @@ def resume(folder: Path, training: "Training") -> None:
         raise ConfigError(why)
     training.method.restore(_tensors(folder / WEIGHTS))
     try:
-        updates.bare.load_state_dict(_read(folder / OPTIMIZER, world.device))
+        # Of a model in shards each process reads its own rows alone.
+        in_shards = training.method.shards is not None
+        updates.load_state_dict(_read(folder / OPTIMIZER, "cpu" if in_shards else world.device, mapped=in_shards))
     except ConfigError:
         raise
-    except (ValueError, KeyError, TypeError, RuntimeError) as e:  # groups or memories of another kind
+    except (ValueError, LookupError, TypeError, RuntimeError) as e:  # groups or memories of another kind
         raise ConfigError(OTHER_OPTIMIZER) from e
     updates.schedule.load_state_dict(_read(folder / SCHEDULER, "cpu"))
     if updates.average and (folder / AVERAGE).is_file():
@@ -276,14 +281,32 @@ def choices(config: RunConfig) -> Choices:
     return Choices.read(read_progress(Path(config.steps.resume))) if config.steps.resume else Choices()
 
 
+def _save(value: Any, path: Path) -> None:
+    """As torch.save does. What has to be collected from several processes comes into the file tensor by tensor."""
+    leaves = pytree.tree_leaves(value)
+    if not any(isinstance(leaf, LazyTensor) for leaf in leaves):
+        with open(path, "wb") as file:  # by itself, PyTorch would not say that the disk is full
+            torch.save(value, file)
+        return
+    with open(path, "wb") as file, torch.serialization.skip_data():  # leaves room for numbers, of which none exist yet
+        torch.save(pytree.tree_map_only(Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), value), file)
+    with open(path, "r+b") as file:  # a full disk is told here, and not by the end of the process in the next lines
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        room = pytree.tree_leaves(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    for place, leaf in zip(room, leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            place.copy_(leaf)
+
+
 def _randomness(rank: int) -> str:
     return f"random_states_{rank}.bin"
 
 
-def _read(path: Path, device: Any) -> Any:
+def _read(path: Path, device: Any, mapped: bool = False) -> Any:
     """Tensors and plain values only: a state folder may come from anyone."""
     with _readable(path):
-        return torch.load(path, map_location=device, weights_only=True)
+        return torch.load(path, map_location=device, weights_only=True, mmap=mapped)
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -93,7 +93,8 @@ class SampleRunner:
         try:
             with evaluation_mode(networks, training):
                 for number, prompt in enumerate(self._prompts):
-                    if number % world.ranks == world.rank:
+                    # Processes with parts of one model draw each image together.
+                    if training.method.shards or number % world.ranks == world.rank:
                         self._draw_one(number, prompt, training)
                     journal.phase("drawing samples", number + 1, len(self._prompts))
         except WorkCancelled:
@@ -138,6 +139,8 @@ class SampleRunner:
         request = SampleRequest(prompt.prompt, negative, **filled, sampler_name=prompt.sample_sampler)
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
+        if training.method.shards and not training.world.main:
+            return
         write_atomic(path, image.save)
         training.journal.sampled(training.clock.step, number, path, image, prompt)
 

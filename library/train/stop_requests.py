@@ -132,11 +132,15 @@ class ControlRequests:
 
         Before the first step is done, it is Stopped, as nothing is there to be saved.
         """
-        if self.asked() and self._how == "now":
+        if self.cancelled():
             if self._learned:
                 raise WorkCancelled
             self.end()
             raise Stopped
+
+    def cancelled(self) -> bool:
+        """Whether somebody cannot wait for the end of what is being done."""
+        return self.asked() and self._how == "now"
 
     def flags(self) -> set[str]:
         """Which of ASKED this process was asked for: "stop" from then on, the others once."""

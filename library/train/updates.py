@@ -3,19 +3,22 @@
 Most of it may already have happened by then: see `fused_step`, for optimizers that step within the backward pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from library.compiler import torch_private
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.memory import swapping
-from library.methods import TrainingMethod
+from library.memory.prepare import is_sharded
+from library.methods import FullFinetune, TrainingMethod
+from library.methods.sharding import State, own_state, rows_of
 from library.optim import optimizers
 from library.optim.ema import ExponentialMovingAverage
+from library.optim.fused_step import PartitionedOptimizer
 from library.optim.lr_schedule import schedule
 from library.train import gradients
 from library.train.world import World
@@ -57,14 +60,17 @@ class Updates:
     """Optimizer and schedule of a training, stepped together, and the average of its weights."""
 
     def __init__(self, method: TrainingMethod, config: RunConfig, world: World, seed: int, total_steps: int) -> None:
+        if isinstance(method, FullFinetune) and is_sharded(config):
+            method.shard(world.device)
         self._world, self._method, self._parameters = world, method, method.parameters()
         self._limit = config.optim.max_grad_norm
         self._norm_limit = config.network.scale_weight_norms if isinstance(config, AdapterRun) else None
         self._early = bool(config.optim.stepped_early)
-        self._averager = None
+        self._shards, self._averager = method.shards, None
         if world.ranks > 1 and not self._early:  # optimizers that step early average by themselves
-            gradients.broadcast(method.snapshot().values())
-            self._averager = gradients.GradientAverager(gradients.by_arrival(method), world.ranks)
+            gradients.broadcast(p.detach() for p in self._parameters if not rows_of(p))
+            whole = [p for p in gradients.by_arrival(method) if not rows_of(p)]
+            self._averager = gradients.GradientAverager(whole, world.ranks)
         self.bare = optimizers.optimizer(method, config, seed)
         if self._early:
             self.bare.step_early(self._limit, world.average if world.ranks > 1 else None)
@@ -83,6 +89,8 @@ class Updates:
         """Before a backward pass, which is the `last` one of a step or not."""
         if self._averager:
             self._averager.expect(last)
+        if self._shards:
+            self._shards.expect_gradients(last)
 
     @property
     def sent(self) -> bool:
@@ -93,6 +101,8 @@ class Updates:
         """After the last backward pass of a step: make the gradients the mean of all processes'."""
         if self._averager:
             self._averager.finish()
+        if self._shards:
+            self._shards.take_gradients()
 
     def clip(self) -> dict[str, Tensor]:
         """Clip the gradients to max_grad_norm; returns their norm before, {} where it is not known."""
@@ -102,6 +112,8 @@ class Updates:
             return {} if (norm := self.bare.norm()) is None else {"grad_norm": norm}
         if not self._limit:
             return {}
+        if self._shards:
+            return {"grad_norm": self._shards.clip(self._parameters, self._limit)}
         norm: Any = self._world.accelerator.clip_grad_norm_(self._parameters, self._limit)
         return {"grad_norm": norm.to(self._world.device)}
 
@@ -137,6 +149,22 @@ class Updates:
         """Take the weights after a step into their moving average, where one is kept."""
         if self.average:
             self.average.update(step)
+
+    def state_dict(self) -> State:
+        """What the optimizer keeps, as of one that steps whole weights; all processes have to ask."""
+        state = self.bare.state_dict()
+        return self._by_part(state, self._shards.offered_state) if self._shards else state
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from there, with this process' part of it. Raises what optimizers do for a state of another kind."""
+        self.bare.load_state_dict(self._by_part(state, own_state) if self._shards else state)
+
+    def _by_part(self, state: State, change: Callable[[State, Sequence[nn.Parameter]], State]) -> State:
+        """The states of all optimizers that this one is made of, changed by the weights that each steps."""
+        if not isinstance(self.bare, PartitionedOptimizer):
+            return change(state, self._parameters)
+        pairs = zip(state["bundles"], self.bare.bundles, strict=True)
+        return {**state, "bundles": [change(known, [p for _, p in bundle.weights]) for known, bundle in pairs]}
 
     def rates(self) -> dict[str, float]:
         """Learning rates by the group's name; of an optimizer that finds its own step, also times that."""

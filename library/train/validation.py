@@ -56,9 +56,10 @@ class ValidationRunner:
         sums, cut = torch.zeros(len(levels) + 1, device=world.device), torch.zeros(1, device=world.device)
         try:
             with evaluation_mode([parts.denoiser, *parts.encoders.values()], training):
-                for number, batch in self._own_batches(batches):
+                for number, batch, counts in self._own_batches(batches):
                     losses = [self._loss(batch, number, level) for level in levels]
-                    sums += torch.stack([*losses, torch.ones_like(losses[0])])
+                    if counts:
+                        sums += torch.stack([*losses, torch.ones_like(losses[0])])
         except WorkCancelled:
             training.journal.say("The validation is not done to the end, as the training ends now.")
             cut += 1
@@ -70,14 +71,19 @@ class ValidationRunner:
         *totals, count = sums.tolist()
         return {str(level): total / count for level, total in zip(levels, totals, strict=True)}
 
-    def _own_batches(self, batches: Batches) -> Iterator[tuple[int, Batch]]:
-        """The batches of this process with their numbers, on the device and as latents."""
+    def _own_batches(self, batches: Batches) -> Iterator[tuple[int, Batch, bool]]:
+        """The batches of this process with their numbers, on the device and as latents, and whether they count.
+
+        Processes with parts of one model have to compute equally often: who lacks a batch takes the last one again.
+        """
         training, world = self._training, self._training.world
         numbered = list(enumerate(batches.draws(epoch=1)))[: getattr(self._options, "max_validation_steps", None)]
         own = numbered[world.rank :: world.ranks]
+        missing = training.method.shards is not None and len(own) < -(-len(numbered) // world.ranks)
+        counted, own = len(own), [*own, *numbered[-1:] * missing]
         workers = num_workers(training.config.data.max_data_loader_n_workers)
         made = ahead(batches.make, [draw for _, draw in own], workers)
-        for (number, _), batch in zip(own, made, strict=True):
+        for place, ((number, _), batch) in enumerate(zip(own, made, strict=True)):
             training.journal.phase("validating", number, len(numbered))
             batch = batch.to(world.device)
             if batch.latents is None:
@@ -85,7 +91,7 @@ class ValidationRunner:
                 assert batch.pixels is not None
                 latents = training.family.latents(training.components, batch.pixels, generator)
                 batch = replace(batch, latents=latents)
-            yield number, batch
+            yield number, batch, place < counted
 
     def _loss(self, batch: Batch, number: int, level: float) -> Tensor:
         def noise(latents: Tensor) -> NoisedBatch:
@@ -107,12 +113,15 @@ def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterat
     A compiled block would need other graphs here, and compiling them would cost more than running eagerly. Raises
     WorkCancelled out of the first network when somebody wants the training to end now.
     """
-    networks, requests = list(networks), training.journal.requests
+    networks, requests, world = list(networks), training.journal.requests, training.world
 
     def check(*given: Any) -> None:
-        requests.raise_if_cancelled()
+        if training.method.shards is None:
+            requests.raise_if_cancelled()
+        elif any(world.gather(requests.cancelled())):  # all compute together, so all end it together
+            raise WorkCancelled
 
-    hook = networks[0].register_forward_pre_hook(check)
+    hook = networks[0].register_forward_pre_hook(check, prepend=True)
     # One by one: adapters are in training mode inside of a denoiser that is not.
     modes = [(module, module.training) for network in networks for module in network.modules()]
     for module, _ in modes:

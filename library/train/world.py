@@ -3,12 +3,13 @@
 import contextlib
 import datetime
 import gc
+import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import AutocastKwargs, InitProcessGroupKwargs
 from torch import Tensor
 
 from library.config.run_config import RunConfig
@@ -30,6 +31,8 @@ class World:
         handlers: list[Any] = []
         if options.ddp_timeout:
             handlers.append(InitProcessGroupKwargs(timeout=datetime.timedelta(minutes=options.ddp_timeout)))
+        os.environ.pop("ACCELERATE_USE_FSDP", None)  # `fsdp` says so, and accelerate would shard in its own way
+        self._sharded = options.fsdp
         no_gpu = not torch.cuda.is_available()  # unless told so, several processes on a CPU do not find each other
         self.accelerator = Accelerator(
             mixed_precision=config.precision.mixed_precision, cpu=no_gpu, kwargs_handlers=handlers
@@ -57,6 +60,8 @@ class World:
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Mixed precision, as asked for. It stays around compiled blocks, never inside of them."""
+        if self._sharded and self.ranks > 1:  # kept copies of weights would be those of all blocks at once
+            return self.accelerator.autocast(AutocastKwargs(cache_enabled=False))
         return self.accelerator.autocast()
 
     def place(self, components: ModelComponents, trained: Mapping[str, bool], cached: Any, keep_vae: bool) -> None:

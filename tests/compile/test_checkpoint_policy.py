@@ -87,11 +87,12 @@ def test_a_budget_keeps_its_share_and_gradients_stay(made, plain, script, budget
 def test_every_thread_compiles_with_the_same_settings(made):
     """A value that is set holds in its own thread only since torch 2.12; backward passes run in others."""
     import torch._functorch.config as functorch
+    from torch.fx.experimental import _config as shapes
 
     seen = []
 
     def backend(graph, inputs):
-        seen.append((functorch.activation_memory_budget, torch._dynamo.config.optimize_ddp))
+        seen.append((functorch.activation_memory_budget, shapes.use_duck_shape))
         return graph.forward
 
     given = {"compile": True, "compile_activation_budget": 0.25, "compile_blocks": "double:all"}

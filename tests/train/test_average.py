@@ -66,7 +66,7 @@ def test_a_saved_average_must_fit():
 
 
 def test_only_the_process_that_saves_keeps_one():
-    method = SimpleNamespace(parameters=lambda: [nn.Parameter(torch.ones(2))])
+    method = SimpleNamespace(shards=None, parameters=lambda: [nn.Parameter(torch.ones(2))])
     on = build(SdxlTrain, {"ema_decay": 0.5}, notes=[])
     off = build(SdxlTrain, {}, notes=[])
     assert ExponentialMovingAverage.wanted(method, on, CPU, True)

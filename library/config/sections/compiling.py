@@ -212,6 +212,10 @@ class Compile:
             yield Problem(option,
                 "{what} needs weights that stay where they are, and blocks_to_swap moves them: use {other}",
                 also=f"{named} blocks_to_swap", **facts)  # fmt: skip
+        if run.distributed.fsdp:
+            yield Problem(option,
+                "{what} needs weights that stay where they are, and fsdp gathers them for each block: use {other}",
+                also=f"{named} fsdp", **facts)  # fmt: skip
         if run.memory.cpu_offload_checkpointing:
             yield Problem(option,
                 "{what} needs inputs that stay where they are, and cpu_offload_checkpointing moves them: "

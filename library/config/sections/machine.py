@@ -178,6 +178,11 @@ class Memory:
 class Distributed:
     """Several processes that train together (accelerate launch --num_processes N)."""
 
+    fsdp: bool = opt(
+        False,
+        "Full fine-tuning: each GPU keeps a part of the weights, gradients and optimizer states (FSDP2), not all.",
+        label="Shard the model (FSDP2)",
+    )
     ddp_timeout: int | None = opt(
         None,
         "The timeout of the processes' communication, in minutes.",
@@ -198,3 +203,25 @@ class Distributed:
         label="Static graph",
         advanced=True,
     )
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """What a model in shards cannot do."""
+        if not self.fsdp:
+            return
+        if run.adapters:
+            yield Problem("fsdp",
+                "shards a whole model that learns, and adapters are small: leave it out "
+                "(in `accelerate config`, choose MULTI_GPU)",
+                fix={"fsdp": False})  # fmt: skip
+            return
+        excluded = {"blocks_to_swap": run.memory.blocks_to_swap, run.optim.stepped_early: run.optim.stepped_early,
+                    "full_fp16": run.precision.full_fp16, "compile_autotune": run.compile.compile_autotune,
+                    "compile_fallback": run.compile.compile_fallback}  # fmt: skip
+        for name in (name for name, on in excluded.items() if on):
+            yield exclusive(run, "fsdp", name)
+        if run.precision.mixed_precision == "fp16":
+            yield Problem("fsdp", "cannot be used with mixed_precision = fp16: use bf16", also="mixed_precision",
+                fix={"mixed_precision": "bf16"})  # fmt: skip
+        if run.compile.compile and run.compile.compile_scope == "model":
+            yield Problem("fsdp", "cannot be used with compile_scope = model: use compile_scope = blocks",
+                also="compile_scope", fix={"compile_scope": "blocks"})  # fmt: skip
