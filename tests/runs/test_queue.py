@@ -17,7 +17,8 @@ from library.runs import gpu_slots, keys, layout, locking, process, queue, reade
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A worker whose trainings pretend: each writes its record, for as many seconds as its TOML says, and may fail.
+# A worker whose trainings pretend: each writes its record, for as many seconds as its TOML says, or until a file is
+# there that another makes, and may fail.
 WORKER = """
 import sys
 from library.runs import start, worker
@@ -31,6 +32,12 @@ from library.runs.record import Record
 toml = tomllib.load(open(sys.argv[1], "rb"))
 with Record.start({}, "flux_train_network", toml["output_dir"], toml["output_name"]) as record:
     record.note(seen=os.environ.get("CUDA_VISIBLE_DEVICES"), token=os.environ.get("HF_TOKEN"))
+    if toml.get("makes"):
+        open(toml["makes"], "w").close()
+    for _ in range(400):
+        if os.path.exists(toml.get("waits_for", ".")):
+            break
+        time.sleep(0.05)
     for step in range(1, int(toml.get("seconds", 0) * 20) + 2):
         record.step({"step": step, "loss": 0.1})
         if toml.get("fails"):
@@ -64,7 +71,7 @@ def job(tmp_path, name, how=None, secrets=None, **toml):
     )
 
 
-def until(true, seconds=30.0):
+def until(true, seconds=120.0):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, queue.read()
@@ -126,7 +133,7 @@ def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
 
 
 def test_a_training_goes_on_without_its_worker_and_is_found_by_the_next(tmp_path):
-    queue.add(job(tmp_path, "one", seconds=3))
+    queue.add(job(tmp_path, "one", waits_for=str(tmp_path / "seen")))
     until(lambda: states() == ["running"])
     queue.add(job(tmp_path, "two"))
     psutil.Process(queue.read().worker["pid"]).kill()
@@ -135,6 +142,7 @@ def test_a_training_goes_on_without_its_worker_and_is_found_by_the_next(tmp_path
     queue.go_on()
     until(lambda: queue.read().worker)
     assert states() == ["running", "waiting"]  # one lane
+    (tmp_path / "seen").touch()
     until(lambda: states() == ["finished", "finished"])
 
 
@@ -212,13 +220,14 @@ def test_one_lane_for_each_gpu(monkeypatch, tmp_path):
 def test_two_lanes_work_at_once_and_who_waits_for_certain_gpus_keeps_them(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     queue.pause()
-    for name, how in (
-        ("one", {"gpu_ids": "1"}),
-        ("both", {"gpu_ids": "0,1"}),
-        ("two", {}),
-        ("three", {"gpu_ids": "1"}),
+    met = [str(tmp_path / name) for name in ("two is there", "three is there")]
+    for name, how, more in (
+        ("one", {"gpu_ids": "1"}, {}),
+        ("both", {"gpu_ids": "0,1"}, {}),
+        ("two", {}, {"makes": met[0], "waits_for": met[1]}),
+        ("three", {"gpu_ids": "1"}, {"makes": met[1], "waits_for": met[0]}),
     ):
-        queue.add(job(tmp_path, name, how, seconds=1))
+        queue.add(job(tmp_path, name, how, **more))
     queue.go_on()
     until(lambda: states().count("finished") == 4)
     one, both, two, three = runs_of("one", "both", "two", "three")

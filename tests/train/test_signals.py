@@ -108,7 +108,7 @@ def test_through_accelerate_launch(training):
     assert trainer.ppid() == one.process.pid
     one.process.terminate()
     assert one.ended()[0] == -signal.SIGTERM
-    psutil.wait_procs([trainer], timeout=60)
+    psutil.wait_procs([trainer], timeout=300)
     assert one.run.state == "stopped" and is_saved(one)
 
 
