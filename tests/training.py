@@ -12,7 +12,9 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -208,6 +210,35 @@ def demo(tmp_path_factory: Any) -> Any:
     from library.demo import files
 
     return files.prepare(tmp_path_factory.getbasetemp() / "shared-demo", families.FAMILIES)
+
+
+# Marks a test below tests/train that counts blocks or layers: its trainings are of the demo's own models.
+several_blocks = pytest.mark.parametrize("demo", ["deep"], indirect=True)
+
+
+@pytest.fixture(scope="session")
+def shallow(tmp_path_factory: Any) -> Any:
+    """The same with fewer blocks, of each kind at least one: for tests that compare trainings with each other."""
+    from library.demo import files
+
+    def smaller(family: str) -> Any:
+        module: Any = families.random_module(family)
+        return SimpleNamespace(write=functools.partial(module.write, **_fewer_blocks(family)))
+
+    with mock.patch.object(files, "random_module", smaller):
+        return files.prepare(tmp_path_factory.getbasetemp() / "shallow-demo", families.FAMILIES)
+
+
+def _fewer_blocks(family: str) -> dict[str, Any]:
+    if family == "sdxl":
+        from library.families.sdxl.random import SdxlSizes
+
+        return {"sizes": SdxlSizes(unet=(32, 64), depth=(0, 1))}
+    if family == "flux":
+        from library.families.flux.random import FluxSizes
+
+        return {"sizes": FluxSizes(double_blocks=1, single_blocks=2)}
+    return {}
 
 
 def copied(demo: Any, folder: Path) -> Any:

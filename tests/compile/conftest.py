@@ -15,7 +15,7 @@ from library.config.schema import build, read_toml
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
-from tests.training import demo, shapes, squares  # noqa: F401
+from tests.training import demo, shallow, shapes, squares  # noqa: F401
 
 SIZES = ((8, 8), (8, 16), (16, 8))  # of the latents; as many buckets
 

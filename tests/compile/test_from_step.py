@@ -17,13 +17,13 @@ QUICK = {
 
 
 @pytest.mark.parametrize("script", STEPS)
-def test_repeated_and_resumed_runs_are_equal_bit_for_bit(script, demo, request, tmp_path):
+def test_repeated_and_resumed_runs_are_equal_bit_for_bit(script, shallow, request, tmp_path):
     images = request.getfixturevalue("shapes" if script.startswith("flux") else "squares")
 
     def run(name, **values):
         given = {"train_data_dir": images, "max_train_steps": 5, "network_dropout": 0.2, "compile": True, "seed": 1,
                  "compile_from_step": STEPS[script], "output_dir": tmp_path / name, **QUICK[script]}  # fmt: skip
-        return train(config_of(demo, script, **given | values))
+        return train(config_of(shallow, script, **given | values))
 
     first = run("first", save_state=True, save_every_n_steps=1)
     again = run("again")

@@ -1,3 +1,11 @@
 """Files for whole trainings, made once."""
 
-from tests.training import demo, shapes, squares  # noqa: F401
+import pytest
+
+from tests.training import shallow, shapes, squares  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def demo(shallow):  # noqa: F811
+    """Models of few blocks, as nothing here depends on how many there are."""
+    return shallow

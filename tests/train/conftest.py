@@ -1,3 +1,12 @@
 """Files for whole trainings, made once."""
 
-from tests.training import demo, shapes, squares  # noqa: F401
+import pytest
+
+from tests.training import demo as deep  # noqa: F401
+from tests.training import shallow, shapes, squares  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def demo(request):
+    """Models of few blocks; a test that counts them says `@several_blocks`."""
+    return request.getfixturevalue(getattr(request, "param", "shallow"))

@@ -87,6 +87,7 @@ def test_what_does_not_go_together_is_said():
         config(ema_decay=1.0)
 
 
+@training.several_blocks
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
 def test_files_beside_the_files(demo, squares, tmp_path, script):
     """The averaged file is the average over the files of all steps; what is trained does not change by it."""

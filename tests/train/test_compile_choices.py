@@ -4,7 +4,7 @@ import pytest
 
 from library import families
 from library.config.schema import ConfigError, build
-from tests.training import SCRIPTS, config_of, runs_in, train
+from tests.training import SCRIPTS, config_of, runs_in, several_blocks, train
 
 COMPILED = {"compile": True, "compile_backend": "eager"}  # which blocks, and when, is decided before any backend
 
@@ -47,6 +47,7 @@ def test_without_a_comparison_seconds_are_told_and_savings_are_not(run):
     assert "Compiling took" in log_of(compiled) and "saved" not in log_of(compiled).rpartition("Compiling took")[2]
 
 
+@several_blocks
 @pytest.mark.parametrize(
     ("script", "chosen", "graphs"),
     [

@@ -128,6 +128,7 @@ def test_early_steps_change_no_number(full, script):
         assert same(plain, full(**unclipped, blockwise_fused_optimizers=True))
 
 
+@training.several_blocks
 def test_blocks_are_bundles(full, monkeypatch):
     seen = []
     begin = PartitionedOptimizer.step_early
@@ -137,6 +138,7 @@ def test_blocks_are_bundles(full, monkeypatch):
     assert len(made.bundles) == 1 + 2 + 4  # what is outside of blocks, double blocks, single blocks
 
 
+@training.several_blocks
 def test_gradients_live_one_at_a_time(full, monkeypatch):
     """Counted over a whole training: bytes of gradients that exist at once, wherever they are held."""
     alive, peaks, sizes = [], [], []

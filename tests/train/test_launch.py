@@ -1,7 +1,6 @@
 """Trainings in processes of their own: what the page starts, what a shell starts, and several processes at once."""
 
 import json
-import subprocess
 
 import pytest
 import torch
@@ -11,18 +10,18 @@ from library.config.command import command
 from library.config.schema import build, read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
-from tests.source import ROOT
+from tests import forks
 from tests.training import Outcome, config_of, free_port, ranks, runs_in, train, wait_for
-from tests.training import command as run_it
 
 SCRIPT = "flux_train_network"
 
 
 def launch(arguments, output):
-    """Run a training's command to its end; what it left in `output`."""
+    """Run a training's command to its end; what it left in `output`. Only the launcher is forked."""
     before = runs_in(output)
-    done = run_it(arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
+    launcher = forks.start(arguments[1:])
+    said = launcher.communicate()[0]
+    assert launcher.returncode == 0, said
     (folder,) = runs_in(output) - before
     config = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     return Outcome(output / f"{config['output_name']}.safetensors", folder)
@@ -108,13 +107,7 @@ def test_two_machines_learn_what_one_process_does_from_twice_the_batch(demo, squ
     config = config_of(demo, SCRIPT, output_dir=tmp_path / "two", train_batch_size=1, **values)
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
     how = {"num_processes": 2, "num_machines": 2, "main_process_ip": "127.0.0.2", "main_process_port": free_port()}
-    machines = [
-        subprocess.Popen(
-            command(tmp_path / "run.toml", SCRIPT, machine_rank=rank, **how),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    machines = [forks.start(command(tmp_path / "run.toml", SCRIPT, machine_rank=rank, **how)[1:]) for rank in range(2)]
     for machine in machines:
         said = machine.communicate(timeout=600)[0]
         assert machine.returncode == 0, said
