@@ -1,6 +1,7 @@
 """Whole trainings for tests: the demo's tiny models, pictures of known sizes, and what a run left behind."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import shutil
@@ -30,6 +31,8 @@ SCRIPTS = list(families.RUNS)
 LORAS = [script for script in SCRIPTS if script.endswith("_network")]
 SQUARES = ((64, 64),) * 4
 SHAPES = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64, 128), (64, 128))  # three buckets, one with a rest
+# Sizes of tiny models with fewer blocks, by the names that the families have for them.
+FEWER = {"unet": (32, 64), "depth": (0, 1), "double_blocks": 1, "single_blocks": 2}
 ENCODED: dict[Any, Any] = {}  # what VAEs have answered in this process
 
 
@@ -223,22 +226,12 @@ def shallow(tmp_path_factory: Any) -> Any:
 
     def smaller(family: str) -> Any:
         module: Any = families.random_module(family)
-        return SimpleNamespace(write=functools.partial(module.write, **_fewer_blocks(family)))
+        known = {field.name for field in dataclasses.fields(module.TINY)}
+        sizes = dataclasses.replace(module.TINY, **{name: few for name, few in FEWER.items() if name in known})
+        return SimpleNamespace(write=functools.partial(module.write, sizes=sizes))
 
     with mock.patch.object(files, "random_module", smaller):
         return files.prepare(tmp_path_factory.getbasetemp() / "shallow-demo", families.FAMILIES)
-
-
-def _fewer_blocks(family: str) -> dict[str, Any]:
-    if family == "sdxl":
-        from library.families.sdxl.random import SdxlSizes
-
-        return {"sizes": SdxlSizes(unet=(32, 64), depth=(0, 1))}
-    if family == "flux":
-        from library.families.flux.random import FluxSizes
-
-        return {"sizes": FluxSizes(double_blocks=1, single_blocks=2)}
-    return {}
 
 
 def copied(demo: Any, folder: Path) -> Any:
