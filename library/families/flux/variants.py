@@ -32,6 +32,10 @@ class Variant:
     architecture: str = ""  # modelspec.architecture; "": dev or schnell, as the header says
     sample_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(DEV))
 
+    def __deepcopy__(self, known: Mapping[int, Any]) -> "Variant":
+        """Itself, as copies of a family that measure with it need no other."""
+        return self
+
 
 FILL, DEPTH = "a FLUX.1 Fill transformer", "a FLUX.1 Depth or Canny transformer"
 # Why: docs/decisions/2026-11-22-variants-share-a-folder.md
