@@ -1,5 +1,6 @@
 """FLUX.1's files: every layout that is read, what is refused, and what is fetched."""
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -168,11 +169,8 @@ def test_other_models_and_loras_are_named(files, tmp_path):
 
 
 def test_storage_that_is_not_read_is_refused(files, tmp_path):
-    def scaled(tensors):
-        tensors["scaled_fp8"] = torch.zeros(2).to(torch.float8_e4m3fn)
-
-    def scales(tensors):
-        tensors["double_blocks.0.img_attn.qkv.scale_weight"] = torch.ones(1)
+    def scales(tensors):  # of four bits, which have scales of scales
+        tensors["double_blocks.0.img_attn.qkv.weight_scale"] = torch.ones(1).to(torch.float8_e4m3fn)
 
     def coarse(tensors):
         tensors["img_in.weight"] = tensors["img_in.weight"].to(torch.float8_e5m2)
@@ -184,7 +182,6 @@ def test_storage_that_is_not_read_is_refused(files, tmp_path):
         tensors["img_in.weight"] = torch.zeros(8, 1, dtype=torch.uint8)
 
     for change, word in (
-        (scaled, "scaled fp8"),
         (scales, "scaled fp8"),
         (coarse, "e5m2"),
         (other, "fnuz"),
@@ -192,8 +189,39 @@ def test_storage_that_is_not_read_is_refused(files, tmp_path):
     ):
         path = changed(files, "flux", tmp_path / f"{change.__name__}.safetensors", change)
         only(family(files, pretrained_model_name_or_path=path), word, "bf16")
-    path = changed(files, "t5xxl", tmp_path / "t5.safetensors", scaled)
-    only(family(files, t5xxl=path), "t5xxl: ", "scaled fp8")
+
+
+def test_fp8_with_scales_is_what_it_was_made_of(files, tmp_path):
+    """As ComfyUI's files have it: a scale for a matrix, its rows, or blocks of rows, under old and new names."""
+
+    def scaled(path, prefix=""):
+        stored, expected = {"scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn)}, {}
+        shapes = itertools.cycle((lambda w: (), lambda w: (len(w), 1), lambda w: (len(w), w.shape[1] // 16, 1)))
+        for name, weight in flux_files.load(path).items():
+            expected[name] = weight.float()
+            if weight.ndim != 2 or not name.endswith(".weight"):
+                stored[prefix + name] = weight
+                continue
+            shape = next(shapes)(weight)
+            scale = torch.full(shape, 0.01) + 0.01 * torch.rand(shape)
+            blocks = scale.view(len(weight), -1, 1) if shape else scale
+            parts = weight.float().view(len(weight), -1, 16) if len(shape) == 3 else weight.float()[:, None]
+            small = (parts / blocks).to(torch.float8_e4m3fn)
+            expected[name] = (small.float() * blocks).view(weight.shape)
+            stored[prefix + name] = small.view(weight.shape)
+            layer = prefix + name.removesuffix(".weight")
+            stored[f"{layer}.{'scale_weight' if shape else 'weight_scale'}"] = scale
+            stored[f"{layer}.{'scale_input' if shape else 'comfy_quant'}"] = torch.zeros(1, dtype=torch.uint8)
+        return flux_files.save(stored, tmp_path / Path(path).name), expected
+
+    flux, tensors = scaled(files["flux"], "model.diffusion_model.")
+    t5, words = scaled(files["t5xxl"])
+    model = family(files, pretrained_model_name_or_path=flux, t5xxl=t5)
+    assert not list(model.problems())
+    loaded = model.load(torch.float32)
+    same(loaded.denoiser.state_dict(), tensors)
+    read = loaded.encoders["t5xxl"].state_dict()
+    same({name: read[name] for name in words}, words)
 
 
 def test_variants_and_halves_are_refused(files, tmp_path):

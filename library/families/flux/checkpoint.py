@@ -104,7 +104,7 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
         return Text(
             "{path} is {found}{trainer}; expected {what}", path=path, found=found, trainer=trainer, what=about.what
         )
-    if problem := weights.stored_oddly(path, entries):
+    if problem := weights.stored_oddly(path, entries, scaled=True):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None
 

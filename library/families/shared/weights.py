@@ -21,6 +21,8 @@ COMPILED = "_orig_mod."  # torch.compile's wrapper, left in the names by other t
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
         "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}  # fmt: skip
+SCALES = ("scale_weight", "weight_scale")  # what a weight in 8 bits is multiplied by, as ComfyUI's files call it
+SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", "comfy_quant")
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 # In the order in which the safetensors package lays them out.
 TYPES = {"I64": "int64", "F64": "float64", "F32": "float32", "I32": "int32", "BF16": "bfloat16", "F16": "float16",
@@ -102,7 +104,10 @@ def _data_length(path: Path, table: JsonMapping) -> int:
 
 
 class Weights(Mapping):
-    """The tensors of one or several files by name, read when asked for: a 24 GB file costs no memory at once."""
+    """The tensors of one or several files by name, read when asked for: a 24 GB file costs no memory at once.
+
+    Weights in 8 bits with scales beside them are float32, multiplied by these.
+    """
 
     def __init__(self, paths: list[Path], mmap: bool = True):
         self.paths = paths
@@ -110,10 +115,24 @@ class Weights(Mapping):
         for path in paths:
             source = _opened(path, mmap)
             self._where |= {name.replace(COMPILED, ""): (source, name) for name in source.keys()}  # noqa: SIM118
+        # Scales of weights in 8 bits: under the name of the weight, and no tensors of their own.
+        marks = {name: self._where.pop(name) for name in list(self._where) if name.rpartition(".")[2] in SCALED}
+        self._scales = {
+            f"{layer}.weight": place
+            for name, place in marks.items()
+            for layer, _, mark in [name.rpartition(".")]
+            if mark in SCALES
+        }
 
     def __getitem__(self, name: str):
-        source, stored = self._where[name]
-        return source[stored] if isinstance(source, dict) else source.get_tensor(stored)
+        tensor, scale = _stored(self._where[name]), self._scales.get(name)
+        if scale is None or tensor.element_size() > 1:
+            return tensor
+        factors = _stored(scale).float()
+        if factors.numel() == 1:
+            return tensor.float() * factors.view(())
+        rows = len(tensor)  # a scale for each row, or for each of the blocks that a row consists of
+        return (tensor.float().view(rows, factors.numel() // rows, -1) * factors.view(rows, -1, 1)).view(tensor.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -127,6 +146,11 @@ class Weights(Mapping):
             name: tuple(source[stored].shape if isinstance(source, dict) else source.get_slice(stored).get_shape())
             for name, (source, stored) in self._where.items()
         }
+
+
+def _stored(place: tuple[Any, str]) -> Any:
+    source, name = place
+    return source[name] if isinstance(source, dict) else source.get_tensor(name)
 
 
 def _opened(path: Path, mmap: bool) -> Any:
@@ -216,10 +240,13 @@ def cast(tensor: Any, dtype: Any) -> Any:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
-def stored_oddly(path: Path, entries: Mapping[str, JsonMapping]) -> str | None:
-    """Why the way the numbers are stored cannot be read: 8 bits with scales, other kinds of 8 bits, 4 bits."""
-    scaled = ("scaled_fp8", "scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant")
-    if any(name.rsplit(".", 1)[-1] in scaled for name in entries):
+def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> str | None:
+    """Why the way the numbers are stored cannot be read: 8 bits with scales (but for `scaled`), other kinds of 8 bits,
+    4 bits."""
+    marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
+    if scaled and all(entries[m]["dtype"] in ("F32", "BF16", "F16") for m in marks if m.endswith(SCALES)):
+        entries = {name: about for name, about in entries.items() if name not in marks}
+    elif marks:
         return Text(
             "{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales",
             path=path,
