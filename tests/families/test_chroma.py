@@ -198,3 +198,24 @@ def test_previews_equal_the_diffusers_pipeline(chroma):
         ).images
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
     assert (model.sample_defaults["sample_steps"], model.sample_defaults["scale"]) == (25, 4.0)
+
+
+def test_blocks_of_full_width_answer_as_diffusers_do():
+    """One of each kind, 3072 wide with heads of 128, where tests elsewhere have 64 and 32."""
+    import diffusers
+
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        ours = Flux(Sizes(64, 64, 0, 32, 3072, 128, 12288, 1, 1, False, (64, 64, 1)))
+        config = flux_files.diffusers_config(ours.state_dict())
+        theirs = getattr(diffusers, config.pop("_class_name"))(**config)
+    tensors = {name: torch.empty(t.shape).uniform_(-0.03, 0.03) for name, t in ours.state_dict().items()}
+    ours.load_state_dict(tensors, assign=True)
+    theirs.load_state_dict(keys.to_diffusers(tensors), assign=True)
+    made = diffusers.models.transformers.transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings(16, 17)
+    theirs.time_text_embed = made  # its table is no weight, and was left on the meta device
+    given = flux_model.inputs(ours.sizes, 2, 3, 4, batch=1)
+    with torch.no_grad():
+        out = ours(**{**given, "y": None})
+        expected = theirs(given["img"], given["txt"], given["timesteps"], given["img_ids"], given["txt_ids"])[0]
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4)
