@@ -18,6 +18,7 @@ usage() {
 ./setup.sh test --quick     only the tests that start no process or browser, compile nothing and load no model
 ./setup.sh doctor           check this machine: GPU, PyTorch, packages, compiling
 ./setup.sh install          install or repair, and nothing else
+./setup.sh update           bring program and packages up to date (end trainings and the page first); your files stay
 ./setup.sh help             this text
 
 Environment variables:
@@ -141,6 +142,7 @@ main() {
         demo) install_once ensure; exec "$(venv_python)" -m library.cli.main demo "$@" ;;
         test) run_tests "$@" ;;
         install) install_once again; say "./setup.sh gui opens the page." ;;
+        update) [ -d "$VENV" ] || make_venv; installer update; exec "$ROOT/setup.sh" install ;;
         help | -h | --help) usage ;;
         *) usage >&2; fail "There is no command called $command." ;;
     esac

@@ -4,6 +4,7 @@ The installation itself is what CI runs first.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -234,6 +235,62 @@ def test_damaged_packages_are_found(tmp_path, monkeypatch):
     assert list(installation.damaged()) == ["cut==2.0"]
     (tmp_path / "whole.py").unlink()
     assert sorted(installation.damaged()) == ["cut==2.0", "whole==1.0"]
+
+
+def test_an_update_keeps_files_of_the_user_and_refuses_changed_ones(tmp_path, monkeypatch, capfd):
+    def git(folder, *words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True)
+
+    origin, mine = tmp_path / "origin", tmp_path / "my copy"
+    origin.mkdir()
+    monkeypatch.setattr(installer, "ROOT", origin)
+    with pytest.raises(installer.Refusal, match="did not come by git"):
+        installer.update()
+    git(origin, "init", "-q")
+    (origin / "code.py").write_text("old")
+    git(origin, "add", ".")
+    git(origin, "commit", "-qm", "one")
+    git(tmp_path, "clone", "-q", origin, mine)
+    (origin / "code.py").write_text("new")
+    git(origin, "commit", "-qam", "two")
+    (mine / "run.toml").write_text("mine")
+    monkeypatch.setattr(installer, "ROOT", mine)
+    (mine / "code.py").write_text("changed by hand")
+    with pytest.raises(installer.Refusal, match="code.py"):
+        installer.update()
+    git(mine, "checkout", "-q", "code.py")
+    installer.update()
+    assert [(mine / name).read_text() for name in ("code.py", "run.toml")] == ["new", "mine"]
+
+
+def test_the_set_up_for_windows_quotes_paths_and_shares_the_lock():
+    raw = (source.ROOT / "setup.bat").read_bytes()
+    text = raw.decode("ascii").replace("\r\n", "\n")
+    assert raw.count(b"\n") == raw.count(b"\r\n")  # cmd loses labels in files with other line ends
+    code = [line for line in text.splitlines() if not line.startswith(("rem", "echo"))]
+    for line in code:  # a path with blanks, brackets or & stays one word
+        outside = re.sub(r'"[^"]*"', "", line)
+        assert not re.search(r"%(ROOT|VENV|OWN|UV|PYTHON)%", outside), line
+    labels = set(re.findall(r"^:(\w+)$", text, re.MULTILINE))
+    assert set(re.findall(r"(?:goto|call) :?(\w+)", "\n".join(code))) <= labels
+    commands = re.search(r"in \(([\w ]+)\) do if /i", text)
+    assert commands and set(commands[1].split()) <= labels
+    assert "DisableDelayedExpansion" in text  # else a ! in a path is lost
+    assert 'findstr /b "uv==" constraints.txt' in text
+    words = set(re.findall(r"library\.doctor\.installer (\w+)", text + (source.ROOT / "setup.sh").read_text()))
+    assert words <= {"ensure", "again", "need", "update"}
+
+
+def test_windows_with_an_nvidia_gpu_gets_triton(monkeypatch):
+    asked = []
+    monkeypatch.setattr(installer, "WINDOWS", True)
+    monkeypatch.setattr(installer, "find_uv", lambda: "uv")
+    monkeypatch.setattr(installer.installation, "damaged", lambda: iter(()))
+    monkeypatch.setattr(installer, "by_uv", lambda uv, wanted, broken, place: asked.append(list(wanted)) or True)
+    for build in ("cu130", "cpu", ""):
+        installer.install_packages(build, "user")
+    assert ["triton-windows" in wanted for wanted in asked] == [True, False, False]
 
 
 def test_every_dependency_is_locked():

@@ -3,7 +3,7 @@
 setup.sh and setup.bat make the environment, then start this in the project's folder, before any package is there. So
 this loads nothing but the standard library:
 
-    python -m library.doctor.installer ensure [dev] | again | need
+    python -m library.doctor.installer ensure [dev] | again | need | update
 """
 
 import ast
@@ -253,6 +253,20 @@ def install(kind: str) -> None:
     say(f"\nInstalled. The command is {Path(PYTHON).with_name('kohya')}")
 
 
+def update() -> None:
+    """Bring the project's files up to date by git; whatever is not the project's stays as it is."""
+    git = ["git", "-C", str(ROOT)]
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        raise Refusal("This folder did not come by git: unpack the new version over it (your own files stay), "
+                      f"then run: {SETUP} install")  # fmt: skip
+    states = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    if changed := states.stdout.rstrip():
+        raise Refusal(f"Files of the project were changed here:\n{changed}\nPut the changes aside with: git stash\n"
+                      "Take them up again after the update with: git stash pop")  # fmt: skip
+    if subprocess.run([*git, "pull", "--ff-only"], check=False).returncode:
+        raise Refusal("git could not update this folder (see above); nothing was changed.")
+
+
 def check(build: str, uv: str) -> None:
     """Load what everything needs. Raises Refusal where that fails; what is merely missing is said."""
     fits = start(uv, "pip", "check", "--python", PYTHON) if uv else start(PYTHON, "-m", "pip", "check")
@@ -325,6 +339,8 @@ def main(command: str, kind: str = "user") -> int:
     try:
         if command == "need":
             need()
+        elif command == "update":
+            update()
         elif is_installed(kind) and (command == "ensure" or has_torch(torch_build())):
             # Only the explicit command, `again`, also notices a GPU or driver that is new.
             refuse_foreign()
@@ -336,7 +352,7 @@ def main(command: str, kind: str = "user") -> int:
             install(kind)
     except (Refusal, KeyboardInterrupt) as error:
         print(f"\n{error}", file=sys.stderr)
-        if BEGUN.exists() and command != "need":
+        if BEGUN.exists() and command not in ("need", "update"):
             print(f"The installation stopped before its end. {SETUP} install goes on from there.", file=sys.stderr)
         return 1
     return 0

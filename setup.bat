@@ -1,0 +1,120 @@
+@echo off
+rem Sets up the trainer on Windows and starts it: double-click it, or run  setup.bat COMMAND [options]
+rem Run it as often as you like: what is there is kept. `setup.bat help` lists what it can do.
+rem Delayed expansion stays off, so that a ! in a path is only a character; every path stands in quotes.
+setlocal EnableExtensions DisableDelayedExpansion
+set "ROOT=%~dp0"
+set "VENV=%ROOT%.venv"
+set "OWN=%VENV%\Scripts\python.exe"
+set "PIP_DISABLE_PIP_VERSION_CHECK=1"
+set "PYTHONUTF8=1"
+set "PYTHONSAFEPATH="
+set "PATH=%ROOT%.uv;%PATH%"
+set "COMMAND=%~1"
+set "CLICKED="
+if "%COMMAND%"=="" set "CLICKED=1"
+cd /d "%ROOT%"
+if "%COMMAND%"=="" goto start
+for %%c in (gui doctor demo install update help) do if /i "%COMMAND%"=="%%c" goto %%c
+echo There is no command called %1.
+set "FAILED=1"
+
+:help
+echo setup.bat                  install if needed, then open the page (http://127.0.0.1:7860)
+echo setup.bat gui [options]    open the page; --help lists the options
+echo setup.bat demo [options]   install if needed, then train a tiny LoRA from pictures it draws itself
+echo setup.bat doctor           check this machine: GPU, PyTorch, packages, compiling
+echo setup.bat install          install or repair, and nothing else
+echo setup.bat update           bring program and packages up to date (end trainings and the page first); your files stay
+echo.
+echo Environment variables: PYTHON=path to Python 3.11, 3.12 or 3.13; KOHYA_TORCH=cpu, cu126 or cu130
+if defined FAILED exit /b 1
+exit /b 0
+
+:start
+call :environment
+if errorlevel 1 goto failed
+"%OWN%" -m library.doctor.installer ensure
+if errorlevel 1 goto failed
+"%OWN%" -m kohya_gui
+if errorlevel 1 goto failed
+exit /b 0
+
+:demo
+call :environment
+if errorlevel 1 goto failed
+"%OWN%" -m library.doctor.installer ensure
+if errorlevel 1 goto failed
+"%OWN%" -m library.cli.main %*
+exit /b
+
+:gui
+:doctor
+if not exist "%OWN%" echo Nothing is installed yet. Run: setup.bat install& exit /b 1
+"%OWN%" -m library.doctor.installer need
+if errorlevel 1 exit /b 1
+"%OWN%" -m library.cli.main %*
+exit /b
+
+:install
+call :environment
+if errorlevel 1 goto failed
+"%OWN%" -m library.doctor.installer again
+if errorlevel 1 goto failed
+echo setup.bat opens the page.
+exit /b 0
+
+:update
+call :environment
+if errorlevel 1 goto failed
+rem cmd reads this file as it goes, and the update replaces it: a block in brackets is read whole first.
+(
+    "%OWN%" -m library.doctor.installer update
+    if errorlevel 1 exit /b 1
+    "%OWN%" -m library.doctor.installer again
+    exit /b
+)
+
+:failed
+echo.
+echo The set-up stopped; see above.
+if defined CLICKED pause
+exit /b 1
+
+rem ---- a Python of its own: by uv, else the one that is there
+
+:environment
+if not exist "%OWN%" goto make
+"%OWN%" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" 2>nul
+if not errorlevel 1 exit /b 0
+:make
+if exist "%VENV%" rmdir /s /q "%VENV%"
+echo.
+echo [1/4] Python and its environment
+if defined PYTHON goto given
+call :find_uv
+if not defined UV goto installed
+"%UV%" venv --seed --python 3.11 "%VENV%"
+if not errorlevel 1 exit /b 0
+:installed
+for %%v in (3.11 3.12 3.13) do if not exist "%OWN%" py -%%v -m venv "%VENV%" 2>nul
+if exist "%OWN%" exit /b 0
+echo Python 3.11, 3.12 or 3.13 is needed. Install one from https://www.python.org and run this again.
+exit /b 1
+:given
+"%PYTHON%" -m venv "%VENV%"
+if not errorlevel 1 exit /b 0
+echo PYTHON is "%PYTHON%", which cannot make an environment.
+exit /b 1
+
+:find_uv
+set "UV="
+for /f "delims=" %%u in ('where uv.exe 2^>nul') do if not defined UV set "UV=%%u"
+if defined UV exit /b 0
+if exist "%ROOT%.uv\uv.exe" set "UV=%ROOT%.uv\uv.exe"& exit /b 0
+rem Astral's own installer, told to put uv into this folder and to change nothing else on this computer.
+set "UV_UNMANAGED_INSTALL=%ROOT%.uv"
+for /f "tokens=2 delims==" %%v in ('findstr /b "uv==" constraints.txt') do set "UV_VERSION=%%v"
+powershell -NoProfile -ExecutionPolicy Bypass -Command "irm https://astral.sh/uv/%UV_VERSION%/install.ps1 | iex"
+if exist "%ROOT%.uv\uv.exe" set "UV=%ROOT%.uv\uv.exe"
+exit /b 0
