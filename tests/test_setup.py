@@ -3,6 +3,7 @@
 The installation itself is what CI runs first.
 """
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from library.cli import main as cli
 from library.doctor import installation, installer
 from tests import source
 
@@ -280,6 +282,47 @@ def test_the_set_up_for_windows_quotes_paths_and_shares_the_lock():
     assert 'findstr /b "uv==" constraints.txt' in text
     words = set(re.findall(r"library\.doctor\.installer (\w+)", text + (source.ROOT / "setup.sh").read_text()))
     assert words <= {"ensure", "again", "need", "update"}
+
+
+@pytest.mark.parametrize("token", ["", "a-token-of-sixteen-or-more"])
+def test_a_rented_machine_always_asks_for_a_token(tmp_path, token):
+    place, volume = tmp_path / "a b", tmp_path / "the volume"
+    (place / "docker").mkdir(parents=True)
+    volume.mkdir()
+    shutil.copy(source.ROOT / "docker/start.sh", place / "docker/start.sh")
+    (place / "setup.sh").write_text('#!/bin/sh\nprintf "<%s>" "$@"; echo " $KOHYA_HOME"\n')
+    (place / "setup.sh").chmod(0o755)
+    given = {**os.environ, "VOLUME": str(volume), "KOHYA_TOKEN": token, "ALLOWED_HOST": "*.proxy.example"}
+    given.pop("KOHYA_HOME", None)
+    line = ["bash", str(place / "docker/start.sh")]
+    done = subprocess.run(line, capture_output=True, text=True, env=given, check=True, cwd=tmp_path)
+    install, page = done.stdout.splitlines()
+    assert install.startswith("<install>") and page.endswith(f" {volume}/.kohya")
+    assert "<--host><0.0.0.0>" in page and "<--allowed-host><*.proxy.example>" in page
+    assert (f"<--token-file><{volume}/.kohya/token>" in page) == (not token)
+    assert "sixteen" not in page  # other users of the machine see command lines
+    done = subprocess.run(line, capture_output=True, text=True, env={**given, "VOLUME": "/nowhere"}, check=False)
+    assert done.returncode == 1 and "Mount a volume" in done.stderr
+
+
+def test_the_container_holds_no_secret_and_uses_the_lock():
+    text = (source.ROOT / "docker/Dockerfile").read_text(encoding="utf-8")
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert "./setup.sh install" in code and "pip install" not in code  # which takes constraints.txt
+    assert not re.search(r"(?i)token|password|secret", code)
+    assert 'CMD ["docker/start.sh"]' in code
+    assert "-p 127.0.0.1:7860:7860" in text
+    left_out = (source.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {".git", ".venv", "**/*.token", "**/.env"} <= set(left_out)
+
+
+def test_the_notebook_calls_commands_that_exist():
+    notebook = json.loads((source.ROOT / "docs/colab.ipynb").read_text(encoding="utf-8"))
+    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    known = (source.ROOT / "setup.sh").read_text(encoding="utf-8")
+    assert all(re.search(rf"\b{name}\b.*\)", known) for name in re.findall(r"setup\.sh (\w+)", code))
+    assert set(re.findall(r"bin/kohya (\w+)", code)) <= set(cli.COMMANDS)
+    assert all(cell.get("outputs", []) == [] for cell in notebook["cells"])
 
 
 def test_windows_with_an_nvidia_gpu_gets_triton(monkeypatch):
