@@ -13,7 +13,8 @@ def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
     held = {f"{case.name}.toml": case for case in found if case.cap}
     # DreamBooth's hold the settings of the fine-tunes', and of Chroma's it is said that they are not measured.
     files = {path.name for path in (presets.ROOT / "presets" / family).glob("*.toml")}
-    assert files - set(held) == {name for name in files if name.startswith("dreambooth") or "chroma" in name}
+    others = ("dreambooth-", "-chroma-", "-kontext-", "-fill-")
+    assert files - set(held) == {name for name in files if any(word in name for word in others)}
     assert all(f"-{case.cap:.0f}gb" in name for name, case in held.items())
     for case in found:
         notes: list[str] = []

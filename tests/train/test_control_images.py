@@ -9,7 +9,8 @@ from PIL import Image as Pillow
 from safetensors.torch import load_file, safe_open
 
 from library.check import preflight
-from library.demo import lora
+from library.demo import lora, main
+from library.tools import merge, verify
 from tests.training import config_of, pictures, train
 
 LORA, FULL = "flux_train_network", "flux_train"
@@ -78,6 +79,9 @@ def test_a_lora_learns_draws_and_loads_in_diffusers(run, pairs, demo, fill_model
     assert len(made.losses) == 3 and all(map(math.isfinite, made.losses))
     assert len(list((made.file.parent / "sample").glob("*.png"))) == 2
     model = {"pretrained_model_name_or_path": fill_model} if kind == "fill" else {}
+    if kind == "fill":
+        merged = merge.merge(fill_model, [(made.file, 1.0)], made.file.with_name("merged.safetensors"))
+        assert merged.modules == 32 and not verify.verify(made.file, fill_model).problems
     fits, wrong = lora.check(made.file, config_of(demo, LORA, **model))
     assert fits > 0 and not wrong
     with safe_open(made.file, "pt") as file:
@@ -136,3 +140,11 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, tmp_pa
     (tmp_path / "p.txt").write_text("a toy --ci nowhere.png\n")
     said = sentences(demo, pairs, model_type="kontext", sample_prompts=tmp_path / "p.txt")
     assert said.count("sample_prompts") == 1 and "names an image that does not exist: nowhere.png" in said
+
+
+@pytest.mark.parametrize("name", ["kontext", "fill"])
+def test_the_demo_makes_models_and_pairs_for_them(name, tmp_path, capsys):
+    assert main(["--family", name, "--out", str(tmp_path / "demo"), "--steps", "2", "--no-compile"]) == 0
+    assert f"LoRA for FLUX.1 {name.title()}, 2 steps" in capsys.readouterr().out
+    text = (tmp_path / "demo" / f"{name}_flux_train_network.toml").read_text(encoding="utf-8")
+    assert f'model_type = "{name}"' in text

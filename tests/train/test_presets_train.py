@@ -13,7 +13,8 @@ from kohya_gui.form import presets
 from library import packages
 from library.check import preflight
 from library.config.schema import build, options, read_toml, values
-from library.families import RUNS, config_class
+from library.demo import files
+from library.families import RUNS, config_class, facts
 from tests.packages import eight_bit, hide
 from tests.training import train
 
@@ -25,8 +26,14 @@ TRACED = {"compile_backend": "aot_eager", "compile_mode": "default"}
 NEEDS_GPU = {"fp8_compute": "this machine cannot multiply in 8 bits"}
 
 
+@pytest.fixture(scope="module")
+def relatives(tmp_path_factory):
+    """Tiny models of the relatives that presets are for."""
+    return files.prepare(tmp_path_factory.mktemp("relatives") / "demo", facts("flux").demo_variants)
+
+
 @pytest.fixture
-def start(demo, squares, tmp_path):
+def start(demo, relatives, squares, tmp_path):
     """Apply a preset to a form in which only the paths are filled in, and train; the outcome, and what was told."""
 
     def run(preset):
@@ -34,10 +41,14 @@ def start(demo, squares, tmp_path):
         script = f"{family}_train" if not (preset.adapters or preset.is_profile) else f"{family}_train_network"
         config = config_class(script)
         paths = {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
-        now = build(config, read_toml(demo.configs[script]) | paths, notes=[])
+        relative = read_toml(preset.path).get("model_type")
+        base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
+        paths |= {"control_directory": str(squares)} if relative == "kontext" else {}
+        now = build(config, read_toml(base) | paths, notes=[])
         told: list[str] = []
         made = presets.apply(preset, config, values(now), told)
         small = SMALL | (TRACED if preset.is_profile else {"compile": False})
+        small |= {"alpha_mask": True} if relative == "fill" else {}
         small |= {"lr_warmup_steps": 1} if made.optim.lr_warmup_steps else {}
         small = {name: value for name, value in small.items() if name in options(config)}
         return train(build(config, values(made) | small, notes=[])), told
@@ -59,15 +70,19 @@ def test_a_preset_trains(preset, start):
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_no_preset_needs_a_package_that_may_be_missing(script, demo, squares, tmp_path, monkeypatch):
+def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, squares, tmp_path, monkeypatch):
     hide(monkeypatch, *packages.PACKAGES, "xformers", "wandb")
     config = config_class(script)
-    paths = read_toml(demo.configs[script]) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
-    ours = {name: value for name, value in paths.items() if presets.is_own(options(config)[name])}
     small = SMALL | {"max_train_steps": 200}  # longer than any warm-up
     small = {name: value for name, value in small.items() if name in options(config)}
     for preset in presets.presets(config.adapters):
         if preset.family == config.family:  # as its TOML is, without the page
+            relative = read_toml(preset.path).get("model_type")
+            base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
+            paths = read_toml(base) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
+            paths |= {"control_directory": str(squares)} if relative == "kontext" else {}
+            ours = {name: value for name, value in paths.items() if presets.is_own(options(config)[name])}
+            ours |= {"alpha_mask": True} if relative == "fill" else {}
             found = preflight.check(build(config, read_toml(preset.path) | ours | small, notes=[]))
             assert [said for said in found if not any(words in said for words in NEEDS_GPU.values())] == [], preset.id
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from library.config.schema import ConfigError
 from library.families.flux import keys
-from library.families.flux.variants import CHROMA, FOLDER, TRANSFORMER
+from library.families.flux.variants import CHROMA, FILL, FOLDER, TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class FluxLoraNames(LoraNames):
     trees: ClassVar[tuple[str, ...]] = (*BLOCKS, *DIFFUSERS)
     encoder_names: ClassVar[tuple[str, ...]] = ("lora_te3_",)
     version_word: ClassVar[str] = "flux"
-    mergeable: ClassVar[tuple[str, ...]] = (TRANSFORMER, TRANSFORMER + FOLDER, CHROMA, CHROMA + FOLDER)
+    mergeable: ClassVar[tuple[str, ...]] = tuple(
+        found + layout for found in (TRANSFORMER, FILL, CHROMA) for layout in ("", FOLDER)
+    )
 
     def canonical(self, path: str) -> tuple[str, int, int]:
         """A diffusers path -> (BFL path, which of its pieces, of how many). A BFL path is the one piece of itself."""

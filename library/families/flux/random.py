@@ -41,11 +41,11 @@ class FluxSizes:
 
 TINY = FluxSizes()
 TINY_OPTIONS = {"t5xxl_max_token_length": clip.LENGTH}  # few words, as a tiny model is measured for its parts
-VARIANTS = {
-    "kontext": TINY,
-    "fill": replace(TINY, inputs=6),
+VARIANTS = {  # tiny ones
+    "kontext": replace(TINY, name="kontext-dev"),
+    "fill": replace(TINY, inputs=6, name="fill-dev"),
     "chroma": replace(TINY, guidance=False, approximator=(64, 64, 2)),
-}  # tiny ones
+}
 FULL = FluxSizes(
     hidden=3072, head=128, double_blocks=19, single_blocks=38, clip_l=768, clip_layers=12, t5xxl=4096, t5_layers=24,
     t5_heads=64, t5_head=64, t5_mlp=10240, vae=(128, 256, 512, 512), resolutions=(512, 1024, 2048),
