@@ -180,7 +180,7 @@ def cases() -> list[Case]:
     tables = tomllib.loads(CASES.read_text(encoding="utf-8"))
 
     def whole(script: str, stage: Options) -> Options:
-        family = script.split("_")[0]
+        family = script.partition("_train")[0]
         return {**tables["all"], **tables["family"][family], **tables["script"].get(script, {}), **stage}
 
     found = [

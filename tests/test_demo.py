@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 
 from library.config.schema import build, read_toml
 from library.demo import files, free_name, images, lora, measured, summary
-from library.families import RUNS, config_class
+from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    return files.prepare(tmp_path_factory.mktemp("demo") / "out", ("flux", "sdxl"))
+    return files.prepare(tmp_path_factory.mktemp("demo") / "out", FAMILIES)
 
 
 def config_of(demo, script):

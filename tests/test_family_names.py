@@ -10,8 +10,9 @@ from tests import source
 
 # A family's name as a word or part of one, and what people call it.
 NAMES = re.compile("|".join(re.escape(word) for facts in families.every() for word in (facts.name, facts.title)), re.I)
-# Where families may be named: their own folders, other trainers' files, translations of their texts.
-OWN = (*(f"library/families/{name}/" for name in families.FAMILIES), "library/importers/", "kohya_gui/i18n/words/")
+# Where families may be named: their own folders, other trainers' files and flags, translations of their texts.
+OWN = (*(f"library/families/{name}/" for name in families.FAMILIES), "library/importers/", "kohya_gui/i18n/words/",
+       "library/config/names.py")  # fmt: skip
 REGISTRY = "library/families/__init__.py"
 
 

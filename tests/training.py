@@ -29,6 +29,11 @@ from tests.source import ROOT
 
 SCRIPTS = list(families.RUNS)
 LORAS = [script for script in SCRIPTS if script.endswith("_network")]
+# Blocks to compile: of the U-Net's graphs, which differ in channels alone, one of each kind; else the quicker kind.
+FEW = {
+    script: "transformer:0,resnet:0" if script.startswith("sdxl") else f"{[*config.compile.kinds][-1]}:all"
+    for script, config in ((script, families.config_class(script)()) for script in SCRIPTS)
+}
 SQUARES = ((64, 64),) * 4
 SHAPES = ((64, 64), (64, 64), (128, 64), (128, 64), (64, 128), (64, 128), (64, 128))  # three buckets, one with a rest
 # Sizes of tiny models with fewer blocks, by the names that the families have for them.

@@ -39,7 +39,7 @@ def presets(found: MachineFacts) -> dict[str, str]:
     """By family, the preset for a LoRA that fits, as kohya_gui names it: flux/lora-24gb."""
     fitting: dict[str, str] = {}
     sized = [
-        (int(path.stem.removeprefix("lora-").removesuffix("gb")), path) for path in PRESETS.glob("*/lora-*gb.toml")
+        (int(path.stem.removeprefix("lora-").removesuffix("gb")), path) for path in PRESETS.glob("*/lora-[0-9]*gb.toml")
     ]
     for gigabytes, path in sorted(sized):  # the largest that fits stays
         if machine.has_memory(found.memory_gb, gigabytes):

@@ -7,6 +7,11 @@ from types import MappingProxyType
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+def nothing(_shapes: Shapes) -> str:
+    """No file of a family's own beside its base models."""
+    return ""
+
+
 @dataclass(frozen=True)
 class AdapterModule:
     """A kind of adapter that a family has of its own: one value of network_module."""
@@ -49,3 +54,4 @@ class FamilyFacts:
     text_tokens: int  # tokens of text that go through the denoiser's blocks beside those of the image
     graphs: int  # forward graphs that its blocks need: one for each shape of a block
     compile_seconds: float  # of compiling them, as measured on an H200
+    recognise_part: Callable[[Shapes], str] = nothing  # the same for its VAE and text encoders

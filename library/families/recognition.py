@@ -22,6 +22,8 @@ def described(shapes: Mapping[str, tuple[int, ...]]) -> tuple[FamilyFacts | None
     for facts in families.every():
         if words := facts.recognise(shapes):
             return facts, words
+    if words := next(filter(None, (facts.recognise_part(shapes) for facts in families.every())), ""):
+        return None, words
     if some("joint_blocks.0."):
         return None, "an SD3 checkpoint"
     if any(name.startswith(("model.diffusion_model.input_blocks.", "down_blocks.")) for name in shapes):

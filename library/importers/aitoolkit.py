@@ -6,7 +6,7 @@ from library.config.json_types import JsonMapping
 from library.config.schema import ConfigError
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.ledger import KeyLedger, is_on
-from library.importers.shared import ONLY, chooses_chroma, dotted, load_tables, precision, rest, take
+from library.importers.shared import BLOCKS, ONLY, chooses_chroma, dotted, load_tables, precision, rest, take
 
 TRAINER = "ai-toolkit"
 TABLES = load_tables("aitoolkit")
@@ -72,7 +72,8 @@ def _script(flat: JsonMapping) -> str:
     arch = str(flat.get("model.arch") or "").casefold().partition(":")[0]
     name = str(flat.get("model.name_or_path") or "")
     switches = {"model.is_flux": "flux", "model.is_xl": "sdxl"}
-    family = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl"}.get(arch, "flux" if arch in TABLES["model_types"] else "")
+    known = {"flux": "flux", "sdxl": "sdxl", "xl": "sdxl", "qwen_image": "qwen_image"}
+    family = known.get(arch, "flux" if arch in TABLES["model_types"] else "")
     if not arch:
         family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
     other = next((model for word, model in TABLES["other_models"].items() if word in name.casefold()), "")
@@ -110,9 +111,10 @@ def _model(ledger: KeyLedger) -> None:
         else:
             said = f"download {path} and name its file in base_weights, which merges it before the training"
             ledger.ignore("model.assistant_lora_path", said)
-    if is_on(ledger.get("model.layer_offloading")) and ledger.family == "flux":
+    if is_on(ledger.get("model.layer_offloading")) and ledger.family in BLOCKS:
         share = ledger.number("model.layer_offloading_transformer_percent")
-        blocks = min(35, max(1, round((1.0 if share is None else share) * 38)))
+        blocks, most = BLOCKS[ledger.family]
+        blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
         ledger.change("model.layer_offloading", f"blocks_to_swap = {blocks}", {"blocks_to_swap": blocks})
         if share is not None:
             ledger.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")

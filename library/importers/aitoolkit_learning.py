@@ -179,7 +179,7 @@ def _noise(ledger: KeyLedger) -> None:
     else:
         ledger.explain("balanced: all timesteps count alike", "train.content_or_style")
     key = "train.timestep_type"
-    if ledger.family != "flux":
+    if ledger.family == "sdxl":
         if ledger.given(key):
             ledger.ignore(key, "SDXL is trained with all timesteps alike here")
         else:
@@ -188,8 +188,11 @@ def _noise(ledger: KeyLedger) -> None:
     kind = "linear" if is_on(ledger.get("train.linear_timesteps")) else str(ledger.get(key))
     values: JsonObject = {"timestep_sampling": load_tables("aitoolkit")["timestep_sampling"].get(kind, "sigmoid")}
     near = "" if kind in ("sigmoid", "linear") else f"{kind} is not quite the same here; the nearest is "
-    values |= {"model_prediction_type": "raw", "guidance_scale": 1.0}
-    said = f"{near}timestep_sampling = {values['timestep_sampling']}, raw predictions, guidance_scale = 1"
+    values |= {"model_prediction_type": "raw"} | ({"guidance_scale": 1.0} if ledger.family == "flux" else {})
+    if ledger.family != "flux":
+        values["timestep_sampling"] = str(values["timestep_sampling"]).replace("flux_", "qwen_")
+    guidance = ", guidance_scale = 1" if ledger.family == "flux" else ""
+    said = f"{near}timestep_sampling = {values['timestep_sampling']}, raw predictions{guidance}"
     ledger.change(key, said, values)
     ledger.explain("is part of timestep_sampling", "train.linear_timesteps")
 

@@ -40,6 +40,8 @@ def export(
     With `base`, a file of kohya_ss for the same script, only the fields of options that differ from it are written, and
     all its other keys stay as they are. `prompts` is the text of the file that sample_prompts names.
     """
+    if config.family not in TABLES["renamed"]:
+        raise ConfigError("kohya_ss does not train {title}: there are no fields for it", title=config.title)
     tab = _tab(config, base)
     made, lost = _fields(config, tab, prompts)
     given = set(values(config))

@@ -45,7 +45,7 @@ class KeyLedger:
     @property
     def family(self) -> str:
         """The family of the script."""
-        return self.script.partition("_")[0]
+        return self.script.partition("_train")[0]
 
     @property
     def adapters(self) -> bool:

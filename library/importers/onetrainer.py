@@ -52,7 +52,7 @@ def _script(source: JsonMapping, script: str) -> str:
         what = TABLES["other_methods"].get(method, method)
         raise ConfigError("this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
             trainer=TRAINER, what=what, advice=ONLY)  # fmt: skip
-    family = script.partition("_")[0] or TABLES["models"].get(model)
+    family = script.partition("_train")[0] or TABLES["models"].get(model)
     if family is None:
         titles = TABLES["other_models"]
         model = f"{titles[model]} ({model})" if model in titles else model

@@ -14,7 +14,7 @@ def _timesteps(ledger: KeyLedger) -> None:
     weight, bias = ledger.number("noising_weight") or 0.0, ledger.number("noising_bias") or 0.0
     kind = str(ledger.get("timestep_distribution") or ("SIGMOID" if weight else "UNIFORM"))
     keys = ("timestep_distribution", "noising_weight", "noising_bias", "timestep_shift", "dynamic_timestep_shifting")
-    if ledger.family != "flux":
+    if ledger.family == "sdxl":
         for key in keys:
             off = ledger.source.get(key) in (None, "UNIFORM", 1, 1.0)
             ledger.empty(key) if off else ledger.ignore(key, "SDXL is trained with all timesteps alike here")
@@ -26,7 +26,10 @@ def _timesteps(ledger: KeyLedger) -> None:
     if values["timestep_sampling"] in ("shift", "sigma"):
         values |= {"discrete_flow_shift": shift}
     guidance = ledger.number("transformer.guidance_scale")
-    values |= {"guidance_scale": 1.0 if guidance is None else guidance}
+    if ledger.family == "flux":
+        values |= {"guidance_scale": 1.0 if guidance is None else guidance}
+    elif values["timestep_sampling"] == "flux_shift":
+        values["timestep_sampling"] = "qwen_shift"
     said = near + ", ".join(f"{name} = {value}" for name, value in values.items())
     key = "timestep_distribution"
     ledger.assume(key, kind)

@@ -180,9 +180,10 @@ def _encoder_adapters(ledger: KeyLedger, learns: list[bool], rates: list[float])
 
 
 def _encoders(ledger: KeyLedger, learns: list[bool], rates: list[float]) -> None:
-    if ledger.family == "flux":
+    if ledger.family != "sdxl":
         if any(learns):
-            ledger.notes.append("text encoders: OneTrainer trains them, too; a FLUX.1 fine-tune here trains none")
+            title = {"flux": "FLUX.1"}.get(ledger.family, "Qwen-Image")
+            ledger.notes.append(f"text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none")
         return
     values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):

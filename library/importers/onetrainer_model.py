@@ -2,12 +2,11 @@
 
 from library.config.json_types import JsonObject
 from library.importers.ledger import KeyLedger, is_on
-from library.importers.shared import load_tables, precision
+from library.importers.shared import BLOCKS, load_tables, precision
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
 ENCODERS = ("text_encoder", "text_encoder_2")
-SWAPPED = 38  # double blocks of FLUX.1, and pairs of single ones, of which at most 35 wait in host memory
 
 
 def image_part(ledger: KeyLedger) -> str:
@@ -68,7 +67,9 @@ def _other_formats(ledger: KeyLedger) -> None:
             ledger.change(f"{name}.weight_dtype", said)
     full = dtype(ledger, "vae") in ("FLOAT_32", "TFLOAT_32")
     key = "vae.weight_dtype"
-    if ledger.family == "sdxl" or ledger.adapters:
+    if ledger.family == "qwen_image":
+        ledger.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
+    elif ledger.family == "sdxl" or ledger.adapters:
         ledger.change(key, f"{'float32 is' if full else '16 bits are'} no_half_vae = {str(full).lower()}",
                       {"no_half_vae": full})  # fmt: skip
     else:
@@ -152,9 +153,12 @@ def _layers(ledger: KeyLedger, rank: int, alpha: float) -> list[str]:
         _say_layers(ledger, "attn-mlp is what LoRA does here" if same
                     else f"{chosen} is not offered here; attention and MLP get adapters")  # fmt: skip
         return []
+    if ledger.family == "qwen_image" and chosen in ("full", "blocks"):
+        _say_layers(ledger, f"{chosen}: the modulation gets adapters, too")
+        return ["train_modulation=True"]
     if chosen == "attn-mlp" and ledger.get("model_type") != "CHROMA_1":
         _say_layers(ledger, "attn-mlp: the modulation gets no adapters")
-        return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"]
+        return ["img_mod_dim=0", "txt_mod_dim=0", "single_mod_dim=0"] if ledger.family == "flux" else []
     same = "all layers of the blocks get adapters"
     _say_layers(ledger, same if chosen in ("full", "blocks") else f"{chosen} is not offered here; {same}")
     return []
@@ -175,8 +179,9 @@ def _checkpointing(ledger: KeyLedger) -> None:
     offloaded = offloaded and ledger.source.get("enable_activation_offloading", True) is not False
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
     said = f"gradient_checkpointing is {'on' if values['gradient_checkpointing'] else 'off'}"
-    if share and ledger.family == "flux":
-        values["blocks_to_swap"] = min(35, max(1, round(share * SWAPPED)))
+    if share and ledger.family in BLOCKS:
+        blocks, most = BLOCKS[ledger.family]
+        values["blocks_to_swap"] = min(most, max(1, round(share * blocks)))
         said = f"blocks_to_swap = {values['blocks_to_swap']}, for {share:g} of the layers"
     elif offloaded and values["gradient_checkpointing"]:
         values = {"gradient_checkpointing": False, "cpu_offload_checkpointing": True}

@@ -12,7 +12,9 @@ from library.config.sections.learning import OptimizerName
 from library.importers.ledger import Fate, KeyLedger, is_empty
 
 FULL = {"fp32", "float32", "float_32", "float", "no"}
-ONLY = "this trainer trains LoRA and whole models of SDXL and FLUX.1"
+ONLY = "this trainer trains LoRA and whole models of SDXL, FLUX.1 and Qwen-Image"
+# Blocks that a share means (double blocks of FLUX.1, and pairs of single ones), and how many may wait in host memory.
+BLOCKS = {"flux": (38, 35), "qwen_image": (60, 59)}
 NOT_HERE = "not supported by this trainer"
 PREPARED = "it is said in the dataset file that is written beside the config"
 

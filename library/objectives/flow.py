@@ -16,6 +16,8 @@ from library.config import sections
 from library.config.schema import ConfigError
 from library.objectives.base import NoisedBatch
 
+Line = tuple[tuple[int, float], tuple[int, float]]  # numbers of image tokens, and mu
+LINE: Line = ((256, 0.5), (4096, 1.15))  # of FLUX
 TABLE = 1000  # steps of the table that `timestep_sampling = sigma` draws from
 NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have; set it to constant or exponential"
 
@@ -78,7 +80,11 @@ def sampled(latents: Tensor, noise: Any, generator: torch.Generator) -> Tensor:
     if noise.timestep_sampling == "sigmoid":
         return bell
     by_size = noise.shift_by_size
-    return shifted(bell, math.exp(shift_of_size(*latents.shape[-2:])) if by_size else noise.discrete_flow_shift)
+    line = getattr(noise, "shift_line", LINE)
+    return shifted(
+        bell,
+        math.exp(shift_of_size(latents.shape[-2], latents.shape[-1], line)) if by_size else noise.discrete_flow_shift,
+    )
 
 
 def density(noise: Any, uniform: Callable[[], Tensor], normal: Callable[[], Tensor]) -> Tensor:
@@ -102,14 +108,15 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
-def shift_of_tokens(tokens: int) -> float:
-    """mu of FLUX: 0.5 for 256 image tokens, 1.15 for 4096, linear between and beyond. The shift is e^mu."""
-    return 0.5 + (tokens - 256) * (1.15 - 0.5) / (4096 - 256)
+def shift_of_tokens(tokens: int, line: Line = LINE) -> float:
+    """mu for a number of image tokens: linear through two points and beyond. The shift is e^mu."""
+    (few, low), (many, high) = line
+    return low + (tokens - few) * (high - low) / (many - few)
 
 
-def shift_of_size(height: int, width: int) -> float:
+def shift_of_size(height: int, width: int, line: Line = LINE) -> float:
     """mu for latents of a height and width; a token is a square of 2 by 2."""
-    return shift_of_tokens((height // 2) * (width // 2))
+    return shift_of_tokens((height // 2) * (width // 2), line)
 
 
 def schedule(steps: int, tokens: int, shift: bool = True) -> list[float]:

@@ -90,13 +90,16 @@ def split(key: str) -> tuple[str, str] | None:
 def family_of(names: Iterable[str], metadata: Mapping[str, str]) -> str:
     """Which family the modules of a file are of. Raises ConfigError when it cannot be told."""
     base = f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}"
-    names, known = list(names), dict(zip(families.FAMILIES, every(), strict=True))
+    names, known = list(names), dict[str, LoraNames](zip(families.FAMILIES, every(), strict=True))
     denoisers = {prefix for own in every() for prefix, part in own.part_of.items() if part == "denoiser"}
-    for name in names:
-        prefix = next((p for p in denoisers if name.startswith(p)), "")
-        path = dotted(name.removeprefix(prefix))
-        if found := next((family for family, own in known.items() if path.startswith(own.trees)), ""):
-            return found
+    paths = [dotted(name.removeprefix(next((p for p in denoisers if name.startswith(p)), ""))) for name in names]
+    for family, own in known.items():
+        if own.marks and any(re.search(own.marks, path) for path in paths):
+            return family
+    for path in paths:
+        found = [family for family, own in known.items() if path.startswith(own.trees)]
+        if found:  # of several that share a tree, the one that the metadata says
+            return next((family for family in found if known[family].version_word in base), found[0])
     for family, own in known.items():
         if own.version_word in base or any(name.startswith(own.encoder_names) for name in names if own.encoder_names):
             return family

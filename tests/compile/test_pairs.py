@@ -27,7 +27,11 @@ FEATURES = {
     "lycoris": {"network_module": "lycoris.kohya", "network_args": ("algo=lokr", "factor=4")},
     "some": {"compile_blocks": None},  # set by family
 }
-SOME = {"flux": "single:1-2", "sdxl": "transformer:0,resnet:0"}  # graphs cost the time of these tests
+SOME = {
+    "flux": "single:1-2",
+    "sdxl": "transformer:0,resnet:0",
+    "qwen": "block:1-2",
+}  # graphs cost the time of these tests
 HALF = {"mixed_precision": "bf16", "full_bf16": True}
 
 LORA = {  # and the sizes; those that vary do so together with each feature

@@ -6,7 +6,7 @@ import torch
 from library import families, methods
 from tests.training import LORAS, SCRIPTS, config_of, train
 
-FAMILIES = sorted({script.split("_")[0] for script in SCRIPTS})
+FAMILIES = sorted(families.FAMILIES)
 SIZE = torch.tensor([[64.0, 128.0, 0.0, 0.0, 64.0, 128.0]])
 
 
@@ -52,7 +52,7 @@ def answer(family, parts):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pictures_and_captions_become_what_the_denoiser_reads(demo, name):
-    family, parts = loaded(config_of(demo, f"{name}_train_network"))
+    family, parts = loaded(config_of(demo, families.lora_script(name)))
     assert family.name == name
     latents = family.latents(parts, torch.rand(2, 3, 64, 128) * 2 - 1, torch.Generator().manual_seed(0))
     assert latents.dtype == torch.float32

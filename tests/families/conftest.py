@@ -3,6 +3,7 @@
 import pytest
 
 from tests.families.flux import dev, files, parts, schnell  # noqa: F401
+from tests.training import demo  # noqa: F401
 
 
 @pytest.fixture(scope="session")

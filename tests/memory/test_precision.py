@@ -91,7 +91,7 @@ def test_encoders_are_kept_in_8_bits_unless_only_the_image_model_shall_be(demo, 
     for name, encoder in parts.encoders.items():
         small, large = frozen(encoder), frozen(wide.encoders[name])
         matrices = {n for n, p in small.items() if p.dtype == torch.float8_e4m3fn}
-        assert matrices == {n for n, p in small.items() if p.dim() == 2 and (".layers." in n or ".block." in n)} - {
+        assert matrices == {n for n, p in small.items() if p.dim() == 2 and ("layers." in n or ".block." in n)} - {
             n for n in small if "relative_attention_bias" in n
         }
         assert nbytes(small[n] for n in matrices) * 2 == nbytes(large[n] for n in matrices)
@@ -121,8 +121,8 @@ def test_losses_are_close_and_compiled_ones_too(demo, shapes, tmp_path, script):
     assert eight == pytest.approx(wide, rel=0.03)
     assert only == pytest.approx(wide, rel=0.03)
     # Of the U-Net's many graphs, which differ in channels alone, one of each kind; of FLUX.1 the quicker kind.
-    few = {"compile_blocks": "single:all" if script.startswith("flux") else "transformer:0,resnet:0"}
-    backend = "aot_eager" if script.startswith("flux") else "eager"
+    few = {"compile_blocks": training.FEW[script]}
+    backend = "eager" if script.startswith("sdxl") else "aot_eager"
     compiled, told = losses("all", **FP8, **few, compile=True, compile_backend=backend, compile_fullgraph=True)
     assert compiled == pytest.approx(eight, rel=0.02)
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0

@@ -131,7 +131,7 @@ def test_torch_compile_settings_are_in_every_tab_for_every_family(tab):
     page = PAGES[tab]
     assert "Torch Compile Settings" in page.words
     for name in COMPILE:
-        assert page.fields[f"{tab}-{name}"]["data-families"] == "sdxl flux"
+        assert page.fields[f"{tab}-{name}"]["data-families"].split() == [*FAMILIES]
         assert not any(c.startswith(("only-", "advanced")) for c in page.classes[f"{tab}-{name}"])
 
 
@@ -166,7 +166,8 @@ def problems(tab, text):
 def test_an_empty_form_names_everything_that_is_missing(tab, family):
     named = {line.split()[0] for line in problems(tab, PAGES[tab].send(family))}
     asked = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
-    assert named == asked | ({"clip_l", "t5xxl", "ae"} if family == "flux" else set())
+    parts = {"flux": {"clip_l", "t5xxl", "ae"}, "qwen_image": {"text_encoder", "vae"}}
+    assert named == asked | parts.get(family, set())
     assert all(FORMS[tab].places(family)[name][1] in PAGES[tab].fields for name in named)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kohya_gui.form import presets
-from kohya_gui.form.tab import TABS
+from kohya_gui.form.tab import FAMILIES, TABS
 from library.config.schema import ConfigError, build, changed, flat, options, read_toml
 from library.files import write_atomic
 
@@ -16,7 +16,7 @@ ALL = [preset for preset in EVERY if not preset.is_profile]  # profiles: tests/c
 
 def test_every_file_is_a_preset_of_some_tab():
     assert {p.path for p in EVERY} == set(presets.PRESETS.rglob("*.toml"))
-    assert {p.family for p in ALL} == {"sdxl", "flux"} and {p.adapters for p in ALL} == {True, False}
+    assert {p.family for p in ALL} == {*FAMILIES} and {p.adapters for p in ALL} == {True, False}
 
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda p: p.id)

@@ -83,5 +83,7 @@ def test_wrong_names_and_ranges_of_blocks_are_one_sentence(script):
         with pytest.raises(ConfigError, match="compile_blocks") as refused:
             build(config, {"compile_blocks": wrong})
         assert len(str(refused.value).splitlines()) == 1
-    found = build(config, {"compile_blocks": f" {names[0]}:0-3, 7,{names[1]}:all "}).compile.ranges()
-    assert found == {config().compile.kinds[names[0]]: ((0, 3), (7, 7)), config().compile.kinds[names[1]]: None}
+    kinds, others = config().compile.kinds, names[1:]
+    said = ",".join([f" {names[0]}:0-3, 7", *(f"{name}:all" for name in others)])
+    found = build(config, {"compile_blocks": f"{said} "}).compile.ranges()
+    assert found == {kinds[names[0]]: ((0, 3), (7, 7)), **{kinds[name]: None for name in others}}

@@ -59,7 +59,7 @@ FLUX = {
     "logit_std": (0.2, SIGMA | {"weighting_scheme": "logit_normal"}),
     "mode_scale": (0.5, SIGMA | {"weighting_scheme": "mode"}),
 }
-STEP = {"sdxl": EVERY | SDXL, "flux": EVERY | FLUX}
+STEP = {"sdxl": EVERY | SDXL, "flux": EVERY | FLUX, "qwen_image": EVERY | FLUX}
 
 
 def noise_and_loss(demo, script, **values):
@@ -77,7 +77,7 @@ def noise_and_loss(demo, script, **values):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_options_of_noise_and_loss_change_the_step(demo, script):
-    table = STEP[script.split("_")[0]]
+    table = STEP[families.config_class(script).family]
     for name, (value, others) in table.items():
         before = noise_and_loss(demo, script, **others)
         after = noise_and_loss(demo, script, **others | {name: value})

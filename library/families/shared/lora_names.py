@@ -36,6 +36,7 @@ class LoraNames:
     prefixes: ClassVar[Mapping[str, Mapping[str, str]]]  # format -> part -> what its names begin with
     other_prefixes: ClassVar[Mapping[str, str]] = {}  # of files that people have -> part
     trees: ClassVar[tuple[str, ...]]  # beginnings of the denoiser's paths in any format, by which the family is told
+    marks: ClassVar[str] = ""  # a pattern in paths that no family has which shares the tree; "" where none does
     encoder_names: ClassVar[tuple[str, ...]] = ()  # beginnings of names that only its text encoders have
     version_word: ClassVar[str]  # what ss_base_model_version and modelspec.architecture contain
     words: ClassVar[tuple[str, ...]] = ()  # parts of paths with underscores of their own; elsewhere each was a dot

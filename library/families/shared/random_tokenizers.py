@@ -49,6 +49,23 @@ def clip_tokenizer(folder: Path, merges: int = 120, pad: str = "<|endoftext|>") 
     return len(vocabulary)
 
 
+def qwen_tokenizer(folder: Path, merges: int = 120) -> int:
+    """Train a byte-level tokenizer with the special tokens of conversations; returns the size of its vocabulary."""
+    words = Counter(tuple(f"\u0120{word}") for word in _words(SENTENCES))  # a blank, as bytes are written
+    pairs = [_merge_best(words) for _ in range(merges)]
+    plain = list(dict.fromkeys([*byte_letters(), *(a + b for a, b in pairs)]))
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "vocab.json", {word: i for i, word in enumerate(plain)})
+    write_atomic(folder / "merges.txt", "\n".join(["#version: 0.2", *(f"{a} {b}" for a, b in pairs)]) + "\n")
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    added = {str(len(plain) + i): {"content": token, **flags} for i, token in enumerate(special)}
+    about = {"tokenizer_class": "Qwen2Tokenizer", "model_max_length": 131072, "added_tokens_decoder": added}
+    about |= {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "additional_special_tokens": special[1:]}
+    _write_json(folder / "tokenizer_config.json", about)
+    return len(plain) + len(special)
+
+
 def t5_tokenizer(folder: Path) -> int:
     """Build a T5 unigram tokenizer from word frequencies, write tokenizer.json; returns the size of its vocabulary."""
     from transformers.models.t5 import T5Tokenizer

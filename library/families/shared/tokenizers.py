@@ -1,5 +1,6 @@
 """Where a text encoder's tokenizer is: beside the model, in a folder of tokenizers, in the hub's cache, or online."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,11 +16,17 @@ from library.files import write_atomic
 CLIP_L = "openai/clip-vit-large-patch14"
 CLIP_G = "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"
 T5_XXL = "google/t5-v1_1-xxl"
+QWEN_VL = "Qwen/Qwen2.5-VL-7B-Instruct"
 
 LONGEST = 1_000_000  # tokens; captions are cut by us, so the tokenizer need not warn
 
 # What each kind of tokenizer is stored in; one complete line of files is enough.
-STORED = {"BPE": (("vocab.json", "merges.txt"),), "Unigram": (("spiece.model",),)}
+STORED = {
+    "BPE": (("vocab.json", "merges.txt"),),
+    "chat BPE": (("vocab.json", "merges.txt"),),
+    "Unigram": (("spiece.model",),),
+}
+CHAT = "<|im_start|>"  # a token that vocabularies made for conversations have
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "spiece.model"),
@@ -27,12 +34,16 @@ FILES = (
 
 
 def kind(name: str) -> str:
-    """The algorithm behind a tokenizer id: "Unigram" for T5, "BPE" for CLIP."""
+    """The algorithm behind a tokenizer id: "Unigram" for T5, "chat BPE" for Qwen, "BPE" for CLIP."""
+    if "qwen" in name.lower():
+        return "chat BPE"
     return "Unigram" if "t5" in name.lower() else "BPE"
 
 
 def holds(folder: Path, wanted: str) -> bool:
     """Whether a folder has a tokenizer of the wanted kind, so that CLIP is never read from a folder made for T5."""
+    if wanted != "Unigram" and _is_for_chat(folder) != (wanted == "chat BPE"):
+        return False
     for files in STORED[wanted]:
         if all((folder / file).is_file() for file in files):
             return True
@@ -40,7 +51,16 @@ def holds(folder: Path, wanted: str) -> bool:
         stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return stored.get("model", {}).get("type") == wanted
+    return stored.get("model", {}).get("type") == wanted.removeprefix("chat ")
+
+
+def _is_for_chat(folder: Path) -> bool:
+    """Whether one of the files that name special tokens has those of conversations."""
+    for file in ("tokenizer_config.json", "added_tokens.json", "tokenizer.json"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if CHAT in (folder / file).read_text(encoding="utf-8"):
+                return True
+    return False
 
 
 def places(name: str, model: str | Path | None, subfolder: str, cache_dir: str | Path | None) -> Iterator[Path]:
@@ -135,10 +155,9 @@ class Tokenizers(Mapping[str, Any]):
 
 def load(folder: Path, name: str) -> Any:
     """Read a tokenizer from its folder. Nothing is unpickled and no network is asked."""
-    from transformers.models.clip import CLIPTokenizer
-    from transformers.models.t5 import T5Tokenizer
+    from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
 
-    reader = T5Tokenizer if kind(name) == "Unigram" else CLIPTokenizer
+    reader = {"Unigram": T5Tokenizer, "chat BPE": Qwen2Tokenizer, "BPE": CLIPTokenizer}[kind(name)]
     try:
         return reader.from_pretrained(str(folder), local_files_only=True, model_max_length=LONGEST)
     except Exception as e:

@@ -1,0 +1,47 @@
+"""What the demo says of Qwen-Image, and whether its LoRA fits the model in diffusers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from library.config.json_types import JsonObject
+from library.config.run_config import RunConfig
+from library.families.qwen_image import keys
+from library.families.shared import weights
+from library.families.shared.diffusers_layers import Sizes, layers
+
+Line = tuple[str, Any, str]  # an option, its value, and what a real training would use instead
+
+
+def tables(models: Mapping[str, Path]) -> dict[str, list[Line]]:
+    """What a TOML of the demo says of this model; `models` are the files that random.write made."""
+    return {
+        "model": [
+            ("pretrained_model_name_or_path", str(models["qwen_image"]), "real: qwen_image_bf16.safetensors"),
+            ("text_encoder", str(models["text_encoder"]), "real: qwen_2.5_vl_7b.safetensors"),
+            ("vae", str(models["vae"]), "real: qwen_image_vae.safetensors"),
+        ],
+        "noise": [("timestep_sampling", "qwen_shift", "")],
+    }
+
+
+def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes]:
+    """A LoRA file's adapters by diffusers' names, and the sizes of the layers of diffusers' model."""
+    import torch
+    from diffusers import QwenImageTransformer2DModel, loaders
+
+    path = config.model.pretrained_model_name_or_path or ""
+    shapes = weights.header(path)
+    known = {plain: shapes[name] for plain, name in keys.cleaned(shapes).items()}
+    head = known["transformer_blocks.0.attn.norm_q.weight"][0]
+    with torch.device("meta"):
+        model = QwenImageTransformer2DModel(
+            in_channels=known["img_in.weight"][1],
+            out_channels=known["proj_out.weight"][0] // 4,
+            num_layers=len({name.split(".")[1] for name in known if name.startswith("transformer_blocks.")}),
+            attention_head_dim=head,
+            num_attention_heads=known["img_in.weight"][0] // head,
+            joint_attention_dim=known["txt_in.weight"][1],
+        )
+    found: Any = loaders.QwenImageLoraLoaderMixin.lora_state_dict(tensors)
+    return {name.removeprefix("transformer."): tensor for name, tensor in found.items()}, layers(model)

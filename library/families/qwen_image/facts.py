@@ -1,0 +1,65 @@
+"""What Qwen-Image states about itself."""
+
+from library.families.facts import AdapterModule, FamilyFacts, Shapes
+
+TRANSFORMER = "a Qwen-Image transformer"
+VAE = "a Qwen-Image VAE"
+TEXT_ENCODER = "a Qwen2.5-VL text encoder"
+# Tensors that only relatives have: of other shapes inside, or trained with reference images.
+RELATIVES = {
+    "time_text_embed.addition_t_embedding.weight": "Qwen-Image-Layered",
+    "__index_timestep_zero__": "Qwen-Image-Edit-2511",
+}
+NEWER = "txt_in.text_norm.weight"  # of a network whose other names differ as well
+
+
+def recognise(shapes: Shapes) -> str:
+    """What a checkpoint is of Qwen-Image, with or without a prefix. FLUX.1 in diffusers has no norm before its text."""
+    if any(name.endswith(NEWER) for name in shapes):
+        return "Qwen-Image-2.1"
+    if not any(name.endswith("txt_norm.weight") for name in shapes):
+        return ""
+    if not any(name.endswith("transformer_blocks.0.img_mod.1.weight") for name in shapes):
+        return ""
+    return next((title for mark, title in RELATIVES.items() if any(n.endswith(mark) for n in shapes)), TRANSFORMER)
+
+
+def recognise_part(shapes: Shapes) -> str:
+    """What else a file is of Qwen-Image. Its VAE has convolutions over time, its text encoder biases in attention."""
+    for name in ("decoder.conv_in.weight", "decoder.conv1.weight"):
+        if len(shapes.get(name, ())) == 5:
+            return VAE if shapes.get("encoder.conv_in.weight", (0, 3))[1] == 3 else "a VAE of Qwen-Image-Layered"
+    if any(name.endswith("layers.0.self_attn.q_proj.bias") and "vision" not in name for name in shapes) and any(
+        name.endswith("embed_tokens.weight") for name in shapes
+    ):
+        return TEXT_ENCODER
+    return ""
+
+
+FACTS = FamilyFacts(
+    name="qwen_image",
+    title="Qwen-Image",
+    base_model=TRANSFORMER,
+    scripts={
+        "qwen_image_train_network": "library.families.qwen_image.options:QwenLora",
+        "qwen_image_train": "library.families.qwen_image.options:QwenTrain",
+    },
+    family="library.families.qwen_image.family:QwenFamily",
+    pipelines=("QwenImagePipeline",),
+    recognise=recognise,
+    recognise_part=recognise_part,
+    base_models=(TRANSFORMER,),
+    base_model_version="qwen_image",
+    architecture="Qwen-Image",
+    implementation="https://github.com/QwenLM/Qwen-Image",
+    has_prediction_type=False,
+    adapter_modules={"networks.lora_qwen_image": AdapterModule("library.families.qwen_image.network_args:QwenArgs")},
+    lora_names="library.families.qwen_image.lora_names:NAMES",
+    demo="library.families.qwen_image.demo",
+    trained_in_compute_dtype=True,
+    saves_all_parts=False,
+    most_blocks_swapped=59,
+    text_tokens=192,
+    graphs=1,
+    compile_seconds=15,
+)

@@ -1,0 +1,260 @@
+"""The Qwen-Image denoiser, in the tree of its own checkpoints, which is diffusers' tree as well.
+
+Module paths are the keys of the files (`transformer_blocks.0.attn.to_q.weight`) and the names of LoRA modules, so
+nothing is renamed on the way in or out.
+
+Shape letters in this file: B images, S tokens (I of the image, L of the text, S = L + I), C hidden width, H heads,
+D width of one head, so that C = H * D.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from library.families.shared.transformer import EPS, TIME_CHANNELS, finite, modulated, rope, rotated, sdpa, sinusoids
+
+TABLES_KEPT = 32  # RoPE tables, one per bucket and text length; 2.2 MB each at 1024 x 1024
+BLOCKS = "transformer_blocks"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What tells one model from another, read from the shapes of its tensors."""
+
+    in_channels: int
+    out_channels: int
+    text_channels: int
+    hidden: int
+    head: int
+    mlp: int
+    blocks: int
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, Iterable[int]]) -> "Sizes":
+        """Tensor shapes by plain key -> sizes. KeyError names the first key that is missing."""
+        hidden, in_channels = shapes["img_in.weight"]
+        return cls(
+            in_channels=in_channels,
+            out_channels=tuple(shapes["proj_out.weight"])[0],
+            text_channels=tuple(shapes["txt_in.weight"])[1],
+            hidden=hidden,
+            head=tuple(shapes[f"{BLOCKS}.0.attn.norm_q.weight"])[0],
+            mlp=tuple(shapes[f"{BLOCKS}.0.img_mlp.net.0.proj.weight"])[0],
+            blocks=count(shapes),
+        )
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """How the width of a head is shared by the three axes of a position: (frame, row, column).
+
+        128 gives (16, 56, 56); other widths keep the first axis near one eighth, as a multiple of 4.
+        """
+        if self.head % 4:
+            raise ValueError(f"a head of width {self.head} cannot be shared by three axes; it must be a multiple of 4")
+        first = 4 * max(self.head // 32, 1)
+        return first, (self.head - first) // 2, (self.head - first) // 2
+
+
+def count(names: Iterable[str]) -> int:
+    """How many blocks a transformer has, from its plain keys."""
+    return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCKS}.")})
+
+
+class RMSNorm(nn.Module):
+    """Bring each vector to length sqrt of its width, in float32 whatever comes in."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same in float32."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), EPS)
+
+
+class Attention(nn.Module):
+    """The parts of both streams' attention; the block joins the streams and calls them."""
+
+    def __init__(self, hidden: int, head: int):
+        super().__init__()
+        self.norm_q, self.norm_k = RMSNorm(head), RMSNorm(head)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(hidden, hidden) for _ in range(3))
+        self.add_k_proj, self.add_v_proj, self.add_q_proj = (nn.Linear(hidden, hidden) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(hidden, hidden)])
+        self.to_add_out = nn.Linear(hidden, hidden)
+        self.norm_added_q, self.norm_added_k = RMSNorm(head), RMSNorm(head)
+
+    def image(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Image tokens [B, I, C] -> q, k (normed, float32) and v, each [B, H, I, D]."""
+        return self.norm_q(self._heads(self.to_q(x))), self.norm_k(self._heads(self.to_k(x))), self._heads(self.to_v(x))
+
+    def text(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Text tokens [B, L, C] -> the same."""
+        q, k = self.norm_added_q(self._heads(self.add_q_proj(x))), self.norm_added_k(self._heads(self.add_k_proj(x)))
+        return q, k, self._heads(self.add_v_proj(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.norm_q.weight.shape[0])).transpose(1, 2)
+
+
+class GELU(nn.Module):
+    """A layer and its activation, under the name that it has in the files."""
+
+    def __init__(self, hidden: int, mlp: int):
+        super().__init__()
+        self.proj = nn.Linear(hidden, mlp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] -> [..., mlp]."""
+        return F.gelu(self.proj(x), approximate="tanh")
+
+
+class FeedForward(nn.Module):
+    """The layers after attention."""
+
+    def __init__(self, hidden: int, mlp: int):
+        super().__init__()
+        self.net = nn.ModuleList([GELU(hidden, mlp), nn.Identity(), nn.Linear(mlp, hidden)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, C] -> the same."""
+        return self.net[2](self.net[0](x))
+
+
+class QwenImageTransformerBlock(nn.Module):
+    """Image and text, each with weights of its own, that attend to one another."""
+
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = staticmethod(sdpa)
+
+    def __init__(self, hidden: int, head: int, mlp: int):
+        super().__init__()
+        self.img_mod = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
+        self.attn = Attention(hidden, head)
+        self.img_mlp = FeedForward(hidden, mlp)
+        self.txt_mod = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
+        self.txt_mlp = FeedForward(hidden, mlp)
+
+    def forward(self, img: Tensor, txt: Tensor, temb: Tensor, pe: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """img [B, I, C], txt [B, L, C], temb [B, C], pe [2, L + I, D / 2], mask [B, L + I] -> img, txt."""
+        i_shift1, i_scale1, i_gate1, i_shift2, i_scale2, i_gate2 = self.img_mod(temb)[:, None].chunk(6, dim=-1)
+        t_shift1, t_scale1, t_gate1, t_shift2, t_scale2, t_gate2 = self.txt_mod(temb)[:, None].chunk(6, dim=-1)
+
+        img_q, img_k, img_v = self.attn.image(modulated(img, i_shift1, i_scale1))
+        txt_q, txt_k, txt_v = self.attn.text(modulated(txt, t_shift1, t_scale1))
+        v = torch.cat((txt_v, img_v), dim=2)
+        q = rotated(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
+        k = rotated(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
+        joint = self.attend(q, k, v, mask)
+
+        img = img + i_gate1 * self.attn.to_out[0](joint[:, txt.shape[1] :])
+        txt = txt + t_gate1 * self.attn.to_add_out(joint[:, : txt.shape[1]])
+        img = img + i_gate2 * self.img_mlp(modulated(img, i_shift2, i_scale2))
+        txt = txt + t_gate2 * self.txt_mlp(modulated(txt, t_shift2, t_scale2))
+        return finite(img), finite(txt)
+
+
+class TimestepEmbedding(nn.Module):
+    """Sinusoids -> the width of the model."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.linear_1 = nn.Linear(TIME_CHANNELS, hidden)
+        self.linear_2 = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 256] -> [B, C]."""
+        return self.linear_2(F.silu(self.linear_1(x.to(self.linear_1.weight.dtype))))
+
+
+class TimeTextEmbed(nn.Module):
+    """The conditioning vector; in spite of its name in the files it knows nothing of the text."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.timestep_embedder = TimestepEmbedding(hidden)
+
+    def forward(self, timesteps: Tensor) -> Tensor:
+        """[B] in 0..1 -> [B, C]."""
+        return self.timestep_embedder(sinusoids(timesteps))
+
+
+class LastNorm(nn.Module):
+    """The conditioned norm before the projection; here the scale comes before the shift."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.linear = nn.Linear(hidden, 2 * hidden)
+
+    def forward(self, img: Tensor, temb: Tensor) -> Tensor:
+        """img [B, I, C], temb [B, C] -> [B, I, C]."""
+        scale, shift = self.linear(F.silu(temb))[:, None].chunk(2, dim=-1)
+        return modulated(img, shift, scale)
+
+
+class QwenImage(nn.Module):
+    """Qwen-Image (or any smaller one) as its sizes say."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.sizes = sizes
+        self.axes = sizes.axes
+        self.time_text_embed = TimeTextEmbed(sizes.hidden)
+        self.txt_norm = RMSNorm(sizes.text_channels)
+        self.img_in = nn.Linear(sizes.in_channels, sizes.hidden)
+        self.txt_in = nn.Linear(sizes.text_channels, sizes.hidden)
+        width = (sizes.hidden, sizes.head, sizes.mlp)
+        self.transformer_blocks = nn.ModuleList(QwenImageTransformerBlock(*width) for _ in range(sizes.blocks))
+        self.norm_out = LastNorm(sizes.hidden)
+        self.proj_out = nn.Linear(sizes.hidden, sizes.out_channels)
+        self._tables: dict[tuple[int, int, int, torch.device], Tensor] = {}
+
+    def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, timesteps: Tensor) -> Tensor:
+        """Packed latents -> the velocity, packed alike.
+
+        img [B, I, in channels], of `size` (height, width) in tokens; txt [B, L, text channels]; txt_mask [B, L], 1 or
+        true for the tokens of the caption; timesteps [B] in 0..1, float32.
+        """
+        dtype = self.img_in.weight.dtype
+        temb = self.time_text_embed(timesteps)
+        img = self.img_in(img.to(dtype))
+        txt = self.txt_in(self.txt_norm(txt).to(dtype))
+        pe = self.positions(*size, txt.shape[1], img.device)
+        everywhere = torch.ones(img.shape[:2], dtype=torch.bool, device=img.device)
+        mask = torch.cat((txt_mask.to(torch.bool), everywhere), dim=1)
+        for block in self.transformer_blocks:
+            img, txt = block(img, txt, temb, pe, mask)
+        return self.proj_out(self.norm_out(img, temb))
+
+    def as_one_graph(self) -> None:
+        """Make RoPE tables anew in each call: a table that is kept would be a constant of one compiled graph."""
+        self.positions = functools.partial(table, axes=self.axes)
+
+    def positions(self, height: int, width: int, length: int, device: torch.device) -> Tensor:
+        """The RoPE table [2, L + I, D / 2] for an image of so many tokens and a text of this length, kept by sizes."""
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return table(height, width, length, device, self.axes)  # one that is kept may go, a recording stays
+        key = (height, width, length, device)
+        found = self._tables.pop(key, None)
+        if found is None:
+            with torch.inference_mode(False):  # a table made while drawing previews must serve in training, too
+                found = table(height, width, length, device, self.axes)
+            while len(self._tables) >= TABLES_KEPT:
+                self._tables.pop(next(iter(self._tables)))
+        self._tables[key] = found
+        return found
+
+
+def table(height: int, width: int, length: int, device: torch.device, axes: tuple[int, int, int]) -> Tensor:
+    """Cosines and sines [2, L + I, D / 2]. Rows and columns of an image count from its middle; a text goes on behind
+    its border, on all axes alike."""
+    text = torch.arange(length, device=device) + max(height // 2, width // 2)
+    rows = torch.arange(height, device=device) - (height - height // 2)
+    columns = torch.arange(width, device=device) - (width - width // 2)
+    image = torch.stack(
+        [torch.zeros(height, width, device=device), *torch.meshgrid(rows, columns, indexing="ij")], dim=-1
+    )
+    return rope(torch.cat((text[:, None].expand(-1, 3).float(), image.flatten(0, 1).float())), axes)

@@ -1,0 +1,55 @@
+"""What `--network_args` may say to Qwen-Image's LoRA (`networks.lora_qwen_image`)."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from library.config.problems import ConfigError, Problem
+from library.config.run_config import RunConfig
+from library.config.schema import opt
+from library.families.shared.network_args import NO_ADAPTER, PLACE, NetworkArgs, NetworkLayer, indices, patterns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenArgs(NetworkArgs):
+    """`networks.lora_qwen_image`."""
+
+    train_modulation: bool = opt(False, "adapters on the modulation as well, as files of musubi-tuner have them")
+    train_block_indices: str = opt("all", 'blocks that carry adapters: "all", "none" or "0-3,5"')
+    network_reg_dims: str = opt("", "regex=rank,...: the first pattern found in an adapter's name sets its rank")
+    network_reg_lrs: str = opt("", "regex=learning rate,...: the same for learning rates")
+    verbose: bool = opt(False, "log every adapter")
+
+    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
+        """The texts that are small languages of their own."""
+        for name, read in (("train_block_indices", indices), ("network_reg_dims", lambda text: patterns(text, int)),
+                           ("network_reg_lrs", lambda text: patterns(text, float))):  # fmt: skip
+            try:
+                read(getattr(self, name))
+            except ConfigError as e:
+                yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
+
+    def notes(self, _run: RunConfig | None = None) -> Iterator[Problem]:
+        """What has no effect, and why."""
+        for name in ("conv_dim", "conv_alpha"):
+            if getattr(self, name) is not None:
+                yield Problem("network_args", "{name} has no effect: its blocks have no convolutions", name=name)
+
+    def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Its blocks; there are no convolutions."""
+        return targets
+
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
+        """Patterns of names come first; then blocks are chosen, and the modulation by its switch."""
+        if not layer.inside:
+            return NO_ADAPTER
+        for pattern, own in patterns(self.network_reg_dims, int):
+            if re.search(pattern, layer.name):
+                return own, alpha
+        block = re.search(r"_blocks_(\d+)_", layer.name)
+        chosen = indices(self.train_block_indices)
+        if block and chosen is not None and int(block[1]) not in chosen:
+            return NO_ADAPTER
+        if "_mod_" in layer.name and not self.train_modulation:
+            return NO_ADAPTER
+        return rank, alpha

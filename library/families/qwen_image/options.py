@@ -1,0 +1,254 @@
+"""What can be set when Qwen-Image is trained."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from library import families
+from library.config import sections
+from library.config.names import ALIASES, FOREIGN
+from library.config.problems import Problem, Text
+from library.config.run_config import Rule, RunConfig
+from library.config.schema import opt, section
+
+LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
+
+_NOISE = "it is for diffusion models, and Qwen-Image is trained by flow matching"
+_WEIGHT = "it weighs steps of a diffusion model; for Qwen-Image see weighting_scheme"
+# Parsed for every family, without a meaning for this one.
+IDLE = {
+    "v_parameterization": "Qwen-Image always predicts a velocity",
+    "max_token_length": "captions of Qwen-Image may have any length up to 1024 tokens",
+    "clip_skip": "Qwen-Image uses the last layer; it is only written into the metadata",
+    "weighted_captions": "Qwen-Image does not support prompt weights",
+    "noise_offset": _NOISE,
+    "noise_offset_random_strength": _NOISE,
+    "adaptive_noise_scale": _NOISE,
+    "multires_noise_iterations": _NOISE,
+    "multires_noise_discount": _NOISE,
+    "zero_terminal_snr": _NOISE,
+    "min_timestep": "timesteps of Qwen-Image are sampled by timestep_sampling",
+    "max_timestep": "timesteps of Qwen-Image are sampled by timestep_sampling",
+    "min_snr_gamma": _WEIGHT,
+    "debiased_estimation_loss": _WEIGHT,
+    "scale_v_pred_loss_like_noise_pred": _WEIGHT,
+    "v_pred_like_loss": _WEIGHT,
+    "sample_sampler": "sample images of Qwen-Image always use the Euler sampler",
+}
+
+IDLE_RULES: tuple[Rule, ...] = (
+    *sections.FLOW_RULES,
+    ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
+     "timestep_sampling is not sigmoid, shift or qwen_shift"),
+)  # fmt: skip
+
+# Flags of musubi-tuner that are options here under another name, and those that nothing here needs.
+NAMES = ALIASES | {
+    "dit": "pretrained_model_name_or_path",
+    "gradient_checkpointing_cpu_offload": "cpu_offload_checkpointing",
+}
+_SDPA = "attention is PyTorch's SDPA"
+MUSUBI = {
+    "fp8_vl": "fp8_base keeps the text encoder in 8 bits as well",
+    "fp8_scaled": "fp8_base keeps the model in 8 bits; there is no finer setting",
+    "num_layers": "the number of blocks is read from the file",
+    "split_attn": _SDPA,
+    "flash_attn": _SDPA,
+    "sage_attn": _SDPA,
+    "dit_dtype": "the number format is mixed_precision",
+    "vae_dtype": "the number format is mixed_precision",
+}
+
+OTHERS = {
+    "text_encoder": "the Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors)",
+    "vae": "the Qwen-Image VAE (qwen_image_vae.safetensors)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenModel(sections.Model):
+    """The Qwen-Image transformer and the networks around it."""
+
+    vae: str | None = opt(None, "The Qwen-Image VAE (qwen_image_vae.safetensors).", kind="file", label="VAE")
+    text_encoder: str | None = opt(
+        None,
+        "The Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors, bf16 or fp8).",
+        kind="file",
+        label="Text encoder",
+    )
+    model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = opt(
+        None,
+        "The kind of the model: original is Qwen-Image and Qwen-Image-2512. Empty: as the file tells.",
+        advanced=True,
+    )
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Models that see other pictures."""
+        yield from sections.Model.check(self, run)
+        if self.model_version not in (None, "original"):
+            yield Problem("model_version",
+                "= {version} is not trained here: use Qwen-Image or Qwen-Image-2512 with model_version = original",
+                version=self.model_version, fix={"model_version": "original"})  # fmt: skip
+
+    def missing(self, run: RunConfig) -> Iterator[Problem]:
+        """A single file is the transformer alone; a diffusers folder or a repository has the other networks as well."""
+        yield from sections.Model.missing(self, run)
+        base = self.pretrained_model_name_or_path or ".safetensors"
+        if base.lower().endswith(".safetensors") and Path(base).parent.name != "transformer":
+            for name, what in OTHERS.items():
+                if not getattr(self, name):
+                    yield Problem(
+                        name, "is not set: choose {what}", what=Text(what), also="pretrained_model_name_or_path"
+                    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenFlow(sections.Flow):
+    """How much noise a step has, and what the model answers."""
+
+    timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "qwen_shift"] = opt(
+        "qwen_shift", "How timesteps are sampled. qwen_shift and shift are usual."
+    )
+    discrete_flow_shift: float = opt(
+        2.2,
+        "The shift of the timesteps; above 1 trains noisy timesteps more often. For shift and sigma.",
+        label="Flow shift",
+        min=0.0,
+    )
+    sigmoid_scale: float = opt(
+        1.0, "Above 1 trains very low and very high timesteps more often. For sigmoid, shift and qwen_shift.", min=0.0
+    )
+    model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = opt(
+        "raw",
+        "How the prediction of the model is interpreted. raw is usual.",
+        label="Prediction type",
+    )
+    weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
+        "none", "The weighting of timesteps. For sigma sampling and sigma_scaled prediction."
+    )
+
+    shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = LINE
+
+    @property
+    def shift_by_size(self) -> bool:
+        """Whether the number of tokens of an image decides how far its timesteps are shifted."""
+        return self.timestep_sampling == "qwen_shift"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenLoss(sections.Loss):
+    """Loss function and loss weighting."""
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """A straight path has no signal-to-noise table to take a threshold from."""
+        if self.loss_type in ("huber", "smooth_l1") and self.huber_schedule == "snr":
+            yield Problem("huber_schedule",
+                "= snr is not possible with {title} and loss_type = {kind}: use constant",
+                title="Qwen-Image", kind=self.loss_type, also="loss_type",
+                fix={"huber_schedule": "constant"})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenNetwork(sections.Network):
+    """The adapters that learn."""
+
+    network_module: Literal["networks.lora_qwen_image", "lycoris.kohya"] | str | None = opt(
+        None, "The network module, that is the adapter type. Empty: LoRA.", label="Adapter"
+    )
+    network_train_unet_only: bool = opt(
+        True, "Train adapters in the image model only. The text encoder is never trained.", label="Image model only"
+    )
+    usual: ClassVar[str] = "networks.lora_qwen_image"
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Adapters learn in the transformer."""
+        yield from sections.Network.check(self, run)
+        if self.network_train_text_encoder_only and not self.network_train_unet_only:
+            yield Problem("network_train_text_encoder_only",
+                "leaves nothing to train: the text encoder of Qwen-Image is not trained, switch it off",
+                fix={"network_train_text_encoder_only": False})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenMemory(sections.Memory):
+    """What makes a training fit; Qwen-Image has 60 blocks."""
+
+    blocks_to_swap: int | None = opt(
+        None, "The number of blocks that are swapped to CPU memory, at most 59 of the 60.", min=0, max=59
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenCompile(sections.Compile):
+    """torch.compile, for the blocks that the model repeats."""
+
+    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "QwenImageTransformerBlock"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenFullSave(sections.FullSave):
+    """Where the result goes."""
+
+    only_safetensors: ClassVar[bool] = True
+
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
+        """One kind of file."""
+        if self.save_model_as not in (None, "safetensors"):
+            yield Problem("save_model_as", "has no effect here: {title} is always saved as safetensors",
+                title="Qwen-Image", fix={"save_model_as": None})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenLora(sections.AdapterRun):
+    """LoRA and other adapters for Qwen-Image."""
+
+    family: ClassVar[str] = "qwen_image"
+    script: ClassVar[str] = "qwen_image_train_network"
+    title: ClassVar[str] = "Qwen-Image LoRA"
+    script_with = staticmethod(families.script_with)
+    grid: ClassVar[int] = 16
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
+    aliases: ClassVar[Mapping[str, str]] = NAMES
+    foreign: ClassVar[Mapping[str, str]] = FOREIGN | MUSUBI | {"mem_eff_save": "adapter files are small"}
+
+    model: QwenModel = section(QwenModel)
+    cache: sections.TextBatchCache = section(sections.TextBatchCache)
+    network: QwenNetwork = section(QwenNetwork)
+    noise: QwenFlow = section(QwenFlow)
+    loss: QwenLoss = section(QwenLoss)
+    memory: QwenMemory = section(QwenMemory)
+    compile: QwenCompile = section(QwenCompile)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenTrain(sections.FullRun):
+    """Full fine-tuning and DreamBooth for Qwen-Image."""
+
+    family: ClassVar[str] = "qwen_image"
+    script: ClassVar[str] = "qwen_image_train"
+    title: ClassVar[str] = "Qwen-Image fine-tune"
+    script_with = staticmethod(families.script_with)
+    grid: ClassVar[int] = 16
+    idle: ClassVar[Mapping[str, str]] = IDLE
+    idle_rules: ClassVar[tuple[Rule, ...]] = IDLE_RULES
+    aliases: ClassVar[Mapping[str, str]] = NAMES
+    foreign: ClassVar[Mapping[str, str]] = (
+        FOREIGN
+        | MUSUBI
+        | {
+            "prior_loss_weight": "a fine-tune counts regularisation images like all others",
+            "train_text_encoder": "the text encoder of Qwen-Image is not trained",
+            "block_lr": "it is for the blocks of another model",
+        }
+    )
+
+    model: QwenModel = section(QwenModel)
+    cache: sections.TextBatchCache = section(sections.TextBatchCache)
+    save: QwenFullSave = section(QwenFullSave)
+    noise: QwenFlow = section(QwenFlow)
+    loss: QwenLoss = section(QwenLoss)
+    memory: QwenMemory = section(QwenMemory)
+    compile: QwenCompile = section(QwenCompile)

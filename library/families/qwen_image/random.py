@@ -1,0 +1,138 @@
+"""Qwen-Image's networks with random weights: full-size, or tiny ones in the real file formats."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from library.families.qwen_image import keys, text_encoder, vae
+from library.families.qwen_image.family import QwenFamily
+from library.families.qwen_image.model import QwenImage, Sizes
+from library.families.shared import random_networks, random_tokenizers
+from library.families.shared.random_networks import InputShapes, RandomNetworks
+from library.files import write_atomic
+
+WORDS = 152064  # of the published vocabulary, with room
+
+
+@dataclass(frozen=True)
+class QwenSizes:
+    """Widths and depths. Widths of the text encoder are multiples of 128 (heads)."""
+
+    hidden: int = 64
+    head: int = 32
+    blocks: int = 3
+    text: int = 128
+    text_layers: int = 2
+    text_mlp: int = 128
+    text_groups: int = 1
+    vae: int = 8
+    vae_widths: tuple[int, ...] = (1, 2, 2, 2)
+    vae_resnets: int = 1
+    channels: int = 16
+    resolutions: tuple[int, ...] = (64, 128)
+
+
+TINY = QwenSizes()
+TINY_OPTIONS: dict[str, int] = {}
+FULL = QwenSizes(
+    hidden=3072, head=128, blocks=60, text=3584, text_layers=28, text_mlp=18944, text_groups=4, vae=96,
+    vae_widths=(1, 2, 4, 4), vae_resnets=2, resolutions=(512, 1024, 1328),
+)  # fmt: skip
+
+
+def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
+    """The networks of these sizes, for a tokenizer with so many words."""
+    shape = Sizes(
+        in_channels=4 * sizes.channels,
+        out_channels=4 * sizes.channels,
+        text_channels=sizes.text,
+        hidden=sizes.hidden,
+        head=sizes.head,
+        mlp=4 * sizes.hidden,
+        blocks=sizes.blocks,
+    )
+    return RandomNetworks(
+        lambda: random_networks.empty(lambda: QwenImage(shape)),
+        {
+            "text_encoder": lambda: text_encoder.empty(
+                words, sizes.text, sizes.text_mlp, sizes.text_layers, sizes.text_groups
+            )
+        },
+        lambda: vae.empty(sizes.vae, sizes.vae_widths, sizes.vae_resnets, sizes.channels, [False, True, True]),
+        sizes.resolutions,
+    )
+
+
+def adopt(family: QwenFamily, denoiser: nn.Module) -> None:
+    """It reads nothing else from headers."""
+
+
+def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
+    """What this denoiser reads, for one image with a caption of usual length."""
+    length, sizes = 3 * text_encoder.STEP, denoiser.sizes
+    text = {"vl_embed": (length, sizes.text_channels), "vl_mask": (length,)}
+    return InputShapes(sizes.in_channels // 4, text)
+
+
+def write(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, sizes: QwenSizes = TINY) -> dict[str, Path]:
+    """Write the three files of a tiny model, in ComfyUI's layouts, and its tokenizer into a folder.
+
+    Returns paths by part: qwen_image, text_encoder, vae (all .safetensors) and tokenizer (a folder).
+    """
+    folder = Path(folder)
+    places = {"tokenizer": folder / "tokenizer"}
+    words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
+    made = random(sizes, WORDS if sizes == FULL else words)
+    image = made.vae()
+    networks = {
+        "qwen_image": ("qwen_image_tiny", made.denoiser()),
+        "text_encoder": ("qwen_2.5_vl_tiny", made.encoders["text_encoder"]()),
+        "vae": ("qwen_image_vae", image.network),
+    }
+    for i, (part, (stem, network)) in enumerate(networks.items()):
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
+        tensors = random_networks.random_weights(shapes, seed * 10 + i, dtype)
+        if part == "vae":
+            tensors = to_single(_calm(tensors))
+        elif part == "text_encoder":
+            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        places[part] = write_atomic(
+            folder / f"{stem}.safetensors", lambda file, tensors=tensors: save_file(tensors, file, {"format": "pt"})
+        )
+    return places
+
+
+def to_single(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A VAE's tensors by diffusers' names -> by those of the single file."""
+    resnets = {int(name.split(".")[4]) for name in tensors if ".up_blocks.0.resnets." in name}
+    each, out = len(resnets) + 1, {}
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        if parts[1] == "down_blocks":
+            name = ".".join([parts[0], "downsamples", *parts[2:]])
+        elif parts[1] == "up_blocks":
+            place = int(parts[4]) if parts[3] == "resnets" else each - 1
+            name = ".".join([parts[0], "upsamples", str(each * int(parts[2]) + place), *parts[5:]])
+        for old, new in _RENAMED:
+            name = name.replace(old, new)
+        out[name] = tensor
+    return out
+
+
+_RENAMED = (
+    *((f"{new}.", f"middle.{n}.") for n, new in enumerate(keys.MIDDLE)),
+    *((f".{new}.", f".{old}.") for old, new in keys.RESIDUAL.items()),
+    *((f"{side}.{new}.", f"{side}.{old}.") for side in ("encoder", "decoder")
+      for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))),
+    ("post_quant_conv.", "conv2."), ("quant_conv.", "conv1."),
+)  # fmt: skip
+
+
+def _calm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Let the random encoder answer about as large as a trained one."""
+    tensors["encoder.conv_out.weight"] *= 6
+    return tensors

@@ -1,0 +1,68 @@
+"""Sample images of Qwen-Image: Euler steps along the straight path, from seeded noise to an image."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from library.families.base import SampleRequest
+from library.families.qwen_image.options import LINE
+from library.families.qwen_image.vae import denormalised
+from library.families.shared import packing
+from library.families.shared.sampler import Sampler, generator_of
+from library.objectives import flow
+
+if TYPE_CHECKING:
+    from library.families.qwen_image.family import QwenFamily
+
+SIDE = 16  # pixels of one token
+LAST = 0.02  # the sigma of the last step
+
+
+class QwenSampler(Sampler):
+    """Euler steps, whatever sample_sampler says."""
+
+    family: "QwenFamily"
+
+    def is_guided(self, request: SampleRequest) -> bool:
+        """Whether the negative prompt is steered away from."""
+        return request.scale > 1.0
+
+    def latents(self, request: SampleRequest) -> Tensor:
+        """Denoise from seeded noise; float32 [1, 16, h, w]. Prompt and negative prompt are one padded batch."""
+        model = self.denoiser
+        device = model.img_in.weight.device
+        height, width = (side // SIDE for side in self.size(request))
+        text = self.text(request, device)
+        count = len(text["vl_embed"])
+        noise = torch.randn(1, model.sizes.in_channels // 4, 2 * height, 2 * width, generator=generator_of(request))
+        tokens = packing.pack(noise).to(device)
+        sigmas = schedule(request.steps, height * width)
+        for now, after in zip(sigmas, sigmas[1:], strict=False):
+            times = torch.full((count,), now, device=device)
+            answer = model(
+                tokens.expand(count, -1, -1), (height, width), text["vl_embed"], text["vl_mask"], times
+            ).float()
+            tokens = tokens + (after - now) * (guided(answer, request.scale) if count == 2 else answer)
+        return packing.unpack(tokens, height, width)
+
+    def decoder_input(self, latents: Tensor) -> Tensor:
+        """Latents of the cache as the VAE takes them."""
+        return denormalised(latents)
+
+
+def guided(answers: Tensor, scale: float) -> Tensor:
+    """Answers [negative, prompt] -> [1, S, C]: away from the negative one, each token as long as the prompt's."""
+    negative, prompt = answers[:1], answers[1:]
+    made = negative + scale * (prompt - negative)
+    return made * (prompt.norm(dim=-1, keepdim=True) / made.norm(dim=-1, keepdim=True))
+
+
+def schedule(steps: int, tokens: int) -> list[float]:
+    """The steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST, then 0."""
+    line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
+    left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, LINE)))
+    if steps > 1:
+        left = left * ((1 - LAST) / left[-1])
+    return [*(1 - left).tolist(), 0.0]

@@ -1,0 +1,96 @@
+"""Qwen-Image's VAE for single images: AutoencoderKLQwenImage, whose frames this hides, of the sizes of its tensors."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from library.families.shared import random_networks
+from library.families.shared.weights import assign
+from library.imports import without_optional
+
+# Of the 16 channels; what the encoder answers is brought to zero mean and unit size with them.
+MEAN = (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+        0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921)  # fmt: skip
+STD = (2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+       3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160)  # fmt: skip
+
+
+class ImageVAE(nn.Module):
+    """A video VAE that is given one frame and answers one."""
+
+    def __init__(self, network: Any):
+        super().__init__()
+        self.network = network
+        self.config = SimpleNamespace(latent_channels=network.config.z_dim)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its weights."""
+        return next(self.parameters()).dtype
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] -> the means [B, 16, H / 8, W / 8] of what they may be encoded as."""
+        return self.network.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0]
+
+    def decode(self, latents: Tensor, return_dict: bool = False) -> tuple[Tensor]:
+        """Means as `encode` answers them -> pixels [B, 3, H, W], in a tuple of one."""
+        return (self.network.decode(latents[:, :, None], return_dict=False)[0][:, :, 0],)
+
+
+def normalised(means: Tensor) -> Tensor:
+    """What `encode` answers -> latents [B, 16, h, w] as they are trained, float32."""
+    mean, std = _constants(means)
+    return (means.float() - mean) / std
+
+
+def denormalised(latents: Tensor) -> Tensor:
+    """Latents as they are trained -> what `decode` takes."""
+    mean, std = _constants(latents)
+    return latents * std + mean
+
+
+def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
+    mean, std = (torch.tensor(values, device=like.device)[: like.shape[1], None, None] for values in (MEAN, STD))
+    return mean, std
+
+
+def build(tensors: Mapping[str, Tensor]) -> ImageVAE:
+    """The VAE of the sizes of its tensors (diffusers' names), which it takes over without a copy."""
+    steps = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("encoder.down_blocks.")})
+    last = {n: f"encoder.down_blocks.{n}" for n in steps if f"encoder.down_blocks.{n}.resample.1.weight" in tensors}
+    base = tensors["encoder.conv_in.weight"].shape[0]
+    resnets = min(last)  # of each level, and behind them what halves the picture
+    widths = [tensors[f"encoder.down_blocks.{n}.conv2.weight"].shape[0] for n in steps if n % (resnets + 1) == 0]
+    return assign_to(
+        empty(base, tuple(width // base for width in widths), resnets, tensors["decoder.conv_in.weight"].shape[1],
+              [f"{name}.time_conv.weight" in tensors for name in last.values()]),
+        tensors,
+    )  # fmt: skip
+
+
+def assign_to(made: ImageVAE, tensors: Mapping[str, Tensor]) -> ImageVAE:
+    """Give a VAE its tensors by diffusers' names."""
+    assign(made.network, tensors)
+    return made.eval().requires_grad_(False)
+
+
+def empty(base: int, widths: tuple[int, ...], resnets: int, channels: int, over_time: list[bool]) -> ImageVAE:
+    """A VAE without memory for its weights; `widths` are those of its levels, as multiples of `base`."""
+    with without_optional("diffusers"):
+        from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
+
+    network: Any = AutoencoderKLQwenImage
+    made = random_networks.empty(
+        lambda: network(
+            base_dim=base, z_dim=channels, dim_mult=list(widths), num_res_blocks=resnets, temperal_downsample=over_time
+        )
+    )
+    return ImageVAE(made)

@@ -1,0 +1,93 @@
+"""Files of musubi-tuner, ai-toolkit and OneTrainer for Qwen-Image: what carries over, and that every key has a fate."""
+
+import tomllib
+
+import pytest
+
+from library import families, importers
+from library.config.schema import changed, flat
+
+CONFIGS = {script: families.config_class(script) for script in families.RUNS}
+MUSUBI = """
+dit = "qwen_image_bf16.safetensors"
+vae = "qwen_image_vae.safetensors"
+text_encoder = "qwen_2.5_vl_7b.safetensors"
+model_version = "original"
+dataset_config = "data.toml"
+sdpa = true
+mixed_precision = "bf16"
+timestep_sampling = "shift"
+discrete_flow_shift = 2.2
+weighting_scheme = "none"
+optimizer_type = "adamw8bit"
+learning_rate = 5e-5
+gradient_checkpointing = true
+gradient_checkpointing_cpu_offload = true
+fp8_base = true
+fp8_scaled = true
+fp8_vl = true
+max_data_loader_n_workers = 2
+persistent_data_loader_workers = true
+network_module = "networks.lora_qwen_image"
+network_dim = 16
+max_train_epochs = 16
+save_every_n_epochs = 1
+seed = 42
+output_dir = "out"
+output_name = "lora"
+"""
+AITOOLKIT = {
+    "job": "extension",
+    "config": {"name": "q", "process": [{
+        "type": "sd_trainer", "training_folder": "out", "network": {"type": "lora", "linear": 16, "linear_alpha": 16},
+        "save": {"dtype": "float16", "save_every": 250, "max_step_saves_to_keep": 4},
+        "datasets": [{"folder_path": "images", "caption_ext": "txt", "resolution": [512, 1024]}],
+        "train": {"batch_size": 1, "steps": 3000, "lr": 1e-4, "optimizer": "adamw8bit", "dtype": "bf16",
+                  "timestep_type": "weighted", "gradient_checkpointing": True, "noise_scheduler": "flowmatch"},
+        "model": {"name_or_path": "Qwen/Qwen-Image", "arch": "qwen_image:2512", "quantize": True, "qtype": "qfloat8",
+                  "quantize_te": True, "qtype_te": "qfloat8", "layer_offloading": True},
+        "sample": {"sampler": "flowmatch", "sample_every": 250, "width": 1024, "height": 1024, "guidance_scale": 4,
+                   "sample_steps": 25, "prompts": ["a cat"]},
+    }]},
+}  # fmt: skip
+ONETRAINER = {
+    "training_method": "LORA", "model_type": "QWEN", "base_model_name": "Qwen/Qwen-Image", "resolution": "512",
+    "transformer": {"train": True, "weight_dtype": "FLOAT_8"}, "text_encoder": {"train": False}, "batch_size": 2,
+    "learning_rate": 3e-4, "layer_filter_preset": "attn-mlp", "timestep_distribution": "LOGIT_NORMAL",
+    "dynamic_timestep_shifting": True, "gradient_checkpointing": "CPU_OFFLOADED", "layer_offload_fraction": 0.5,
+}  # fmt: skip
+
+
+def read(found):
+    made = importers.read(found, CONFIGS)
+    assert made.config.script == "qwen_image_train_network"
+    return made, flat(changed(made.config))
+
+
+@pytest.mark.parametrize("name", ["musubi", "aitoolkit", "onetrainer"])
+def test_every_key_has_a_fate_and_the_options_mean_the_same(name):
+    found = {"musubi": tomllib.loads(MUSUBI), "aitoolkit": AITOOLKIT, "onetrainer": ONETRAINER}[name]
+    made, values = read(found)
+    assert made.fates and not [fate for fate in made.fates if "supported by this trainer" in fate.text]
+    if name == "musubi":
+        assert set(found) <= {fate.key for fate in made.fates}
+        assert values["pretrained_model_name_or_path"] == "qwen_image_bf16.safetensors"
+        assert values["text_encoder"].endswith("7b.safetensors") and values["vae"] == "qwen_image_vae.safetensors"
+        assert values["timestep_sampling"] == "shift" and "discrete_flow_shift" not in values  # 2.2 is ours, too
+        assert values["fp8_base"] and values["cpu_offload_checkpointing"] and values["cache_latents_to_disk"]
+        assert values["network_args"] == ("train_modulation=True",)
+    elif name == "aitoolkit":
+        assert values["pretrained_model_name_or_path"] == "Qwen/Qwen-Image" and values["network_dim"] == 16
+        assert values["fp8_base"] and values["blocks_to_swap"] == 59
+        assert "--l 4" in made.texts["sample_prompts"] and made.config.noise.model_prediction_type == "raw"
+    else:
+        assert values["blocks_to_swap"] == 30 and made.config.noise.timestep_sampling == "qwen_shift"
+        assert values["network_dim"] == 16 and "network_args" not in values
+
+
+def test_the_defaults_of_musubi_tuner_are_set_where_its_file_is_silent():
+    short = {"network_module": "networks.lora_qwen_image", "dit": "a.safetensors", "network_dim": 8}
+    made, _ = read(short)
+    assert made.config.noise.discrete_flow_shift == 1.0 and made.config.noise.timestep_sampling == "sigma"
+    full = importers.read({"dit": "a.safetensors", "model_version": "original"}, CONFIGS)
+    assert full.config.script == "qwen_image_train"

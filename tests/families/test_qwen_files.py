@@ -1,0 +1,282 @@
+"""Qwen-Image's files: every layout is read, what is something else is named, caches and LoRA are known elsewhere."""
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from library import families
+from library.families import recognition
+from library.families.flux import random as random_flux
+from library.families.qwen_image import random
+from library.tools import names
+from tests.families.test_qwen_model import family
+from tests.training import config_of, pictures, train
+
+SCRIPT = "qwen_image_train_network"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return random.write(tmp_path_factory.mktemp("qwen"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def stored(files):
+    return load_file(files["qwen_image"])
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    return random_flux.write(tmp_path_factory.mktemp("flux"))
+
+
+def saved(tensors, path):
+    save_file(tensors, path)
+    return path
+
+
+def said(files, **other):
+    return [str(problem) for problem in family(files | other).problems()]
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "transformer."])
+def test_a_single_file_is_read_with_any_prefix(files, stored, tmp_path, prefix):
+    path = saved({prefix + name: tensor for name, tensor in stored.items()}, tmp_path / "m.safetensors")
+    assert recognition.recognised(path) == ("qwen_image", "a Qwen-Image transformer")
+    assert said(files, qwen_image=path) == []
+    found = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in stored.items()) and found.keys() == stored.keys()
+
+
+def test_a_diffusers_folder_has_all_parts(files, stored, tmp_path):
+    (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImagePipeline"}')
+    for part, name in (("transformer", "qwen_image"), ("text_encoder", "text_encoder"), ("vae", "vae")):
+        (tmp_path / part).mkdir()
+        saved(load_file(files[name]), tmp_path / part / "model.safetensors")
+    (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
+    assert recognition.recognised(tmp_path)[0] == "qwen_image"
+    whole = {"qwen_image": tmp_path, "text_encoder": None, "vae": None}
+    assert said(files, **whole) == []
+    found = family(files | whole).load(torch.float32)
+    assert torch.equal(found.denoiser.state_dict()["img_in.weight"], stored["img_in.weight"])
+    (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImageEditPlusPipeline"}')
+    (problem,) = said(files, **whole)
+    assert "is Qwen-Image-Edit-2509, which is not trained here" in problem
+
+
+@pytest.mark.parametrize("ending", ["scale_weight", "weight_scale"])
+def test_scaled_fp8_is_read(files, stored, tmp_path, ending):
+    tensors = {"scaled_fp8": torch.zeros(2)} if ending == "scale_weight" else {}
+    for name, tensor in stored.items():
+        if tensor.ndim == 2 and "blocks." in name:
+            scale = tensor.abs().max() / 448
+            tensors[name] = (tensor / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name.removesuffix('weight')}{ending}"] = scale.reshape(()) if len(name) % 2 else scale.reshape(1)
+        else:
+            tensors[name] = tensor
+    path = saved(tensors, tmp_path / "m.safetensors")
+    assert said(files, qwen_image=path) == []
+    found = family(files | {"qwen_image": path}).load(torch.float32).denoiser.state_dict()
+    for name, tensor in stored.items():
+        assert (found[name] - tensor).norm() <= 0.05 * tensor.norm(), name
+    plain = saved(
+        {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in stored.items()}, tmp_path / "p.safetensors"
+    )
+    config = {"fp8_base": True, "mixed_precision": "bf16"}
+    kept = family(files | {"qwen_image": plain}, **config).load(torch.bfloat16).denoiser.state_dict()
+    assert kept["transformer_blocks.0.attn.to_q.weight"].dtype == torch.float8_e4m3fn
+    encoder = {n: t.to(torch.float8_e4m3fn) if t.ndim == 2 else t for n, t in load_file(files["text_encoder"]).items()}
+    encoder |= {
+        f"{n.removesuffix('weight')}{ending}": torch.tensor(2.0) for n in list(encoder) if n.endswith("proj.weight")
+    }
+    made = family(files | {"text_encoder": saved(encoder, tmp_path / "t.safetensors")}).load(torch.float32)
+    name = "layers.0.mlp.up_proj.weight"
+    assert torch.equal(made.encoders["text_encoder"].state_dict()[name], 2 * encoder[f"model.{name}"].float())
+
+
+def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
+    own = {name.removeprefix("model."): tensor for name, tensor in load_file(files["text_encoder"]).items()}
+    before = family(files).load(torch.float32).encoders["text_encoder"].state_dict()
+    for prefix in ("model.language_model.", "language_model.model."):
+        tensors = {prefix + name: tensor for name, tensor in own.items()}
+        tensors |= {"visual.blocks.0.attn.qkv.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)}
+        path = saved(tensors, tmp_path / "t.safetensors")
+        assert said(files, text_encoder=path) == []
+        found = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
+
+
+def test_what_does_not_fit_is_said_in_one_sentence_before_loading(files, others, stored, tmp_path):
+    lora = saved(
+        {"lora_unet_transformer_blocks_0_attn_to_q.lora_down.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors"
+    )
+    layered = stored | {"time_text_embed.addition_t_embedding.weight": torch.zeros(2, 64)}
+    edit = stored | {"__index_timestep_zero__": torch.zeros(0)}
+    newer = {"txt_in.text_norm.weight": torch.zeros(2)}
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(files["qwen_image"].read_bytes()[:-100])
+    cases = [
+        ({"qwen_image": others["flux"]}, "is a FLUX.1 transformer; train it with flux_train_network"),
+        ({"qwen_image": lora}, "is a LoRA file, not a model: give it as --network_weights"),
+        ({"qwen_image": files["vae"]}, "is a Qwen-Image VAE; expected a Qwen-Image transformer"),
+        (
+            {"qwen_image": saved(layered, tmp_path / "a.safetensors")},
+            "is Qwen-Image-Layered, which is not trained here",
+        ),
+        ({"qwen_image": saved(edit, tmp_path / "b.safetensors")}, "is Qwen-Image-Edit-2511, which is not trained here"),
+        ({"qwen_image": saved(newer, tmp_path / "c.safetensors")}, "is Qwen-Image-2.1, which is not trained here"),
+        ({"qwen_image": saved(stored, tmp_path / "qwen_image_edit_bf16.safetensors")}, "Qwen-Image-Edit by its name"),
+        ({"qwen_image": cut}, "was cut short"),
+        ({"vae": others["ae"]}, "is a VAE; expected the Qwen-Image VAE"),
+        ({"vae": files["text_encoder"]}, "is a Qwen2.5-VL text encoder; expected the Qwen-Image VAE"),
+        ({"text_encoder": others["t5xxl"]}, "is a T5 text encoder; expected the Qwen2.5-VL text encoder"),
+        ({"text_encoder": files["qwen_image"]}, "is a Qwen-Image transformer; expected the Qwen2.5-VL text encoder"),
+        ({"text_encoder": tmp_path / "nowhere.safetensors"}, "does not exist"),
+    ]
+    for given, sentence in cases:
+        problems = said(files, **given)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (given, problems)
+    flux = families.family_for(config_of_flux(others, pretrained_model_name_or_path=files["qwen_image"]))
+    assert "is a Qwen-Image transformer; train it with qwen_image_train_network" in str(next(iter(flux.problems())))
+    narrow = {
+        name: t[:, :64].contiguous() if t.ndim == 2 and t.shape[1] == 128 else t
+        for name, t in load_file(files["text_encoder"]).items()
+    }
+    (problem,) = said(files, text_encoder=saved(narrow, tmp_path / "n.safetensors"))
+    assert "has 64 channels where this model expects 128" in problem
+
+
+def config_of_flux(others, **values):
+    from library.config.schema import build
+
+    given = {name: str(others[name]) for name in ("clip_l", "t5xxl", "ae")}
+    return build(families.config_class("flux_train_network"), given | {n: str(v) for n, v in values.items()})
+
+
+def test_a_name_with_edit_is_taken_when_it_is_said_to_be_the_original(files, stored, tmp_path):
+    path = saved(stored, tmp_path / "my_edit_of_qwen.safetensors")
+    assert not list(family(files | {"qwen_image": path}, model_version="original").problems())
+
+
+@pytest.fixture(scope="module")
+def learnt(demo, tmp_path_factory):
+    """A training with caches on disk, of captions of several lengths; and one with the modulation."""
+    folder = tmp_path_factory.mktemp("learnt")
+    data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
+    (data / "1_zorb toy" / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
+    to_disk = {
+        "cache_latents_to_disk": True,
+        "cache_text_encoder_outputs_to_disk": True,
+        "max_train_steps": 2,
+        "resolution": "96",
+    }
+
+    def made(name, **values):
+        return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk, **values))
+
+    return data / "1_zorb toy", made("plain"), made("modulated", network_args=["train_modulation=True"]), made
+
+
+def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
+    folder, done, _, made = learnt
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert found == [
+        "0_0064x0064_qi.safetensors",
+        "0_qi_te.safetensors",
+        "1_0064x0128_qi.safetensors",
+        "1_qi_te.safetensors",
+    ]
+    with safe_open(folder / found[2], "pt") as file:
+        (name,), facts = file.keys(), file.metadata()
+        assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 1, 16, 8)
+        assert (facts["architecture"], facts["width"], facts["height"]) == ("qwen_image", "64", "128")
+        assert facts["format_version"] == "1.0.1"
+    lengths = []
+    for name in (found[1], found[3]):
+        with safe_open(folder / name, "pt") as file:
+            (key,) = file.keys()
+            assert key == "varlen_vl_embed_float32" and file.metadata()["architecture"] == "qwen_image"
+            lengths.append(file.get_tensor(key).shape[0])
+    assert lengths[0] > 64 > lengths[1]
+    for name in found:  # as musubi-tuner leaves them: without ours, and in bfloat16 the text
+        tensors = load_file(folder / name)
+        with safe_open(folder / name, "pt") as file:
+            facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
+        tensors = (
+            {key.replace("float32", "bfloat16"): t.bfloat16() for key, t in tensors.items()}
+            if "_te" in name
+            else tensors
+        )
+        save_file(tensors, folder / name, facts)
+    before = {name: (folder / name).read_bytes() for name in found}
+    again = made("again")
+    assert {name: (folder / name).read_bytes() for name in found} == before
+    assert again.losses == pytest.approx(done.losses, rel=1e-2)
+
+
+def test_loras_load_in_diffusers_with_and_without_modulation(demo, learnt):
+    from library.demo import lora
+
+    _, plain, modulated, _ = learnt
+    for done, layers in ((plain, 3 * 12), (modulated, 3 * 14)):
+        tensors = done.tensors()
+        assert sum(name.endswith("lora_down.weight") for name in tensors) == layers
+        assert lora.check(done.file, config_of(demo, SCRIPT)) == (layers, [])
+    assert "lora_unet_transformer_blocks_2_txt_mod_1.lora_up.weight" in modulated.tensors()
+    with safe_open(plain.file, "pt") as file:
+        assert file.metadata()["ss_base_model_version"] == "qwen_image"
+        assert file.metadata()["modelspec.architecture"] == "Qwen-Image/lora"
+
+
+def test_training_goes_on_from_a_file_of_either_kind(learnt):
+    _, plain, modulated, made = learnt
+    for number, (start, args) in enumerate(((plain, []), (modulated, ["train_modulation=True"]), (modulated, []))):
+        done = made(f"on{number}", network_weights=start.file, network_args=args, learning_rate=1e-12)
+        found = done.tensors()
+        assert all(torch.allclose(found[name], start.tensors()[name], atol=1e-6) for name in found if "lora_" in name)
+    whole = made("whole", network_weights=modulated.file, dim_from_weights=True)
+    assert whole.tensors().keys() == modulated.tensors().keys()
+
+
+def test_names_tell_it_from_flux_in_diffusers():
+    def told(*paths, **about):
+        return names.family_of([f"transformer.{path}" for path in paths], about)
+
+    assert told("transformer_blocks.0.img_mlp.net.0.proj") == "qwen_image"
+    assert told("transformer_blocks.59.attn.to_q") == "qwen_image"
+    assert told("transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_q") == "flux"
+    assert told("transformer_blocks.0.attn.to_q", ss_base_model_version="qwen_image") == "qwen_image"
+    assert names.family_of(["lora_unet_transformer_blocks_0_txt_mod_1"], {}) == "qwen_image"
+    assert names.family_of(["lora_unet_double_blocks_0_img_attn_qkv"], {}) == "flux"
+
+
+def test_a_full_model_has_720_layers_or_840():
+    from library.families.qwen_image.lora_names import NAMES
+
+    blocks = random.random(random.FULL).denoiser().transformer_blocks
+    shapes = {f"transformer_blocks.{name}": tuple(t.shape) for name, t in blocks.state_dict().items()}
+    found = [path for _, path in NAMES.layers(shapes, convolutions=False)]
+    assert len(found) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120
+
+
+def test_the_tools_know_it(demo, learnt, tmp_path):
+    from library.tools import convert, extract, merge, resize, verify
+
+    _, plain, modulated, _ = learnt
+    base = demo.models["qwen_image"]["qwen_image"]
+    done = merge.merge(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors")
+    assert done.modules == 36 and not verify.verify(modulated.file, base).problems
+    back = extract.extract(
+        done.path, base, tmp_path / "back.safetensors", choices=extract.ExtractOptions(rank=8, min_diff=0)
+    )
+    assert any("to_q" in name for name in load_file(back.path))
+    small = resize.resize(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
+    assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}
+    for style, name in (("diffusers", "transformer.transformer_blocks.0.attn.to_q.lora_A.weight"),
+                        ("comfy", "diffusion_model.transformer_blocks.0.attn.to_q.lora_down.weight")):  # fmt: skip
+        there = convert.convert(plain.file, tmp_path / f"{style}.safetensors", to=style)
+        assert name in load_file(there)
+        assert load_file(convert.convert(there, tmp_path / f"kohya_{style}.safetensors", to="kohya")).keys() >= {
+            n for n in plain.tensors() if "lora_" in n
+        }
