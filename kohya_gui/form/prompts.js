@@ -59,20 +59,24 @@ function tell(box, text, wrong = false) {
 function add(box, row, after) {
   const template = one(box, "template", HTMLTemplateElement);
   const item = /** @type {HTMLElement} */ (document.importNode(one(template.content, "li"), true));
-  for (const field of all(item, "[data-prompt]").filter(isField)) setValue(field, row[field.dataset.prompt ?? ""] ?? "");
-  item.dataset.rest = row.rest ?? "";
+  const kept = { ...row }; // what has no field stays as it is
+  for (const field of all(item, "[data-prompt]").filter(isField)) {
+    const name = field.dataset.prompt ?? "";
+    setValue(field, row[name] ?? "");
+    if (field.value) delete kept[name];
+  }
+  item.dataset.kept = JSON.stringify(kept);
   if (after) after.after(item);
   else one(box, "ol").append(item);
   return item;
 }
 
-/** @param {Element} item */
+/** @param {HTMLElement} item */
 function rowOf(item) {
   /** @type {Row} */
-  const row = {};
+  const row = { prompt: "", ...JSON.parse(item.dataset.kept ?? "{}") };
   for (const field of all(item, "[data-prompt]").filter(isField)) if (field.value.trim()) row[field.dataset.prompt ?? ""] = field.value.replace(/\s*\n\s*/g, " ").trim();
-  const rest = item instanceof HTMLElement ? item.dataset.rest : "";
-  return { prompt: "", ...row, ...(rest ? { rest } : {}) };
+  return row;
 }
 
 /** @param {Element} box */

@@ -173,7 +173,11 @@ class Data:
         advanced=True,
     )
     max_data_loader_n_workers: int = opt(
-        8, "Processes that prepare batches. 0 does it in the training process.", label="Data loader workers", min=0
+        8,
+        "Processes that prepare batches. 0 does it in the training process.",
+        label="Data loader workers",
+        advanced=True,
+        min=0,
     )
     persistent_data_loader_workers: bool = opt(
         False, "Keep these processes between epochs.", label="Keep workers", advanced=True
