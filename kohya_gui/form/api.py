@@ -53,17 +53,19 @@ class FormApi:
             "model": self._model(form, given), "profile": presets.chosen_profile(config),
         }  # fmt: skip
 
-    def _model(self, form: SettingsForm, given: Submission) -> dict[str, str]:
+    def _model(self, form: SettingsForm, given: Submission) -> JsonObject:
         """What the base model's file is, as far as it lies where the page may look."""
         text = str(given.values.get(MODEL) or "")
         try:
             path = paths.inside(text, self.roots)
             if not path.is_dir():
                 path = paths.present(text, self.roots, (".safetensors",))
-            family, words = recognised(path)
+            found = recognised(path)
         except ConfigError:
             return {}
-        return {"path": text, "family": family if family in form.configs else "", "words": words}
+        family = found.family if found.family in form.configs else ""
+        needed = form.shown(family, found.options) if family else {}
+        return {"path": text, "family": family, "words": found.words, "options": needed}
 
     def preset(self, sent: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, over the form as it is; paths and names are kept."""

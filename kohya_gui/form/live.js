@@ -1,7 +1,7 @@
 // Around the form: what is wrong or idle while one types, presets, undo, fixes, keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
-import { all, around, hit, isField, make, one, pieces } from "../server/elements.js";
+import { all, around, hit, isField, make, one, pieces, setValue } from "../server/elements.js";
 import { ask, wait } from "../server/http.js";
 import { pick } from "../server/picker.js";
 import { compare } from "./compare.js";
@@ -10,7 +10,7 @@ import * as form from "./page.js";
 import { probe } from "./probe.js";
 
 /** @typedef {import("./page.js").Field} Field */
-/** @typedef {{ path?: string, family?: string, words?: string }} Model what the base model's file is; empty where it is not known */
+/** @typedef {{ path?: string, family?: string, words?: string, options?: form.Values }} Model what the base model's file is; empty where it is not known */
 /** @typedef {{ wrong: Record<string, string>, idle: Record<string, string>, outlook: string, kept: string[], model: Model, profile: string }} Judgement
  * `wrong` and `idle` have a sentence by a field's id, `kept` the ids of fields whose key is stored */
 
@@ -95,18 +95,23 @@ setInterval(async () => {
 }, 3000);
 
 /**
- * The family of a checkpoint is in its header: choose it, once for each file.
+ * The family of a checkpoint and the options that it needs are in its header: choose them, once for each file.
  * @param {HTMLFormElement} where
  * @param {Model} model
  */
-function recognise(where, { path, family }) {
+function recognise(where, { path, family, options = {} }) {
   if (!path || where.dataset.seen === path) return;
   where.dataset.seen = path;
-  if (!family || family === form.family(where)) return;
-  const model = String(form.held(where).values[MODEL]);
+  const held = form.held(where), differs = Object.entries(options).some(([name, value]) => held.values[name] !== value);
+  if (!family || (family === held.family && !differs)) return;
   form.remember(where);
-  form.chooseFamily(where, family);
-  for (const field of form.fields(where)) if (field.dataset.option === MODEL && form.isFor(field, family)) field.value = model;
+  if (family !== held.family) form.chooseFamily(where, family);
+  /** @type {form.Values} */
+  const values = { ...options, [MODEL]: held.values[MODEL] };
+  for (const field of form.fields(where)) {
+    const name = field.dataset.option ?? "";
+    if (name in values && form.isFor(field, family)) setValue(field, values[name]);
+  }
   form.settle(where);
 }
 

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from library import families
 from library.config.problems import ConfigError, Text
@@ -62,15 +64,26 @@ def wrong(path: str | Path, wanted: str) -> ConfigError:
     return ConfigError("{path} is {found}, not {wanted}", path=path, found=found, wanted=wanted)
 
 
-def recognised(path: Path) -> tuple[str, str]:
-    """What a .safetensors file or a diffusers folder is: the family that it is a base model of ("" for none), and words
-    that fit into a sentence. Only a header is read. Raises ConfigError when that is not possible."""
+class Recognised(NamedTuple):
+    """What a file or folder is."""
+
+    family: str  # of which it is a base model, "" for none
+    words: str  # that fit into a sentence
+    options: Mapping[str, str | bool] = MappingProxyType({})  # that training it needs
+
+
+def recognised(path: Path) -> Recognised:
+    """What a .safetensors file or a diffusers folder is. Only a header is read. Raises ConfigError when that is not
+    possible."""
     if path.is_dir():
         try:
             pipeline = json.loads((path / "model_index.json").read_text(encoding="utf-8"))["_class_name"]
         except (OSError, ValueError, KeyError, TypeError):
             raise ConfigError("{path} is not a diffusers model", path=path) from None
-        family = next((facts.name for facts in families.every() if pipeline in facts.pipelines), "")
-        return family, Text("a diffusers model ({pipeline})", pipeline=pipeline)
+        words = Text("a diffusers model ({pipeline})", pipeline=pipeline)
+        facts = next((facts for facts in families.every() if pipeline in facts.pipelines), None)
+        return Recognised(facts.name, words, facts.model_options.get(pipeline, {})) if facts else Recognised("", words)
     facts, words = described(weights.header(path))
-    return facts.name if facts and words in facts.base_models else "", words
+    if facts is None or words not in facts.base_models:
+        return Recognised("", words)
+    return Recognised(facts.name, words, facts.model_options.get(words, {}))

@@ -97,7 +97,8 @@ def test_every_layout_loads_alike_without_clip(chroma, tmp_path):
         assert set(parts.encoders) == {"t5xxl"}
         same(parts.denoiser.state_dict(), {name: tensor.float() for name, tensor in tensors.items()})
     assert (model.architecture, model.base_model_version, model.text_length) == ("chroma", "chroma", 512)
-    assert recognition.recognised(chroma["flux"]) == ("flux", "a Chroma transformer")
+    found = recognition.recognised(chroma["flux"])
+    assert found[:2] == ("flux", "a Chroma transformer") and found.options["model_type"] == "chroma"
 
 
 def test_a_whole_diffusers_folder_has_t5_where_flux_has_clip(chroma, tmp_path):

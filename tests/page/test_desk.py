@@ -25,7 +25,7 @@ def help_of(visitor, field):
     return visitor.page.locator(f"#{field}-help")
 
 
-def test_what_is_told_while_one_types(visit, demo):
+def test_what_is_told_while_one_types(visit, demo, served):
     visitor = visit()
     page = visitor.page
     visitor.fill(max_train_steps="-5")
@@ -66,6 +66,13 @@ def test_what_is_told_while_one_types(visit, demo):
     visitor.fill(pretrained_model_name_or_path=demo.folder / "models" / "flux" / "tiny-flux1-dev.safetensors")
     page.locator("#lora-flux-t5xxl").wait_for()
     visitor.until("The file is a FLUX.1 transformer.", ".field")
+    # And so is which of its relatives the model is, with what that one needs.
+    chroma = served[1] / "chroma"
+    chroma.mkdir()
+    (chroma / "model_index.json").write_text('{"_class_name": "ChromaPipeline"}', encoding="utf-8")
+    visitor.fill(pretrained_model_name_or_path=chroma)
+    page.wait_for_function("document.querySelector('#lora-flux-model_type').value === 'chroma'")
+    assert page.locator("#lora-flux-apply_t5_attn_mask").is_checked()
 
 
 # What people type who come from elsewhere, or in a hurry -> the setting that is shown first.

@@ -67,14 +67,22 @@ def test_a_profile_is_chosen_only_while_the_form_compiles_by_it(helper):
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "family"), [("FluxPipeline", "flux"), ("StableDiffusionXLPipeline", "sdxl"), ("Other", "")]
+    ("pipeline", "family", "needed"),
+    [
+        ("FluxPipeline", "flux", {}),
+        ("FluxKontextPipeline", "flux", {"model_type": "kontext"}),
+        ("ChromaPipeline", "flux", {"model_type": "chroma", "apply_t5_attn_mask": True}),
+        ("StableDiffusionXLPipeline", "sdxl", {}),
+        ("QwenImagePipeline", "qwen_image", {}),
+        ("Other", "", {}),
+    ],
 )
-def test_a_diffusers_folder_tells_its_family(helper, tmp_path, pipeline, family):
+def test_a_diffusers_folder_tells_its_family_and_what_it_needs(helper, tmp_path, pipeline, family, needed):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_index.json").write_text(json.dumps({"_class_name": pipeline}), encoding="utf-8")
     name = str(tmp_path / "model")
     found = helper.judge(question(pretrained_model_name_or_path=name))["model"]
-    assert found == {"path": name, "family": family, "words": f"a diffusers model ({pipeline})"}
+    assert found == {"path": name, "family": family, "words": f"a diffusers model ({pipeline})", "options": needed}
     assert helper.judge(question(pretrained_model_name_or_path="/etc"))["model"] == {}
 
 

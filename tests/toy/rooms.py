@@ -55,7 +55,7 @@ def test_another_familys_file_is_named(demo, tmp_path):
     from library.families.sdxl import random
 
     sdxl = random.write(tmp_path)
-    assert recognised(demo.models["toy"]["toy"]) == ("toy", "a toy checkpoint")
+    assert recognised(demo.models["toy"]["toy"])[:2] == ("toy", "a toy checkpoint")
     (problem,) = families.family_for(config_of(demo, LORA, pretrained_model_name_or_path=sdxl)).problems()
     assert "an SDXL checkpoint, not a toy checkpoint" in str(problem)
 

@@ -28,6 +28,15 @@ FACTS = FamilyFacts(
     name="flux",
     title="FLUX.1",
     base_model=TRANSFORMER,
+    model_options={
+        CHROMA: (chroma := {"model_type": "chroma", "apply_t5_attn_mask": True}),
+        CHROMA + FOLDER: chroma,
+        "ChromaPipeline": chroma,
+        "FluxKontextPipeline": {"model_type": "kontext"},
+        FILL: (fill := {"model_type": "fill"}),
+        FILL + FOLDER: fill,
+        "FluxFillPipeline": fill,
+    },
     scripts={
         "flux_train_network": "library.families.flux.options:FluxLora",
         "flux_train": "library.families.flux.options:FluxTrain",
