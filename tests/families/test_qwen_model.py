@@ -11,7 +11,7 @@ from library import families
 from library.config.schema import build
 from library.families.base import SampleRequest
 from library.families.qwen_image import keys, random, sampler, text_encoder
-from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, Sizes, table
+from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, QwenShape, table
 from library.families.shared import packing
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
@@ -102,7 +102,7 @@ def test_one_block_of_full_width_equals_diffusers():
         other = Theirs(full.hidden, full.hidden // full.head, full.head)
     other.load_state_dict(ours.state_dict(), strict=True, assign=True)
     img, txt, temb = torch.randn(1, 12, full.hidden), torch.randn(1, 5, full.hidden), torch.randn(1, full.hidden)
-    axes = Sizes(64, 64, 3584, full.hidden, full.head, 4 * full.hidden, 60).axes
+    axes = QwenShape(64, 64, 3584, full.hidden, full.head, 4 * full.hidden, 60).axes
     assert axes == (16, 56, 56)
     rope = QwenEmbedRope(10000, list(axes), scale_rope=True)([(1, 3, 4)], torch.device("cpu"), max_txt_seq_len=5)
     with torch.no_grad():

@@ -15,7 +15,7 @@ from library.families import recognition
 from library.families.facts import Shapes
 from library.families.qwen_image import keys, text_encoder, vae
 from library.families.qwen_image.facts import FACTS, TRANSFORMER, VAE
-from library.families.qwen_image.model import QwenImage, Sizes, count
+from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
 from library.families.shared import weights
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries, whole_model
@@ -144,7 +144,7 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
     names, stored = keys.cleaned(file), file.shapes()
     with complete(path, TRANSFORMER):
         with torch.device("meta"):
-            model = QwenImage(Sizes.of({plain: stored[name] for plain, name in names.items()}))
+            model = QwenImage(QwenShape.of({plain: stored[name] for plain, name in names.items()}))
         tensors = {}
         for name in model.state_dict():
             tensor = file[names[name]]

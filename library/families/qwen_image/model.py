@@ -22,7 +22,7 @@ BLOCKS = "transformer_blocks"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class QwenShape:
     """What tells one model from another, read from the shapes of its tensors."""
 
     in_channels: int
@@ -34,7 +34,7 @@ class Sizes:
     blocks: int
 
     @classmethod
-    def of(cls, shapes: Mapping[str, Iterable[int]]) -> "Sizes":
+    def of(cls, shapes: Mapping[str, Iterable[int]]) -> "QwenShape":
         """Tensor shapes by plain key -> sizes. KeyError names the first key that is missing."""
         hidden, in_channels = shapes["img_in.weight"]
         return cls(
@@ -64,7 +64,7 @@ def count(names: Iterable[str]) -> int:
     return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCKS}.")})
 
 
-class RMSNorm(nn.Module):
+class WeightedRMSNorm(nn.Module):
     """Bring each vector to length sqrt of its width, in float32 whatever comes in."""
 
     def __init__(self, width: int):
@@ -81,12 +81,12 @@ class Attention(nn.Module):
 
     def __init__(self, hidden: int, head: int):
         super().__init__()
-        self.norm_q, self.norm_k = RMSNorm(head), RMSNorm(head)
+        self.norm_q, self.norm_k = WeightedRMSNorm(head), WeightedRMSNorm(head)
         self.to_q, self.to_k, self.to_v = (nn.Linear(hidden, hidden) for _ in range(3))
         self.add_k_proj, self.add_v_proj, self.add_q_proj = (nn.Linear(hidden, hidden) for _ in range(3))
         self.to_out = nn.ModuleList([nn.Linear(hidden, hidden)])
         self.to_add_out = nn.Linear(hidden, hidden)
-        self.norm_added_q, self.norm_added_k = RMSNorm(head), RMSNorm(head)
+        self.norm_added_q, self.norm_added_k = WeightedRMSNorm(head), WeightedRMSNorm(head)
 
     def image(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Image tokens [B, I, C] -> q, k (normed, float32) and v, each [B, H, I, D]."""
@@ -198,12 +198,12 @@ class LastNorm(nn.Module):
 class QwenImage(nn.Module):
     """Qwen-Image (or any smaller one) as its sizes say."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: QwenShape):
         super().__init__()
         self.sizes = sizes
         self.axes = sizes.axes
         self.time_text_embed = TimeTextEmbed(sizes.hidden)
-        self.txt_norm = RMSNorm(sizes.text_channels)
+        self.txt_norm = WeightedRMSNorm(sizes.text_channels)
         self.img_in = nn.Linear(sizes.in_channels, sizes.hidden)
         self.txt_in = nn.Linear(sizes.text_channels, sizes.hidden)
         width = (sizes.hidden, sizes.head, sizes.mlp)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from library.families.qwen_image import keys, text_encoder, vae
 from library.families.qwen_image.family import QwenFamily
-from library.families.qwen_image.model import QwenImage, Sizes
+from library.families.qwen_image.model import QwenImage, QwenShape
 from library.families.shared import random_networks, random_tokenizers
 from library.families.shared.random_networks import InputShapes, RandomNetworks
 from library.files import write_atomic
@@ -45,7 +45,7 @@ FULL = QwenSizes(
 
 def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:
     """The networks of these sizes, for a tokenizer with so many words."""
-    shape = Sizes(
+    shape = QwenShape(
         in_channels=4 * sizes.channels,
         out_channels=4 * sizes.channels,
         text_channels=sizes.text,
