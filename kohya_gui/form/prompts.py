@@ -51,10 +51,10 @@ def section() -> str:
         '<ol></ol><template><li><textarea data-prompt="prompt" rows="2" aria-label="Prompt"'
         ' placeholder="What to draw"></textarea><textarea data-prompt="negative_prompt" rows="1"'
         ' aria-label="Negative prompt" placeholder="What to leave out"></textarea>'
-        f'<div class="numbers">{numbers}</div><div class="acts">'
+        f'<div class="numbers">{numbers}</div><div class="row-buttons">'
         '<button type="button" data-row="copy">Copy</button><button type="button" data-row="remove">Remove</button>'
         "</div></li></template>"
-        '<div class="acts"><button type="button" data-row="add">Add a prompt</button>'
+        '<div class="row-buttons"><button type="button" data-row="add">Add a prompt</button>'
         '<button type="button" data-row="captions">From captions</button></div>'
         '<ul class="captions" hidden></ul><p class="file" role="status"></p></div>'
     )

@@ -86,7 +86,7 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
         chooses_chroma(ledger, "model_type")
         ledger.explain("is set by model_type", "apply_t5_attn_mask", "guidance_scale")
         if ledger.values.pop("clip_l", None):
-            ledger.ignore("clip_l", "Chroma reads no CLIP-L")
+            ledger.ignore("clip_l", "there is no CLIP-L in Chroma")
     _additional(ledger)
     return ledger
 

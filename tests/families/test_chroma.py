@@ -138,8 +138,8 @@ def test_what_is_wrong_is_said_before_loading(files, chroma, tmp_path):
     with pytest.raises(ConfigError, match="apply_t5_attn_mask must be on with model_type = chroma"):
         chroma_family(chroma, apply_t5_attn_mask=False)
     idle_options = idle.idle(chroma_family(chroma, clip_l=files["clip_l"], guidance_scale=1.0).config)
-    assert idle_options["clip_l"] == "Chroma reads no CLIP-L"
-    assert idle_options["guidance_scale"] == "Chroma takes no guidance"
+    assert idle_options["clip_l"] == "there is no CLIP-L in Chroma"
+    assert idle_options["guidance_scale"] == "there is no guidance in Chroma"
     assert not {"guidance_scale", "clip_l"} & idle.idle(family(files).config).keys()
 
 

@@ -69,7 +69,8 @@ def test_a_form_becomes_a_process_whose_result_is_exact(tmp_path):
     job = ended(jobs.start("tools", FORMS.words("merge", values, guard)))
     assert job.state == "finished" and "one LoRA of 2" in job.log, job.log
     torch.testing.assert_close(product(tmp_path / "sum.safetensors"), 0.7 * product(first) + product(second))
-    again = ended(jobs.start("tools", FORMS.words("merge", values, guard)))
+    # The command says why after its job has noted it.
+    again = until(jobs.start("tools", FORMS.words("merge", values, guard)), lambda now: not now.active and now.log)
     assert again.state == "failed" and "exists already and is not overwritten" in again.error
     assert again.log == f"error: {again.error}\n"
 

@@ -41,8 +41,9 @@ IDLE = {
 }
 
 IDLE_RULES: tuple[Rule, ...] = (
-    ("clip_l", lambda c: "clip_l" in c.model.variant.encoders, "Chroma reads no CLIP-L"),
-    ("guidance_scale", lambda c: c.model.variant.guided or not c.model.guidance_scale, "Chroma takes no guidance"),
+    ("clip_l", lambda c: "clip_l" in c.model.variant.encoders, "there is no CLIP-L in Chroma"),
+    ("guidance_scale", lambda c: c.model.variant.guided or not c.model.guidance_scale,
+     "there is no guidance in Chroma"),
     *sections.FLOW_RULES,
     ("sigmoid_scale", lambda c: c.noise.timestep_sampling not in ("sigma", "uniform"),
      "timestep_sampling is not sigmoid, shift or flux_shift"),
