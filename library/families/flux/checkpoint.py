@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import Problem, Text
 from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import Shapes
@@ -17,7 +17,7 @@ from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
 from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, Variant
 from library.families.shared import autoencoder, clip, unfilled, weights
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries
+from library.families.shared.part_files import Entries, Part, PartFiles, complete
 
 logger = logging.getLogger(__name__)
 
@@ -43,27 +43,19 @@ def problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
     """What is missing or wrong among the parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
     files = FILES[model_type]
-    for part, about in files.parts.items():
-        if part == "denoiser" and not files.named(config, part):
-            continue  # the config itself says so
-        try:
-            path = files.present(config, part)
-            if path is None:  # on the hub; what is fetched is checked when it is there
-                if problem := files.unreachable(config, part):
-                    yield problem
-                continue
-            entries = read_entries(path)
-            if problem := unfit(path, entries, part, about):
-                yield Problem(about.option, ": {problem}", problem=problem)
-            elif part == "denoiser" and (problem := another(path, entries, model_type)):
-                yield problem
-            else:
-                found[part] = plain_shapes(entries)
-                if part == "denoiser":
-                    yield from config.compile.beyond(keys.blocks(found[part]))
-        except ConfigError as e:
-            for why in e.problems:
-                yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
+
+    def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
+        about = files.parts[part]
+        if problem := unfit(path, entries, part, about):
+            yield Problem(about.option, ": {problem}", problem=problem)
+        elif part == "denoiser" and (problem := another(path, entries, model_type)):
+            yield problem
+        else:
+            found[part] = plain_shapes(entries)
+            if part == "denoiser":
+                yield from config.compile.beyond(keys.blocks(found[part]))
+
+    yield from files.problems(config, look)
     yield from mismatched(found, files.parts)
 
 

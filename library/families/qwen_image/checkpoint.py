@@ -1,6 +1,5 @@
 """Qwen-Image's files: where each of the three parts is, whether it is what it should be, and how it is read."""
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from library.config.problems import ConfigError, Problem, Text
+from library.config.problems import Problem, Text
 from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import Shapes
@@ -18,7 +17,7 @@ from library.families.qwen_image.facts import FACTS, TRANSFORMER, VAE
 from library.families.qwen_image.model import QwenImage, QwenShape, count
 from library.families.qwen_image.options import OTHERS
 from library.families.shared import weights
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries, whole_model
+from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, whole_model
 
 logger = logging.getLogger(__name__)
 
@@ -48,35 +47,24 @@ RELATIVES = {  # pipelines of diffusers -> what they are of
 def problems(config: RunConfig) -> Iterator[Problem]:
     """What is missing or wrong among the three parts, from their headers, each with its option and the fix."""
     found: dict[str, Shapes] = {}
-    for part, about in PARTS.items():
-        if part == "denoiser" and not FILES.named(config, part):
-            continue  # the config itself says so
-        try:
-            path = FILES.present(config, part)
-            if path is None:  # on the hub; what is fetched is checked when it is there
-                if problem := FILES.unreachable(config, part):
-                    yield problem
-                continue
-            entries = read_entries(path)
-            if problem := unfit(path, entries, part):
-                yield Problem(about.option, ": {problem}", problem=problem)
-                continue
-            found[part] = plain_shapes(entries, part)
-            if part == "denoiser":
-                yield from relative(path, config)
-                yield from config.compile.beyond({"QwenImageTransformerBlock": count(found[part])})
-        except ConfigError as e:
-            for why in e.problems:
-                yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
+
+    def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
+        if problem := unfit(path, entries, part):
+            yield Problem(PARTS[part].option, ": {problem}", problem=problem)
+            return
+        found[part] = plain_shapes(entries, part)
+        if part == "denoiser":
+            yield from relative(path, config)
+            yield from config.compile.beyond({"QwenImageTransformerBlock": count(found[part])})
+
+    yield from FILES.problems(config, look)
     yield from mismatched(found)
 
 
 def relative(path: Path, config: Any) -> Iterator[Problem]:
     """Models with the same header that are trained with reference images; only the user knows what a file is."""
-    whole = whole_model(path)
-    if whole:
-        pipeline = json.loads((whole / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
-        if title := RELATIVES.get(str(pipeline)):
+    if whole := whole_model(path):
+        if title := RELATIVES.get(pipeline(whole)):
             yield Problem("pretrained_model_name_or_path",
                 ": {path} is {title}, which is not trained here: use Qwen-Image or Qwen-Image-2512",
                 path=whole, title=title)  # fmt: skip

@@ -3,7 +3,7 @@
 import contextlib
 import fnmatch
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from library.config.run_config import RunConfig
 from library.families.shared import hub, weights
 
 Entries = Mapping[str, JsonMapping]  # dtype and shape by key, as a header has them
+Look = Callable[[str, Path, Entries], Iterator[Problem]]  # part, its file, what that holds
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,22 @@ class PartFiles:
                 return [n for n in names if n.startswith(f"{pattern}/") and n.endswith((".safetensors", ".json"))]
         what = Text(self.parts[part].what)
         raise ConfigError(Problem(self.parts[part].option, ": this repository has no {what}", what=what))
+
+    def problems(self, config: RunConfig, look: Look) -> Iterator[Problem]:
+        """What is missing or wrong among the parts, from their headers, each with its option and the fix. `look` says
+        what is wrong with one that is on this machine."""
+        for part, about in self.parts.items():
+            if part == "denoiser" and not self.named(config, part):
+                continue  # the config itself says so
+            try:
+                path = self.present(config, part)
+                if path is not None:
+                    yield from look(part, path, read_entries(path))
+                elif problem := self.unreachable(config, part):  # what is fetched is checked when it is there
+                    yield problem
+            except ConfigError as e:
+                for why in e.problems:
+                    yield why if why.option == about.option else Problem(about.option, ": {why}", why=why)
 
     def unreachable(self, config: RunConfig, part: str) -> Problem | None:
         """Why a part on the hub cannot be fetched; of a repository that has several parts, the first one says so."""
