@@ -321,7 +321,7 @@ function reset(button) {
  * @param {string} key
  * @param {string} [text]
  */
-function store(key, text) {
+export function store(key, text) {
   try {
     if (text === undefined) return sessionStorage.getItem(key);
     sessionStorage.setItem(key, text);

@@ -6,10 +6,11 @@ import { sentOf } from "./messages.js";
 import * as form from "./page.js";
 
 /** @typedef {Record<string, string>} Row texts by field; `rest` is what a line says besides */
-/** @typedef {{ file: string, known: string, timer?: ReturnType<typeof setTimeout>, saving?: Promise<void>, again?: boolean }} State
- * `known` is what the file held when it was read or written last */
+/** @typedef {{ file: string | null, known: string, unsaved?: boolean, timer?: ReturnType<typeof setTimeout>, saving?: Promise<void>, again?: boolean }} State
+ * `known` is what the file held when it was read or written last; no file was looked at yet where it is null */
 
 const FILE = "sample_prompts", PAUSE = 600;
+const NOTHING = "null"; // that is kept of rows once they are saved
 const WHEN = ["sample_every_n_epochs", "sample_every_n_steps"];
 /** @type {WeakMap<Element, State>} */
 const states = new WeakMap();
@@ -35,7 +36,7 @@ function fieldOf(box, name) {
  * @returns {State}
  */
 function stateOf(box) {
-  const state = states.get(box) ?? { file: "", known: "" };
+  const state = states.get(box) ?? { file: null, known: "" };
   states.set(box, state);
   return state;
 }
@@ -90,27 +91,44 @@ const items = (box) => all(one(box, "ol"), "li");
 async function load(box, file) {
   const state = stateOf(box);
   clearTimeout(state.timer);
-  Object.assign(state, { file, known: "" });
+  Object.assign(state, { file, known: "", unsaved: false });
   one(box, "ol").replaceChildren();
   tell(box, "");
-  if (!file.trim()) return;
+  /** @type {{ file: string, known: string, rows: Row[] } | null} */
+  const kept = JSON.parse(form.store(key(box)) ?? NOTHING);
+  const typed = kept?.file === file ? kept.rows : []; // before a reload, and in no file yet
   try {
     /** @type {{ rows: Row[], known: string }} */
-    const { rows, known } = await ask("prompts", { file });
+    const { rows, known } = file.trim() ? await ask("prompts", { file }) : { rows: [], known: "" };
     if (state.file !== file) return;
     state.known = known;
+    const there = new Set(rows.map((row) => row.prompt)), same = known === kept?.known;
     one(box, "ol").replaceChildren();
-    for (const row of rows) add(box, row);
+    if (!typed.length || !same) for (const row of rows) add(box, row);
+    for (const row of typed) if (same || !there.has(row.prompt)) add(box, row);
+    if (typed.length) soon(box);
   } catch (error) {
     if (state.file === file) tell(box, messageOf(error), true);
   }
 }
 
-/** @param {Element} box */
-function soon(box) {
+/**
+ * Under which name the browser keeps rows that are in no file yet.
+ * @param {Element} box
+ */
+const key = (box) => `${tabOf(box)}-prompts`;
+
+/**
+ * Save the rows once nothing is typed for a moment; until then the browser keeps them.
+ * @param {Element} box
+ * @param {number} [pause]
+ */
+function soon(box, pause = PAUSE) {
   const state = stateOf(box);
   clearTimeout(state.timer);
-  state.timer = setTimeout(() => void save(box), PAUSE);
+  state.unsaved = true;
+  form.store(key(box), JSON.stringify({ file: state.file, known: state.known, rows: items(box).map(rowOf) }));
+  state.timer = setTimeout(() => void save(box), pause);
 }
 
 /**
@@ -126,6 +144,7 @@ async function save(box) {
   const rows = items(box).map(rowOf), field = fieldOf(box, FILE);
   if (!field || !rows.some((row) => row.prompt)) return;
   const { file } = state;
+  state.unsaved = false;
   state.saving = write(box, state, field, rows);
   await state.saving;
   state.saving = undefined;
@@ -147,11 +166,13 @@ async function write(box, state, field, rows) {
     const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known, rows });
     if (state.file !== file) return; // another file was chosen meanwhile
     Object.assign(state, { file: saved.file, known: saved.known });
+    if (!state.unsaved) form.store(key(box), NOTHING);
     tell(box, saved.said + (field.value ? "" : drawAfterEpochs(box)));
     if (field.value === saved.file) return;
     setValue(field, saved.file);
     form.settle(formAround(box));
   } catch (error) {
+    state.unsaved = true;
     tell(box, messageOf(error), true);
   }
 }
@@ -216,11 +237,12 @@ function act(box, button) {
 function forget(box) {
   const field = fieldOf(box, FILE), state = stateOf(box), { file } = state;
   clearTimeout(state.timer);
-  Object.assign(state, { file: "", known: "" });
+  Object.assign(state, { file: "", known: "", unsaved: false });
+  form.store(key(box), NOTHING);
   if (!field?.value) return;
   setValue(field, "");
   form.settle(formAround(box));
-  tell(box, say("No samples are drawn. The file is kept: {path}", { path: file }));
+  tell(box, say("No samples are drawn. The file is kept: {path}", { path: file ?? "" }));
 }
 
 document.addEventListener("click", (event) => {
@@ -231,9 +253,14 @@ document.addEventListener("input", ({ target }) => {
   const field = target instanceof Element ? target.closest(".prompts [data-prompt]") : null;
   if (field) soon(around(field, ".prompts"));
 });
+document.addEventListener("change", ({ target }) => { // whoever presses Train next shall have it saved
+  const field = target instanceof Element ? target.closest(".prompts [data-prompt]") : null;
+  if (field) soon(around(field, ".prompts"), 0);
+});
 form.onSettled((where) => {
   for (const box of all(where, ".prompts")) {
-    const file = fieldOf(box, FILE)?.value ?? "";
-    if (file !== stateOf(box).file) void load(box, file);
+    const file = fieldOf(box, FILE)?.value ?? "", state = stateOf(box);
+    if (file !== state.file) void load(box, file);
+    else if (state.unsaved) soon(box); // what kept it from being saved may be mended
   }
 });

@@ -11,6 +11,7 @@ from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from library.outputs import prompt_rows
 from library.outputs import prompts as prompt_files
+from tests.training import wait_for
 
 TAB = TABS[0]
 CAT = {"prompt": "a cat", "negative_prompt": "blurry, dark", "width": "640", "seed": "7", "scale": "4.5"}
@@ -167,6 +168,27 @@ def data(served):
 
 
 @pytest.mark.browser
+def test_rows_that_cannot_be_saved_yet_are_not_lost(visit, served):
+    seen = visit()
+    page = seen.page
+    box = page.locator("#lora-form .prompts")
+    section = page.get_by_role("button", name="Sample images", exact=True).locator("visible=true")
+    section.click()
+    box.get_by_role("button", name="Add a prompt").click()
+    box.get_by_label("Prompt", exact=True).fill("a red zorb toy")
+    seen.until("choose it first, the prompts are kept there", ".prompts .file")
+    page.reload()
+    page.wait_for_selector("form.settings")
+    section.click()
+    seen.until("choose it first", ".prompts .file")
+    assert box.get_by_label("Prompt", exact=True).input_value() == "a red zorb toy"
+    seen.fill(output_dir=served[1] / "rows kept", output_name="zorb")
+    seen.until("Saved in", ".prompts .file")
+    assert page.locator("#lora-form [data-option=sample_every_n_epochs]").input_value() == "1"
+    assert (served[1] / "rows kept" / "zorb-prompts.txt").read_text() == "a red zorb toy\n"
+
+
+@pytest.mark.browser
 def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     root = served[1]
     out = root / "prompts of a test"
@@ -178,9 +200,9 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     box.get_by_role("button", name="Add a prompt").click()
     box.get_by_label("Prompt", exact=True).fill("a red zorb toy")
     box.get_by_label("Width").fill("512")
-    seen.until("They are drawn after each epoch", ".prompts .file")
+    seen.until("Saved in", ".prompts .file")
     file = out / "zorb-prompts.txt"
-    assert file.read_text() == "a red zorb toy --w 512\n"
+    wait_for(lambda: file.read_text() == "a red zorb toy --w 512\n", 30)
     form = page.locator("#lora-form")
     assert form.locator("[data-option=sample_prompts]").input_value() == str(file)
     assert form.locator("[data-option=sample_every_n_epochs]").input_value() == "1"
@@ -190,10 +212,7 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     box.locator("li", has_text="").get_by_role("button", name="Copy").first.click()
     box.get_by_label("Seed").nth(1).fill("42")
     page.wait_for_function("path => document.querySelector('#lora-form .prompts ol').children.length === 3", arg="")
-    for _ in range(100):
-        if file.read_text().count("\n") == 3 and "--d 42" in file.read_text():
-            break
-        page.wait_for_timeout(50)
+    wait_for(lambda: file.read_text().count("\n") == 3 and "--d 42" in file.read_text(), 30)
     *both, third = file.read_text().splitlines()
     assert both == ["a red zorb toy --w 512", "a red zorb toy --w 512 --d 42"]
     assert third.startswith("zorb toy number ") and " --w " in third and " --h " in third
@@ -205,12 +224,24 @@ def test_prompts_are_written_while_one_types(visit, served, data, tmp_path):
     page.wait_for_selector("form.settings")
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_label("Prompt", exact=True).nth(2).wait_for()
+    assert box.get_by_label("Width").nth(0).input_value() == "wide"  # what is in no file yet is kept all the same
+    box.get_by_label("Width").nth(0).fill("512")
+    page.wait_for_function("sessionStorage['lora-prompts'] === 'null'")
+
+
+@pytest.mark.browser
+def test_what_a_line_says_beside_its_fields_stays_and_removing_the_last_row_draws_nothing(visit, served):
+    file = served[1] / "kept.txt"
     file.write_text("a cat --cn pose.png --ci room.png --zz 3\n", encoding="utf-8")
-    page.reload()
-    page.wait_for_selector("form.settings")
+    seen = visit()
+    page = seen.page
+    form = page.locator("#lora-form")
+    box = form.locator(".prompts")
+    page.evaluate("file => kohya.fill('lora', JSON.stringify({ values: { sample_prompts: file } }))", str(file))
     page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
     box.get_by_label("Seed").fill("5")
     seen.until("Saved in", ".prompts .file")
+    wait_for(lambda: "--d 5" in file.read_text(), 30)
     (line,) = file.read_text().splitlines()
     assert line.startswith("a cat --d 5") and all(kept in line for kept in ("--cn pose.png", "--ci room.png", "--zz 3"))
     box.locator("ol").get_by_role("button", name="Remove").click()
