@@ -10,6 +10,7 @@ show is decided by style rules alone (classes `only-<family>`), so the switch co
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
@@ -77,8 +78,14 @@ class SettingsForm:
         the sixths of a row that each takes; `ahead` is HTML that comes first in a section."""
         self.tab, self.families, self.configs, self.basics, self.ahead = tab, families, configs, basics, ahead or {}
         self.fields = fields(configs)
-        self.required = _wanted(configs)
-        self.replaced = self.required - _wanted(configs, {STANDS: "a file"})
+        self.required = {family: _wanted(config) for family, config in configs.items()}
+        every = configs.values()
+        self.replaced = set().union(*self.required.values()) - set().union(
+            *(_wanted(c, {STANDS: "a file"}) for c in every)
+        )
+        # The files that a family's base model is incomplete without stand beside it.
+        beside = [f for f in self.fields if f.option.section == "model" and f.option.name not in basics]
+        self.parts = [field for field in beside if self._is_required(field)]
 
     # ---- what comes back from the browser
 
@@ -177,15 +184,23 @@ class SettingsForm:
         )
 
     def _basics(self) -> str:
-        members = [f for name in self.basics for f in self.fields if f.option.name == name]
-        return "".join(self._field(f, f"span-{self.basics[f.option.name]}") for f in members)
+        first, *others = [f for name in self.basics for f in self.fields if f.option.name == name]
+        together = Counter(family for part in self.parts for family in part.families)
+        spans = [self.basics[first.option.name], *(6 // together[part.families[0]] for part in self.parts),
+                 *(self.basics[f.option.name] for f in others)]  # fmt: skip
+        members = zip((first, *self.parts, *others), spans, strict=True)
+        return "".join(self._field(field, f"span-{span}") for field, span in members)
+
+    def _is_required(self, field: FormField) -> bool:
+        return any(field.option.name in self.required[family] for family in field.families)
 
     def _group(self, heading: str, sections: Iterable[tuple[str, str, str]]) -> str:
         made = "".join(self._section(*section) for section in sections)
         return f"<h2>{heading}</h2>{made}"
 
     def _section(self, section: str, title: str, about: str) -> str:
-        members = [f for f in self.fields if f.option.section == section and f.option.name not in self.basics]
+        shown = [field for field in self.fields if field.option.name not in self.basics and field not in self.parts]
+        members = [field for field in shown if field.option.section == section]
         if not members:
             return ""
         inside = self.ahead.get(section, "") + "".join(self._field(f) for f in members)
@@ -216,7 +231,7 @@ class SettingsForm:
     def _field(self, field: FormField, span: str = "", launch: bool = False) -> str:
         option, element = field.option, self._id(field)
         wide = ["wide"] if option.kind in ("file", "folder", "text") else []
-        required = ["required"] if option.name in self.required else []
+        required = ["required"] if self._is_required(field) else []
         seen = [name for name in self._classes([field]) if not (span and name == "advanced")]  # basics are never rare
         classes = " ".join(["field", *required, *seen, *([span] if span else wide)])
         facts = {
@@ -247,9 +262,9 @@ class SettingsForm:
         )
 
 
-def _wanted(configs: Mapping[str, type], given: Mapping[str, Any] = {}) -> set[str]:
-    """The options that must be filled in besides those that are given, for one family or another."""
-    return {problem.option for config in configs.values() for problem in missing(build(config, given))}
+def _wanted(config: type, given: Mapping[str, Any] = {}) -> set[str]:
+    """The options that must be filled in besides those that are given."""
+    return {problem.option for problem in missing(build(config, given))}
 
 
 def fields(configs: Mapping[str, type]) -> list[FormField]:

@@ -24,7 +24,7 @@ from library.families import RUNS, config_class
 from library.runs import keys, queue, start
 
 FAMILIES = {family.name: family.title for family in families.every()}
-MODEL_FILES = {"pretrained_model_name_or_path": 6, "clip_l": 2, "t5xxl": 2, "ae": 2}
+BASE = {"pretrained_model_name_or_path": 6}
 # Nothing of an event is queued or overlaid: each answers within some milliseconds.
 QUICK: JsonObject = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 Said = dict[Any, Any]  # component -> its new value
@@ -55,15 +55,15 @@ class Tab:
 
 TABS = (
     Tab("lora", "LoRA", True, {
-        **MODEL_FILES, "train_data_dir": 3, "output_dir": 3, "output_name": 2,
+        **BASE, "train_data_dir": 3, "output_dir": 3, "output_name": 2,
         "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "network_dim": 2, "learning_rate": 2,
     }),
     Tab("dreambooth", "DreamBooth", False, {
-        **MODEL_FILES, "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
+        **BASE, "train_data_dir": 3, "reg_data_dir": 3, "output_dir": 4, "output_name": 2,
         "resolution": 2, "max_train_steps": 2, "learning_rate": 2,
     }),
     Tab("finetune", "Finetune", False, {
-        **MODEL_FILES, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
+        **BASE, "in_json": 3, "train_data_dir": 3, "dataset_config": 3, "output_dir": 3, "output_name": 2,
         "resolution": 2, "train_batch_size": 2, "max_train_steps": 2, "learning_rate": 2, "mixed_precision": 2,
     }),
 )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from kohya_gui.form import presets, start_preset
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tab import FAMILIES, TABS
-from library.config.schema import ConfigError, build, changed, flat, options, to_toml, values
+from library.config.schema import ConfigError, build, changed, flat, missing, options, to_toml, values
 
 FORMS = {tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics) for tab in TABS}
 CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs]
@@ -212,3 +212,14 @@ def test_secrets_are_not_shown():
     for element, field in PAGES["lora"].fields.items():
         if field.get("data-option") in ("wandb_api_key", "huggingface_token"):
             assert field["type"] == "password", element
+
+
+@pytest.mark.parametrize("tab", FORMS)
+def test_the_files_that_a_family_needs_stand_beside_its_base_model_and_are_asked_for_of_it_alone(tab):
+    form, page = FORMS[tab], PAGES[tab]
+    for family, config in form.configs.items():
+        needed = {problem.option for problem in missing(build(config, {}, notes=[]))}
+        for name in options(config):
+            if options(config)[name].section == "model":
+                seen = page.classes[form.places(family)[name][1]]
+                assert ("basics" in seen) == (name in needed) == ("required" in seen), (family, name)
