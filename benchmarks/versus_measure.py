@@ -6,6 +6,7 @@ import re
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,11 @@ class Progress:
 
 
 class GpuMemory:
-    """The most memory that was in use on the whole GPU, as the driver tells; nothing without one."""
+    """The most memory that was in use on each of some whole GPUs, as the driver tells; nothing without one."""
 
-    def __init__(self) -> None:
-        self.peak: float | None = None
+    def __init__(self, shown: Sequence[str]) -> None:
+        self._peaks: dict[str, float] = {}
+        self._shown = shown
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -60,23 +62,29 @@ class GpuMemory:
         self._stop.set()
         self._thread.join()
 
+    def peak(self) -> float | list[float] | None:
+        """GiB: of the GPU, or of each of several."""
+        found = [self._peaks[index] for index in self._shown if index in self._peaks]
+        return found if len(found) > 1 else next(iter(found), None)
+
     def _watch(self) -> None:
         from library.runs.machine import read_gpus
 
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
         while not self._stop.wait(SPACING):
             for gpu in read_gpus():
-                if gpu.index == shown:
-                    self.peak = max(self.peak or 0.0, gpu.used)
+                if gpu.index in self._shown:
+                    self._peaks[gpu.index] = max(self._peaks.get(gpu.index, 0.0), gpu.used)
 
 
 def measure(
     command: list[str], steps: int, log: Path, environment: dict[str, str], folder: Path, limit: float
 ) -> dict[str, Any]:
-    """Run a training to its end, or to `limit` seconds. What it took, and why it failed if it did."""
+    """Run a training to its end, or to `limit` seconds. What it took, and why it failed if it did. Memory is that of
+    the GPUs that are shown to it, of the first one where that is not said."""
     began = time.monotonic()
+    gpus = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     progress, expired = Progress(steps, began), threading.Event()
-    with GpuMemory() as memory, log.open("wb") as kept:
+    with GpuMemory(gpus) as memory, log.open("wb") as kept:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -100,7 +108,7 @@ def measure(
             if process.poll() is None:
                 process.kill()
     text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
-    found = {"wall_s": round(time.monotonic() - began, 1), "gib": memory.peak, **progress.facts(), **read_log(text)}
+    found = {"wall_s": round(time.monotonic() - began, 1), "gib": memory.peak(), **progress.facts(), **read_log(text)}
     if expired.is_set():
         found["failed"] = f"not done after {limit:.0f} s"
     elif code:
