@@ -17,6 +17,7 @@ from kohya_gui.form.tab import FAMILIES, TABS, TrainingTab
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
 from kohya_gui.lab.lab import LabTab
+from kohya_gui.models.models import ModelsApi
 from kohya_gui.panel.actions import RunActions
 from kohya_gui.panel.monitor import RunPanel
 from kohya_gui.panel.queue import QueueTab
@@ -83,6 +84,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.add(AllowedFolders(roots).answers)
     page.service.here_only.add("allow")
     page.service.add(FormApi(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
+    page.service.add(ModelsApi(forms, roots or paths.roots()).answers)
     page.service.add(lab.answers)
     acts = RunActions(forms)
     page.service.add(acts.answers, acts.shows)

@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "library.demo": (*BOTTOM, "library.families", "library.runs"),
     "library.curation": (*BOTTOM, "library.data", "library.runs"),
     "library.tools": (*BOTTOM, "library.families", "library.runs"),
+    "library.downloads": (*BOTTOM, REGISTRY, "library.runs"),
     "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.runs"),
     "library.importers": BOTTOM,
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
@@ -80,6 +81,7 @@ MAY_IMPORT = {
         "library.importers",
         "library.check.isolated",
         "library.captioning",
+        "library.downloads",
     ),
     "sd-scripts": ("library.cli.train_script", "library.families"),
 }
@@ -88,6 +90,7 @@ MAY_IMPORT = {
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
 NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.packages", "library.optim.names",
                "library.runs", "library.curation", "library.importers", "library.check.isolated", "kohya_gui",
+               "library.downloads",
                "library.outputs.prompts", "library.outputs.prompt_rows",
                *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own

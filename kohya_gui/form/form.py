@@ -73,10 +73,10 @@ class SettingsForm:
     """The form of one tab."""
 
     def __init__(self, tab: str, families: Mapping[str, str], configs: Mapping[str, type],
-                 basics: Mapping[str, int], ahead: Mapping[str, str] | None = None) -> None:  # fmt: skip
+                 basics: Mapping[str, int], extra: Mapping[str, str] = {}) -> None:  # fmt: skip
         """`families` and `configs` give each family its title and config class; `basics` are the options on top, with
-        the sixths of a row that each takes; `ahead` is HTML that comes first in a section."""
-        self.tab, self.families, self.configs, self.basics, self.ahead = tab, families, configs, basics, ahead or {}
+        the sixths of a row that each takes; `extra` is HTML that comes first in a section, or below an option."""
+        self.tab, self.families, self.configs, self.basics, self.extra = tab, families, configs, basics, extra
         self.fields = fields(configs)
         self.required = {family: _wanted(config) for family, config in configs.items()}
         every = configs.values()
@@ -203,7 +203,7 @@ class SettingsForm:
         members = [field for field in shown if field.option.section == section]
         if not members:
             return ""
-        inside = self.ahead.get(section, "") + "".join(self._field(f) for f in members)
+        inside = self.extra.get(section, "") + "".join(self._field(f) for f in members)
         if section == "distributed":
             members += [FormField(option, tuple(self.configs)) for option in LAUNCH.values()]
             inside += "".join(
@@ -258,7 +258,8 @@ class SettingsForm:
             return f'<div class="{classes} check"><label>{box}<span>{escape(option.label)}</span></label>{about}</div>'
         return (
             f'<div class="{classes}"><label for="{element}">{escape(option.label)}</label>'
-            f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}</div>"
+            f"{control(option, facts)}{picker.button(option.name, option.label, option.kind)}{about}"
+            f"{self.extra.get(option.name, '')}</div>"
         )
 
 

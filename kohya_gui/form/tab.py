@@ -12,6 +12,7 @@ import gradio as gr
 
 from kohya_gui.form import api, compile_summary, messages, presets, print_command, prompts, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.models import models
 from kohya_gui.server import paths, picker
 from library import families, importers
 from library.check import isolated
@@ -20,11 +21,12 @@ from library.config.problems import ConfigError, Problem, Text
 from library.config.problems import read as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flat, mending, read_text, to_toml
+from library.downloads import finding
 from library.families import RUNS, config_class
 from library.runs import keys, queue, start
 
 FAMILIES = {family.name: family.title for family in families.every()}
-BASE = {"pretrained_model_name_or_path": 6}
+BASE = {finding.BASE: 6}
 # Nothing of an event is queued or overlaid: each answers within some milliseconds.
 QUICK: JsonObject = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 Said = dict[Any, Any]  # component -> its new value
@@ -74,8 +76,12 @@ class TrainingTab:
 
     def __init__(self, tab: Tab, roots: Sequence[Path]) -> None:
         self.tab, self.roots = tab, roots
-        ahead = {"compile": compile_summary.section(), "sample": prompts.section()}
-        self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, ahead)
+        extra = {
+            "compile": compile_summary.section(),
+            "sample": prompts.section(),
+            finding.BASE: models.button("Base model"),
+        }
+        self.form = SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics, extra)
         self.sent = gr.Textbox(visible=False)  # the form on its way to the server
         self.values = gr.Textbox(visible=False)  # values on their way into the form
         self.file = gr.Textbox(visible=False)  # a config on its way to the downloads

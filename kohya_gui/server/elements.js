@@ -153,3 +153,13 @@ export function saveFile(data, name) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
+
+/**
+ * 23.8 GB, 335 MB.
+ * @param {number} bytes
+ */
+export function sizeOf(bytes) {
+  for (const [unit, size] of /** @type {[string, number][]} */ ([["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]))
+    if (bytes >= size) return `${(bytes / size).toFixed(1)} ${unit}`;
+  return `${bytes} bytes`;
+}

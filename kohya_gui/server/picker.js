@@ -1,6 +1,6 @@
 // The file picker: a dialog that lists what the server allows. Typing filters, arrows move, Enter opens or takes,
 // Backspace goes up, Escape closes.
-import { around, hit, isField, make, makeButton, withAllowButton } from "./elements.js";
+import { around, hit, isField, make, makeButton, sizeOf, withAllowButton } from "./elements.js";
 import { ask, messageOf } from "./http.js";
 
 /** @typedef {import("./elements.js").Field} Field */
@@ -158,13 +158,6 @@ class Picker {
     this.note.textContent = listing.more ? `${listing.more} more: type a part of the name.` : listing.entries.length ? "" : empty;
     if (listing.entries.length && (this.filter.value || this.kind === "file")) this.mark(0);
   }
-}
-
-/** @param {number} bytes */
-function sizeOf(bytes) {
-  for (const [unit, size] of /** @type {[string, number][]} */ ([["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]))
-    if (bytes >= size) return `${(bytes / size).toFixed(1)} ${unit}`;
-  return `${bytes} bytes`;
 }
 
 /** @type {Picker | undefined} */

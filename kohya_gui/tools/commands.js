@@ -1,8 +1,8 @@
 // Commands as forms: collect what is filled in, start it, and show the processes until they have ended.
-import { all, around, fieldValue, hit, isField, make, one, showMessage } from "../server/elements.js";
+import { all, around, fieldValue, hit, isField, make, one, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
-/** @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number, total: number, log: string, error: string }} Job a process of a command */
+/** @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number, total: number, bytes: boolean, log: string, error: string }} Job a process of a command */
 
 /** @type {Record<string, string>} */
 const STATES = { running: "Running", stopping: "Stopping", finished: "Finished", failed: "Failed", stopped: "Stopped", interrupted: "Interrupted" };
@@ -45,6 +45,7 @@ function grow(list) {
  * @param {number} at which one of the list, the newest first
  */
 function card(job, at) {
+  const shown = job.bytes ? sizeOf : String;
   const share = job.total ? job.done / job.total : 0;
   const lines = job.log.trim().split("\n").filter((line) => line && !/^\S.* \(\d+\)$/.test(line));
   const last = job.error ? job.error.split("\n") : [];
@@ -52,7 +53,7 @@ function card(job, at) {
   return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
     make("div", { className: "line" }, make("b", {}, job.title), make("small", {}, [job.about, job.when].filter(Boolean).join(" · ")), make("span", { className: "state" }, STATES[job.state] ?? job.state),
       busy(job) && make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
-    busy(job) && make("p", { className: "quiet" }, job.total ? `${job.text} ${job.done} / ${job.total}` : "starting"),
+    busy(job) && make("p", { className: "quiet" }, job.total ? `${job.text} ${shown(job.done)} / ${shown(job.total)}` : "starting"),
     busy(job) && make("div", { className: `track ${job.total ? "" : "waiting"}` }, make("i", { style: `width:${share * 100}%` })),
     last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
     lines.some((line) => !line.startsWith("error:")) ? make("details", { open: at === 0 && !busy(job) }, make("summary", {}, "Output"), make("pre", {}, lines.join("\n"))) : null);
@@ -64,7 +65,7 @@ function card(job, at) {
  * @param {string} command
  * @param {(job: Job) => void} ended called with each that ends
  */
-function watcher(where, command, ended) {
+export function watcher(where, command, ended) {
   let turn = 0;
   /** @type {Set<string>} */
   const working = new Set();

@@ -17,6 +17,7 @@ from library.tools.forms import FORMS as TOOLS
 COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION}
 AT_ONCE = {"tools": 3, "caption": 1}  # processes; captions of one folder by two models would mix
 LISTED = 6
+TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {"models": {"get": "Download"}}
 ENDING = ".safetensors"
 
 
@@ -51,7 +52,9 @@ class ToolCommands:
 
     def list(self, sent: ApiRequest) -> JsonObject:
         """The last processes of a command, the newest first."""
-        return {"jobs": [job_status(job) for job in jobs.every(_forms(sent).command)[:LISTED]]}
+        command = sent.text("command")
+        kind = command if command in TITLES else _forms(sent).command
+        return {"jobs": [job_status(job) for job in jobs.every(kind)[:LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path:
         """A path of a form, as the page may use it."""
@@ -73,13 +76,13 @@ class ToolCommands:
 def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
     command, name, *rest = *job.facts.get("arguments", ()), "", ""
-    titles = COMMANDS[command].titles if command in COMMANDS else {}
+    titles = TITLES.get(command, {})
     out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
     about = out or next((word for word in rest if word and not word.startswith("--")), "")
     return {
         "id": job.id, "title": titles.get(name, name), "state": job.state, "error": job.error, "log": job.log,
-        "text": "", "done": 0, "total": 0, **job.doing, "out": out, "about": Path(about).name,
-        "when": time.strftime("%d %b %H:%M", time.localtime(job.started)),
+        "text": "", "done": 0, "total": 0, **job.doing, "bytes": job.kind == "models", "out": out,
+        "about": Path(about).name, "when": time.strftime("%d %b %H:%M", time.localtime(job.started)),
     }  # fmt: skip
 
 

@@ -7,6 +7,11 @@ from types import MappingProxyType
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+def holds(name: str, *shape: int) -> Callable[[Shapes], bool]:
+    """The test whether a checkpoint has a tensor of this name and shape."""
+    return lambda shapes: tuple(shapes.get(name, ())) == shape
+
+
 def nothing(_shapes: Shapes) -> str:
     """No file of a family's own beside its base models."""
     return ""
@@ -18,6 +23,25 @@ class AdapterModule:
 
     args: str  # module:class of what its network_args may say, a shared.network_args.NetworkArgs
     frozen_down: bool = False  # LoRA-FA: lora_down keeps its first values
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a model on the Hugging Face Hub."""
+
+    option: str  # that names it in a config
+    repository: str
+    path: str  # in the repository
+    size: int  # bytes, for where the hub cannot be asked
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A base model on the Hugging Face Hub, with all files that training it needs: the base model's first."""
+
+    title: str  # what people call it
+    files: tuple[HubFile, ...]
+    options: Mapping[str, str | bool] = field(default_factory=lambda: MappingProxyType({}))  # that training it needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +81,6 @@ class FamilyFacts:
     recognise_part: Callable[[Shapes], str] = nothing  # the same for its VAE and text encoders
     # Options that a base model needs: words of `recognise`, or a class of pipeline, -> their values.
     model_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
+    hub_models: tuple[HubModel, ...] = ()  # that are offered for download, the usual one first
+    # Options that name one of its parts -> whether a file with these shapes is that part.
+    part_options: Mapping[str, Callable[[Shapes], bool]] = field(default_factory=lambda: MappingProxyType({}))

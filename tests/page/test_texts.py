@@ -26,9 +26,10 @@ PREFLIGHT = ("library/outputs/paths.py", "library/optim/optimizers.py", "library
              "library/data/folders.py", "library/data/finding.py", "library/methods/__init__.py",
              "library/methods/network_args.py", "library/families/*/family.py", "library/families/*/checkpoint.py",
              "library/families/shared/hub.py", "library/families/sdxl/model.py", "library/families/shared/weights.py",
-             "library/data/buckets.py", "library/compiler/checks.py", "library/runs/queue.py")  # fmt: skip
+             "library/data/buckets.py", "library/compiler/checks.py", "library/runs/queue.py",
+             "library/downloads/hub.py")  # fmt: skip
 FORMS = ("compare", "compile_summary", "form", "api", "messages", "paths", "presets", "probe", "start_preset", "tab",
-         "search", "live", "page", "print_command", "sections", "elements")  # fmt: skip
+         "search", "live", "page", "models", "print_command", "sections", "elements")  # fmt: skip
 # What a translator keeps: options, values that are numbers or code, files.
 CODE = re.compile(r"(?<![\w{])(?:\w+(?:_\w+)+|\d+(?:\.\d+)?(?:e-\d+)?|\w+=\w+|<\w+>|\.\w+)(?![\w}])")
 

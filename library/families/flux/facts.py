@@ -1,6 +1,6 @@
 """What FLUX.1 states about itself."""
 
-from library.families.facts import AdapterModule, FamilyFacts, Shapes
+from library.families.facts import AdapterModule, FamilyFacts, HubFile, HubModel, Shapes, holds
 from library.families.flux.variants import CHROMA, DEPTH, FILL, FOLDER, RADIANCE, TRANSFORMER, VARIANTS
 
 # Tensors whose sizes are the channels that a transformer reads and answers with, in the layouts of BFL and diffusers.
@@ -22,6 +22,23 @@ def recognise(shapes: Shapes) -> str:
     takes, gives = (sizes.get(name, (0, 0)) for name in IN_AND_OUT[bool(layout)])
     times = takes[1] // gives[0] if len(takes) == len(gives) == 2 and gives[0] else 1
     return {VARIANTS["fill"].inputs: FILL, 2: DEPTH}.get(times, TRANSFORMER) + layout
+
+
+MODEL = "pretrained_model_name_or_path"
+T5XXL = HubFile("t5xxl", "comfyanonymous/flux_text_encoders", "t5xxl_fp16.safetensors", 9_787_841_024)
+AE = HubFile("ae", "Comfy-Org/Lumina_Image_2.0_Repackaged", "split_files/vae/ae.safetensors", 335_304_388)
+PARTS = (
+    HubFile("clip_l", "comfyanonymous/flux_text_encoders", "clip_l.safetensors", 246_144_152),
+    T5XXL,
+    AE,
+)
+
+
+def hub_model(title: str, name: str, size: int, model_type: str = "") -> HubModel:
+    """One of those that Black Forest Labs has published as FLUX.1-NAME, with a file of the name in small letters."""
+    file = f"flux1-{name.lower()}.safetensors"
+    options = {"model_type": model_type} if model_type else {}
+    return HubModel(title, (HubFile(MODEL, f"black-forest-labs/FLUX.1-{name}", file, size), *PARTS), options)
 
 
 FACTS = FamilyFacts(
@@ -65,4 +82,21 @@ FACTS = FamilyFacts(
     text_tokens=512,
     graphs=2,
     compile_seconds=20,
+    hub_models=(
+        hub_model("FLUX.1 dev", "dev", 23_802_932_552),
+        hub_model("FLUX.1 schnell", "schnell", 23_782_506_688),
+        hub_model("FLUX.1 Krea dev", "Krea-dev", 23_802_932_552, "krea"),
+        hub_model("FLUX.1 Kontext dev", "Kontext-dev", 23_802_932_552, "kontext"),
+        hub_model("FLUX.1 Fill dev", "Fill-dev", 23_804_922_408, "fill"),
+        HubModel(
+            "Chroma1 HD",
+            (HubFile(MODEL, "lodestones/Chroma1-HD", "Chroma1-HD.safetensors", 17_800_038_288), T5XXL, AE),
+            chroma,
+        ),
+    ),
+    part_options={
+        "clip_l": holds("text_model.embeddings.token_embedding.weight", 49408, 768),
+        "t5xxl": holds("encoder.block.0.layer.0.SelfAttention.q.weight", 4096, 4096),
+        "ae": holds("decoder.conv_in.weight", 512, 16, 3, 3),
+    },
 )

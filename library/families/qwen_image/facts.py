@@ -1,6 +1,6 @@
 """What Qwen-Image states about itself."""
 
-from library.families.facts import AdapterModule, FamilyFacts, Shapes
+from library.families.facts import AdapterModule, FamilyFacts, HubFile, HubModel, Shapes
 
 TRANSFORMER = "a Qwen-Image transformer"
 VAE = "a Qwen-Image VAE"
@@ -36,6 +36,19 @@ def recognise_part(shapes: Shapes) -> str:
     return ""
 
 
+def hub_model(title: str, name: str) -> HubModel:
+    """One of the transformers of a repository, with the parts that all of them have."""
+    places = {
+        "pretrained_model_name_or_path": (f"diffusion_models/{name}", 40_861_031_488),
+        "text_encoder": ("text_encoders/qwen_2.5_vl_7b", 16_584_415_576),
+        "vae": ("vae/qwen_image_vae", 253_806_246),
+    }
+    return HubModel(title, tuple(
+        HubFile(option, "Comfy-Org/Qwen-Image_ComfyUI", f"split_files/{place}.safetensors", size)
+        for option, (place, size) in places.items()
+    ))  # fmt: skip
+
+
 FACTS = FamilyFacts(
     name="qwen_image",
     title="Qwen-Image",
@@ -62,4 +75,9 @@ FACTS = FamilyFacts(
     text_tokens=192,
     graphs=1,
     compile_seconds=15,
+    hub_models=(hub_model("Qwen-Image", "qwen_image_bf16"), hub_model("Qwen-Image 2512", "qwen_image_2512_bf16")),
+    part_options={
+        "text_encoder": lambda shapes: recognise_part(shapes) == TEXT_ENCODER,
+        "vae": lambda shapes: recognise_part(shapes) == VAE,
+    },
 )

@@ -1,6 +1,6 @@
 """What SDXL states about itself."""
 
-from library.families.facts import AdapterModule, FamilyFacts, Shapes
+from library.families.facts import AdapterModule, FamilyFacts, HubFile, HubModel, Shapes, holds
 
 CHECKPOINT, UNET_ALONE = "an SDXL checkpoint", "an SDXL U-Net without text encoders"
 
@@ -21,6 +21,11 @@ def recognise(shapes: Shapes) -> str:
         return "an SDXL refiner checkpoint"
     alone = not some("cond_stage_model.") and "model.diffusion_model.label_emb.0.0.weight" in shapes
     return UNET_ALONE if alone else ""
+
+
+def hub_model(title: str, repository: str, file: str, size: int) -> HubModel:
+    """A checkpoint, which is one file with all parts."""
+    return HubModel(title, (HubFile("pretrained_model_name_or_path", repository, file, size),))
 
 
 FACTS = FamilyFacts(
@@ -51,4 +56,12 @@ FACTS = FamilyFacts(
     text_tokens=0,
     graphs=14,
     compile_seconds=75,
-)
+    hub_models=(
+        hub_model("SDXL base 1.0", "stabilityai/stable-diffusion-xl-base-1.0", "sd_xl_base_1.0.safetensors",
+                  6_938_078_334),
+        hub_model("Illustrious XL 0.1", "OnomaAIResearch/Illustrious-xl-early-release-v0",
+                  "Illustrious-XL-v0.1.safetensors", 6_938_292_816),
+        hub_model("NoobAI XL 1.1", "Laxhar/noobai-XL-1.1", "NoobAI-XL-v1.1.safetensors", 7_105_349_958),
+    ),
+    part_options={"vae": holds("decoder.conv_in.weight", 512, 4, 3, 3)},
+)  # fmt: skip

@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import huggingface_hub
 from huggingface_hub import errors
@@ -14,6 +14,7 @@ from library.config.problems import ConfigError, Problem, Text
 
 PATIENCE = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
+Answer = TypeVar("Answer")
 
 
 def is_id(name: str) -> bool:
@@ -88,13 +89,18 @@ def kept(name: str) -> Path | None:
 
 
 def listed(name: str, token: str | None = None) -> list[str]:
-    """The files of a repository. Asked once, and not waited for long: whoever has no network shall know it soon."""
-    answer: list[Any] = []
+    """The files of a repository."""
+    asked = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=PATIENCE))
+    return [file.rfilename for file in asked.siblings or ()]
+
+
+def answered(question: Callable[[], Answer]) -> Answer:
+    """What the hub says. Asked once, and not waited for long: whoever has no network shall know it soon."""
+    answer: list[Answer | Exception] = []
 
     def ask() -> None:
         try:
-            about = huggingface_hub.HfApi().model_info(name, token=token, timeout=PATIENCE)
-            answer.append([file.rfilename for file in about.siblings or ()])
+            answer.append(question())
         except Exception as e:
             answer.append(e)
 

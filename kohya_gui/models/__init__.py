@@ -1,0 +1,1 @@
+"""The dialog that finds base models on this computer and downloads others."""

@@ -1,0 +1,283 @@
+// The dialog for base models: what is on this computer, and what is downloaded with all parts that it needs.
+import { say } from "../i18n/sentences.js";
+import { translated } from "../i18n/words.js";
+import { around, hit, make, makeButton, one, showMessage, sizeOf } from "../server/elements.js";
+import { ask, messageOf } from "../server/http.js";
+import { apply, family, formOf, isFor, fields } from "../form/page.js";
+import { watcher } from "../tools/commands.js";
+
+/** @typedef {{ path: string, name: string, size: number, words: string, options?: Record<string, string | boolean> }} Found */
+/** @typedef {{ option: string, what: string, name: string, size: number }} Wanted */
+/** @typedef {{ title: string, options: Record<string, string | boolean>, files: Wanted[] }} Offer */
+/** @typedef {{ title: string, folder: string, free: number, bases: Found[], parts: Record<string, Found[]>, offers: Offer[], labels: Record<string, string>, busy: string }} Known */
+/** @typedef {{ files: { what: string, size: number, left: number, path: string }[], closed: string[], free: number, token: boolean }} Plan */
+
+const BASE = "pretrained_model_name_or_path", OTHER = "other", GET = "get:";
+
+/** The dialog; there is one for the whole page, built when it is first needed. */
+class Models {
+  title = make("h2", { id: "models-title" });
+  model = make("select", { id: "models-model" });
+  repository = make("input", { id: "models-repository", placeholder: "owner/name", spellcheck: false, autocomplete: "off" });
+  file = make("select", { id: "models-file" });
+  other = make("div", { className: "field", hidden: true },
+    make("label", { for: "models-repository" }, "Hugging Face id"), this.repository, makeButton("Look", () => this.lookUp(), { className: "look" }), this.file);
+  parts = make("div", { className: "parts" });
+  folder = make("input", { id: "models-folder", spellcheck: false, autocomplete: "off" });
+  room = make("p", { className: "room", role: "status" });
+  gate = make("div", { className: "gate", hidden: true });
+  token = make("input", { id: "models-token", type: "password", autocomplete: "new-password", spellcheck: false });
+  said = make("div", { className: "answer", "aria-live": "polite" });
+  jobs = make("div", { className: "jobs" });
+  go = makeButton("", () => this.act(), { className: "take" });
+  /** @type {HTMLDialogElement} */
+  dialog = make("dialog", { className: "picker models", "aria-labelledby": "models-title" },
+    this.title,
+    make("div", { className: "inside" },
+      make("div", { className: "field" }, make("label", { for: "models-model" }, "Model"), this.model),
+      this.other, this.parts,
+      make("div", { className: "field into" }, make("label", { for: "models-folder" }, "Download into"), this.folder,
+        make("button", { type: "button", className: "pick", "data-pick": "folder", "data-endings": "", title: "Browse", "aria-label": "Browse" })),
+      this.room, this.gate, this.said, this.jobs),
+    make("div", { className: "foot" }, this.go, makeButton("Close", () => this.dialog.close(), { className: "cancel" })));
+
+  tab = "";
+  family = "";
+  /** @type {Known | null} */
+  known = null;
+  /** @type {Wanted[]} what was found in the repository that was typed */
+  typed = [];
+  /** @type {Plan | null} what the hub says of the files to download */
+  plan = null;
+  turn = 0;
+  /** @type {Record<string, string | boolean> | null} what goes into the form when the download has ended */
+  after = null;
+  look = watcher(this.jobs, "models", (job) => this.ended(job));
+
+  constructor() {
+    this.model.onchange = () => this.choose();
+    this.file.onchange = () => this.choose();
+    this.folder.onchange = () => this.load(this.folder.value);
+    this.parts.addEventListener("change", () => this.settle());
+    this.repository.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      void this.lookUp();
+    });
+    this.dialog.addEventListener("click", ({ target }) => target === this.dialog && this.dialog.close());
+    this.dialog.addEventListener("kohya:allowed", () => this.load(this.folder.value));
+    document.body.append(this.dialog);
+  }
+
+  /** @param {string} tab */
+  open(tab) {
+    [this.tab, this.family, this.known, this.after] = [tab, family(formOf(tab)), null, null];
+    this.title.textContent = "Base model";
+    this.model.replaceChildren();
+    this.parts.replaceChildren();
+    this.dialog.showModal();
+    void this.load("");
+    void this.look();
+  }
+
+  /**
+   * Look which models there are; what was chosen stays chosen.
+   * @param {string} folder
+   */
+  async load(folder) {
+    const chosen = this.model.value;
+    showMessage(this.said, "plain", this.known ? "" : "Looking for models on this computer");
+    try {
+      /** @type {Known} */
+      const known = await ask("models", { tab: this.tab, family: this.family, folder });
+      this.known = known;
+      showMessage(this.said, "", "");
+      this.title.textContent = say("Base model: {title}", { title: known.title });
+      this.folder.value = known.folder;
+      const here = known.bases.map((one) => make("option", { value: one.path, title: one.path }, `${one.name} (${sizeOf(one.size)})`));
+      const there = known.offers.map((one, at) => make("option", { value: GET + at }, `${one.title} (${sizeOf(one.files[0].size)})`));
+      this.model.replaceChildren(
+        here.length ? make("optgroup", { label: translated("On this computer") }, here) : "",
+        make("optgroup", { label: translated("Download") }, there, make("option", { value: OTHER }, "Another model on Hugging Face")));
+      const named = String(this.fieldValue(BASE));
+      const first = [chosen, named].find((one) => one && [...this.model.options].some(({ value }) => value === one));
+      this.model.value = first ?? this.model.options[0].value;
+      this.choose();
+    } catch (error) {
+      showMessage(this.said, "bad", messageOf(error));
+    }
+  }
+
+  /** @param {string} option */
+  fieldValue(option) {
+    return fields(formOf(this.tab)).find((field) => field.dataset.option === option && isFor(field, this.family))?.value ?? "";
+  }
+
+  /** The offer that belongs to the chosen model: its own, or for one that is there the one with the same options. */
+  offer() {
+    if (!this.known) return null;
+    const { offers } = this.known, chosen = this.model.value;
+    if (chosen.startsWith(GET)) return offers[Number(chosen.slice(GET.length))];
+    const base = this.base(), same = JSON.stringify(base?.options ?? {});
+    return offers.find((one) => base && JSON.stringify(one.options) === same) ?? offers[0] ?? null;
+  }
+
+  /** The model that is on this computer, if one is chosen. */
+  base() {
+    return this.known?.bases.find((one) => one.path === this.model.value);
+  }
+
+  /** Show the parts of the chosen model: those that are there first, and each as a download. */
+  choose() {
+    this.other.hidden = this.model.value !== OTHER;
+    this.file.hidden = !this.typed.length;
+    const offer = this.offer(), { parts = {}, labels = {} } = this.known ?? {};
+    const rows = (offer?.files ?? []).filter(({ option }) => option !== BASE);
+    this.parts.replaceChildren(...rows.map((wanted) => {
+      const found = parts[wanted.option] ?? [], id = `models-part-${wanted.option}`;
+      const list = make("select", { id, "data-part": wanted.option },
+        found.map((one) => make("option", { value: one.path, title: one.path }, `✓ ${one.name} (${sizeOf(one.size)})`)),
+        make("option", { value: GET + wanted.what }, say("Download {name} ({size})", { name: wanted.name, size: sizeOf(wanted.size) })));
+      const now = String(this.fieldValue(wanted.option));
+      if (found.some((one) => one.path === now)) list.value = now;
+      return make("div", { className: "field" }, make("label", { for: id }, labels[wanted.option] ?? wanted.option), list);
+    }));
+    this.settle();
+  }
+
+  /** What is to be downloaded, by option. */
+  wanted() {
+    /** @type {Wanted[]} */
+    const found = [];
+    const offer = this.offer();
+    if (this.model.value === OTHER) found.push(...this.typed.filter((one) => one.what === this.file.value));
+    else if (!this.base()) found.push(...(offer?.files ?? []).filter(({ option }) => option === BASE));
+    for (const list of this.parts.querySelectorAll("select"))
+      if (list.value.startsWith(GET)) found.push(...(offer?.files ?? []).filter(({ option }) => option === list.dataset.part));
+    return found;
+  }
+
+  /** Say what is downloaded and whether there is room; then ask the hub, which knows better. */
+  async settle() {
+    const mine = ++this.turn, wanted = this.wanted();
+    this.plan = null;
+    this.gate.hidden = true;
+    this.show(wanted);
+    if (!wanted.length) return;
+    try {
+      const plan = await ask("models_hub", { files: wanted.map(({ what }) => what), folder: this.folder.value });
+      if (mine !== this.turn) return;
+      this.plan = plan;
+      this.show(wanted);
+      if (plan.closed.length) this.showGate(plan);
+    } catch (error) {
+      if (mine === this.turn) showMessage(this.said, "bad", messageOf(error));
+    }
+  }
+
+  /** @param {Wanted[]} wanted */
+  show(wanted) {
+    const sizes = wanted.map(({ what, size }) => this.plan?.files.find((one) => one.what === what)?.left ?? size);
+    const total = sizes.reduce((sum, size) => sum + size, 0), free = this.plan?.free ?? this.known?.free ?? 0;
+    const complete = this.model.value !== OTHER || wanted.some(({ option }) => option === BASE);
+    const facts = { sizes: sizes.map(sizeOf).join(" + "), total: sizeOf(total), free: sizeOf(free) };
+    const template = total > free ? "{sizes} = {total} to download, and only {free} free: choose another folder" : "{sizes} = {total} to download, {free} free";
+    this.room.textContent = wanted.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
+    this.room.classList.toggle("bad", total > free);
+    this.go.textContent = total ? say("Download {total}", facts) : "Use these files";
+    this.go.disabled = !complete || total > free || !this.known || (wanted.length > 0 && !this.plan);
+    if (this.plan) showMessage(this.said, "", "");
+  }
+
+  /** @param {Plan} plan */
+  showGate({ closed, token }) {
+    const link = (/** @type {string} */ href) => make("a", { href, target: "_blank", rel: "noopener" }, href);
+    this.gate.replaceChildren(
+      make("h3", {}, "This model asks for its licence to be accepted"),
+      make("ol", {},
+        ...closed.map((name) => make("li", {}, make("span", {}, "Sign in, read the licence and press Agree:"), " ", link(`https://huggingface.co/${name}`))),
+        make("li", {}, make("span", {}, "Make a token with the right to read, and copy it:"), " ", link("https://huggingface.co/settings/tokens")),
+        make("li", {}, make("label", { for: "models-token" }, token ? "Paste another token here, or check again:" : "Paste it here:"), this.token,
+          makeButton("Keep and check again", () => this.keep(), { className: "look" }))));
+    this.gate.hidden = false;
+    this.go.disabled = true;
+  }
+
+  async keep() {
+    try {
+      const { said } = this.token.value ? await ask("models_token", { token: this.token.value }) : { said: "" };
+      this.token.value = "";
+      await this.settle();
+      if (said && this.plan) showMessage(this.said, "good", said);
+    } catch (error) {
+      showMessage(this.said, "bad", messageOf(error));
+    }
+  }
+
+  async lookUp() {
+    try {
+      /** @type {{ files: { what: string, name: string, size: number }[] }} */
+      const { files } = await ask("models_hub", { repository: this.repository.value, folder: this.folder.value });
+      this.typed = files.map((one) => ({ ...one, option: BASE }));
+      this.file.replaceChildren(...files.map((one) => make("option", { value: one.what }, `${one.name} (${sizeOf(one.size)})`)));
+      this.choose();
+    } catch (error) {
+      [this.typed, this.plan] = [[], null];
+      this.choose();
+      showMessage(this.said, "bad", messageOf(error));
+    }
+  }
+
+  /** What the form is to hold, with the places of files that are still to be downloaded. */
+  values() {
+    /** @type {Record<string, string | boolean>} */
+    const values = { ...(this.base()?.options ?? this.offer()?.options) };
+    const place = (/** @type {string} */ what) => this.plan?.files.find((one) => one.what === what)?.path ?? "";
+    if (this.model.value === OTHER) for (const name of Object.keys(values)) delete values[name];
+    values[BASE] = this.base()?.path ?? place(this.wanted()[0]?.what ?? "");
+    for (const list of this.parts.querySelectorAll("select"))
+      values[list.dataset.part ?? ""] = list.value.startsWith(GET) ? place(list.value.slice(GET.length)) : list.value;
+    return values;
+  }
+
+  async act() {
+    const plan = this.plan, values = this.values();
+    if (!plan?.files.some(({ left }) => left)) return this.use(values);
+    this.go.disabled = true;
+    try {
+      this.after = values;
+      await ask("models_get", { files: plan.files.filter(({ left }) => left).map(({ what }) => what), folder: this.folder.value });
+      showMessage(this.said, "plain", "The download goes on when this window or the page is closed, and can be started again.");
+      void this.look();
+    } catch (error) {
+      this.after = null;
+      this.go.disabled = false;
+      showMessage(this.said, "bad", messageOf(error));
+    }
+  }
+
+  /** @param {import("../tools/commands.js").Job} job */
+  ended(job) {
+    const values = this.after;
+    this.after = null;
+    if (job.state === "finished" && values) return this.use(values);
+    if (this.known) void this.load(this.folder.value);
+  }
+
+  /** @param {Record<string, string | boolean>} values */
+  use(values) {
+    if (family(formOf(this.tab)) === this.family) apply(this.tab, values);
+    this.dialog.close();
+  }
+}
+
+/** @type {Models | undefined} */
+let models;
+
+document.addEventListener("click", (event) => {
+  const button = hit(event, ".find-models");
+  if (!button) return;
+  models ??= new Models();
+  models.open(around(button, "form.settings").id.replace(/-form$/, ""));
+  one(models.dialog, "select").focus();
+});

@@ -1,0 +1,153 @@
+"""Base models for a form: those on this computer, and downloads from the Hugging Face Hub with all parts they need."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.i18n.sentences import data
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import ApiRequest, Handler
+from kohya_gui.tools.commands import job_status
+from library import families
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Text
+from library.downloads import finding, hub
+from library.families.facts import HubModel
+from library.files import free_space
+from library.runs import job as jobs
+from library.runs import keys
+
+FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen
+MOST = 12  # files that are downloaded at once
+
+
+def button(label: str) -> str:
+    """The button below a base model's field."""
+    about = Text("Find or download: {label}", label=label)
+    return (
+        f'<button type="button" class="find-models" aria-label="{about}"{data(about)}>'
+        "<span>Find or download a model</span></button>"
+    )
+
+
+class ModelsApi:
+    """Answers for the dialog."""
+
+    def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path]) -> None:
+        self.forms, self.roots = forms, roots
+
+    @property
+    def answers(self) -> dict[str, Handler]:
+        """What scripts may ask."""
+        return {"models": self.look, "models_hub": self.ask, "models_get": self.get, "models_token": self.token}
+
+    def look(self, sent: ApiRequest) -> JsonObject:
+        """What of a family is on this computer, and what is offered for download; nobody else is asked."""
+        form, family = self.forms.get(sent.text("tab")), sent.text("family")
+        if form is None or family not in form.configs:
+            raise ConfigError("There is no such choice: load the page again.")
+        folder = self._folder(sent)
+        bases: list[JsonObject] = []
+        parts: dict[str, list[JsonObject]] = {}
+        for model in self._found(folder):
+            for option in model.uses.get(family, ()):
+                shown = {"path": str(model.path), "name": model.path.name, "size": model.size, "words": model.words}
+                if option == finding.BASE:
+                    bases.append({**shown, "options": form.shown(family, model.options)})
+                else:
+                    parts.setdefault(option, []).append(shown)
+        facts, places = families.facts(family), form.places(family)
+        return {
+            "title": facts.title, "folder": str(folder), "free": free_space(folder), "bases": bases, "parts": parts,
+            "offers": [self._offer(model, form, family) for model in facts.hub_models],
+            "labels": {option: places[option][0] for option in (finding.BASE, *facts.part_options)},
+            "busy": next((job.id for job in jobs.every("models") if job.active), ""),
+        }  # fmt: skip
+
+    def ask(self, sent: ApiRequest) -> JsonObject:
+        """What the hub says of a repository, or of files in some: sizes, places, and licences to be accepted."""
+        folder = self._folder(sent)
+        if name := sent.text("repository").strip():
+            wanted = [*hub.repository(_name(name)).files.values()]
+            if not wanted:
+                raise ConfigError("{name} has no .safetensors file: choose another repository", name=name)
+            return {"files": [{"what": f"{file.repository}/{file.path}", "name": file.path, "size": file.size}
+                              for file in wanted]}  # fmt: skip
+        names = self._names(sent)
+        known = {name: hub.repository(name) for name in dict.fromkeys(_owner(text) for text in names)}
+        files = []
+        for text in names:
+            file = known[_owner(text)].files.get(text.split("/", 2)[2])
+            if file is None:
+                raise ConfigError("{text} is not on the hub any more: choose another model", text=text)
+            path = self._place(folder, file)
+            files.append({"what": text, "size": file.size, "left": hub.still_needed(path, file), "path": str(path)})
+        closed = [name for name, about in known.items() if about.closed]
+        return {"files": files, "closed": closed, "free": free_space(folder), "token": bool(hub.token())}
+
+    def get(self, sent: ApiRequest) -> JsonObject:
+        """Start a download. Where its files go is looked at before, and where they are is known after."""
+        if busy := next((job for job in jobs.every("models") if job.active), None):
+            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
+        folder, names = self._folder(sent), self._names(sent)
+        for text in names:
+            file = hub.RemoteFile(_owner(text), text.split("/", 2)[2], 0, "", "")
+            self._place(folder, file)
+        environment = {**os.environ, **keys.environment()}
+        words = ["models", "get", f"--into={folder}", *names]
+        return {"job": job_status(jobs.start("models", words, environment=environment))["id"]}
+
+    def token(self, sent: ApiRequest) -> JsonObject:
+        """Keep the token for the hub, in the file for tokens."""
+        given = sent.text("token").strip()
+        if not given.isascii() or not given.isprintable() or " " in given or not 8 <= len(given) <= 200:
+            raise ConfigError("This is no token: copy it from https://huggingface.co/settings/tokens")
+        keys.keep({"huggingface_token": given})
+        return {"said": Text("{name} is kept in {folder}, for you only, and is in no config.", name="huggingface_token",
+            folder=keys.place())}  # fmt: skip
+
+    def _folder(self, sent: ApiRequest) -> Path:
+        """The folder for models: as it was sent, or the usual one. It need not be there yet."""
+        text = sent.text("folder").strip() or str(self.roots[0].joinpath(*FOLDER))
+        path = paths.inside(text, self.roots, "folder")
+        if path.exists() and not path.is_dir():
+            raise ConfigError("folder: {path} is not a folder", path=path)
+        return path
+
+    def _place(self, folder: Path, file: hub.RemoteFile) -> Path:
+        """Where a file goes, links followed: inside the roots as well."""
+        return paths.inside(str(hub.place(folder, file)), self.roots, "folder")
+
+    def _names(self, sent: ApiRequest) -> list[str]:
+        names = list(dict.fromkeys(sent.texts("files")))
+        if not 0 < len(names) <= MOST or any(name.count("/") < 2 or name.startswith("-") for name in names):
+            raise ConfigError("This is not what the page sends: load it again")
+        return names
+
+    def _found(self, folder: Path) -> list[finding.FoundModel]:
+        """The models in the usual folders and in this one, as far as the page may read them."""
+        found = []
+        for model in finding.find([folder, *finding.usual_folders(self.roots)]):
+            try:
+                paths.inside(str(model.path), self.roots)
+            except ConfigError:
+                continue
+            found.append(model)
+        return found
+
+    def _offer(self, model: HubModel, form: SettingsForm, family: str) -> JsonObject:
+        files = [{"option": file.option, "what": f"{file.repository}/{file.path}", "size": file.size,
+                  "name": file.path.rpartition("/")[2]} for file in model.files]  # fmt: skip
+        return {"title": model.title, "options": form.shown(family, model.options), "files": files}
+
+
+def _owner(text: str) -> str:
+    """The repository of owner/name/path."""
+    return "/".join(text.split("/", 2)[:2])
+
+
+def _name(text: str) -> str:
+    """The repository that is meant by its name or by the address of its page."""
+    found = paths.HUB_PAGE.match(text)
+    return found[1] if found else text

@@ -1,0 +1,97 @@
+"""Models that are on this computer: found in folders, and known by their headers, whatever their names are."""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from library import families
+from library.config.problems import ConfigError
+from library.families import recognition
+from library.families.shared import weights
+
+BASE = "pretrained_model_name_or_path"
+MOST = 3000  # files that are looked at
+DEEPEST = 7  # folders below each other
+PATIENCE = 4.0  # seconds for all folders
+SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A base model or a part of one."""
+
+    path: Path
+    size: int  # bytes
+    words: str  # what it is
+    uses: Mapping[str, tuple[str, ...]]  # family -> options that can name it
+    options: Mapping[str, str | bool]  # that training it needs
+
+
+def find(folders: Iterable[Path]) -> list[FoundModel]:
+    """The models in these folders that a training can use, in the order of their paths.
+
+    Only headers are read. Files are left out that are damaged, parts of several files, or behind the limits above.
+    """
+    found = {}
+    for path in _candidates(folders):
+        try:
+            state = path.stat()
+            model = _looked(path, state.st_mtime_ns, state.st_size)
+        except (ConfigError, OSError):
+            continue
+        if model:
+            found.setdefault(path.resolve(), model)
+    return sorted(found.values(), key=lambda model: str(model.path).lower())
+
+
+def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
+    """Checkpoints and folders of diffusers; links to folders are not followed, hidden folders not looked into."""
+    end, left = time.monotonic() + PATIENCE, MOST
+    for top in dict.fromkeys(folders):
+        for folder, inside, files in os.walk(top):
+            here = Path(folder)
+            deep = len(here.relative_to(top).parts)
+            inside[:] = sorted(name for name in inside if not name.startswith(".")) if deep < DEEPEST else []
+            if "model_index.json" in files:
+                inside[:] = []
+                yield here
+                continue
+            for name in sorted(files):
+                if name.endswith(".safetensors") and name[0] != "." and not SHARD.search(Path(name).stem):
+                    left -= 1
+                    yield here / name
+            if left < 0 or time.monotonic() > end:
+                return
+
+
+@lru_cache(maxsize=4096)
+def _looked(path: Path, changed: int, size: int) -> FoundModel | None:
+    """What a file is, if a training can use it. `changed` is when it was written."""
+    about = recognition.recognised(path)
+    uses = {about.family: (BASE,)} if about.family else {}
+    if path.is_file() and not about.family:
+        shapes = weights.header(path)
+        every = {facts.name: tuple(o for o, fits in facts.part_options.items() if fits(shapes))
+                 for facts in families.every()}  # fmt: skip
+        uses = {family: options for family, options in every.items() if options}
+    total = size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*.safetensors"))
+    return FoundModel(path, total, about.words, uses, about.options) if uses else None
+
+
+def usual_folders(roots: Iterable[Path]) -> list[Path]:
+    """Where models usually are: folders called models at or one level below each root, and the cache of the hub."""
+    found = []
+    for root in roots:
+        if root.name in ("hub", "models"):
+            found.append(root)
+        try:
+            inside = sorted(entry.path for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+        except OSError:
+            continue
+        found += [Path(one) for one in inside if os.path.basename(one) == "models"]
+        found += [path for one in inside if (path := Path(one, "models")).is_dir()]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,99 @@
+"""`kohya models`: which models are on this computer, and downloads of others from the Hugging Face Hub."""
+
+import argparse
+import os
+from pathlib import Path
+
+from library import families
+from library.config.problems import ConfigError
+from library.downloads import finding, hub
+from library.families.facts import HubModel
+from library.files import need_space
+from library.runs.job_work import joined
+
+DONE = 0
+GB = 1e9
+
+
+def main(argv: list[str]) -> int:
+    """List or download models; 0 when it worked. Raises ConfigError."""
+    asked = parser().parse_args(argv)
+    if asked.way == "list":
+        folders = asked.folders or finding.usual_folders([default_folder(), Path.home(), Path.cwd(), cache()])
+        print("\n".join(f"{model.size / GB:8.2f} GB  {model.words:<34} {model.path}" for model in finding.find(folders))
+              or "no models found: name folders, or download one with kohya models get")  # fmt: skip
+    elif not asked.models:
+        print("\n".join(line(known.title, model) for known in families.every() for model in known.hub_models))
+    else:
+        _download([file for name in asked.models for file in meant(name)], asked.into)
+    return DONE
+
+
+def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options; the page makes its requests of these."""
+    made = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
+    ways = made.add_subparsers(dest="way", metavar="WAY", required=True)
+    text = "models on this computer, by what their files hold"
+    one = ways.add_parser("list", help=text, description=text)
+    one.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="folders to search; else the usual ones")
+    text = "download models from Hugging Face; without names, what can be downloaded"
+    one = ways.add_parser("get", help=text, description=text)
+    one.add_argument("models", nargs="*", metavar="MODEL",
+                     help="a title from the list, with text encoders and VAE, or owner/name/file")  # fmt: skip
+    one.add_argument("--into", type=Path, default=default_folder(), metavar="FOLDER", help="where files are kept")
+    return made
+
+
+def default_folder() -> Path:
+    """Where downloads go unless another folder is named."""
+    return Path.home() / "kohya" / "models"
+
+
+def cache() -> Path:
+    """The folder in which huggingface_hub keeps what it downloads."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+
+
+def line(family: str, model: HubModel) -> str:
+    """What can be downloaded, with its size."""
+    parts = " + ".join(f"{file.path.rpartition('/')[2]} {file.size / GB:.1f} GB" for file in model.files)
+    return f"{model.title} ({family}): {sum(file.size for file in model.files) / GB:.1f} GB\n  {parts}"
+
+
+def meant(name: str) -> list[str]:
+    """The files, as owner/name/path, that a title or such a name stands for. Raises ConfigError."""
+    for known in families.every():
+        for model in known.hub_models:
+            if model.title.lower() == name.strip().lower():
+                return [f"{file.repository}/{file.path}" for file in model.files]
+    if name.count("/") < 2:
+        titles = ", ".join(model.title for known in families.every() for model in known.hub_models)
+        raise ConfigError("{name} is no known model: write owner/name/file.safetensors, or one of {titles}", name=name,
+            titles=titles)  # fmt: skip
+    return [name]
+
+
+def _download(names: list[str], folder: Path) -> None:
+    """Download files, in order; all that is wrong with them or their places is said before the first."""
+    with joined("models") as work:
+        work.phase("asking the hub")
+        files = hub.files_of(dict.fromkeys(names))
+        places = [hub.place(folder, file) for file in files]
+        need_space(folder, sum(hub.still_needed(path, file) for path, file in zip(places, files, strict=True)))
+        done: list[str] = []
+        shown = -1
+
+        def report(what: str, now: int, total: int) -> None:
+            nonlocal shown
+            work.phase(what, now, total)
+            percent = now * 100 // max(1, total)
+            if not work.folder and percent != shown:
+                shown = percent
+                print(f"\r{what} {now / GB:.2f} / {total / GB:.2f} GB", end="", flush=True)
+
+        for path, file in zip(places, files, strict=True):
+            hub.download(file, path, report)
+            done.append(str(path))
+            work.store({"files": done})
+            print(f"{chr(13) if not work.folder else ''}{path}")

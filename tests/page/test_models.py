@@ -1,0 +1,171 @@
+"""The dialog for base models: what is on the disk, what is downloaded, and nothing outside of the roots."""
+
+import pytest
+
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.models import models
+from kohya_gui.models.models import ModelsApi
+from kohya_gui.server.json_api import ApiRequest
+from library import families
+from library.config.problems import ConfigError
+from library.downloads import finding
+from library.runs import job as jobs
+from library.runs import keys
+from tests.downloads.conftest import hub, small, sparse  # noqa: F401
+from tests.downloads.test_downloads import SHAPES
+
+FAMILY = families.facts("flux")
+OFFER = FAMILY.hub_models[0]
+FILES = [f"{file.repository}/{file.path}" for file in OFFER.files]
+
+
+@pytest.fixture
+def api(hub, tmp_path, monkeypatch):  # noqa: F811
+    for number, file in enumerate(OFFER.files):
+        hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
+    tab = TABS[0]
+    made = ModelsApi({tab.id: SettingsForm(tab.id, FAMILIES, tab.configs, tab.basics)}, [(tmp_path / "root").resolve()])
+    (tmp_path / "root").mkdir()
+    made.started = []
+    answer = jobs.BackgroundJob(tmp_path / "x", {"kind": "models", "arguments": ["models", "get"]})
+    monkeypatch.setattr(jobs, "start", lambda kind, words, environment: made.started.append(words) or answer)
+    return made
+
+
+def look(api, **more):
+    return api.look(ApiRequest({"tab": "lora", "family": FAMILY.name, **more}))
+
+
+def test_what_is_there_and_what_is_offered(api, tmp_path):
+    own = tmp_path / "root" / "ComfyUI" / "models" / "vae" / "x.safetensors"
+    sparse(own, SHAPES["flux"]["ae"])
+    base = sparse(tmp_path / "root" / "models" / "any.safetensors", SHAPES["flux"][finding.BASE])
+    (base.parent / "out.safetensors").symlink_to(sparse(tmp_path / "secret.safetensors", SHAPES["flux"]["ae"]))
+    found = look(api)
+    assert found["parts"] == {"ae": [{"path": str(own), "name": "x.safetensors", "size": own.stat().st_size,
+                                      "words": "a VAE"}]}  # fmt: skip
+    assert [one["path"] for one in found["bases"]] == [str(base)] and found["title"] == FAMILY.title
+    assert [file["what"] for file in found["offers"][0]["files"]] == FILES
+    assert [file["size"] for file in found["offers"][0]["files"]] == [23802932552, 246144152, 9787841024, 335304388]
+    assert found["folder"] == str(tmp_path / "root" / "kohya" / "models") and found["free"] > 0
+    assert found["labels"]["t5xxl"] == "T5-XXL" and not (tmp_path / "root" / "kohya").exists()
+
+
+def test_a_download_is_planned_with_the_hubs_own_sizes_and_licences(api, hub):  # noqa: F811
+    hub.gated[OFFER.files[0].repository] = "hf_rightright"
+    plan = api.ask(ApiRequest({"files": FILES}))
+    assert [one["left"] for one in plan["files"]] == [len(small())] * 4 and plan["closed"] == [
+        FILES[0].rsplit("/", 1)[0]
+    ]
+    assert plan["files"][0]["path"].endswith("root/kohya/models/FLUX.1-dev/flux1-dev.safetensors")
+    api.token(ApiRequest({"token": " hf_rightright\n"}))
+    assert keys.kept() == {"huggingface_token": "hf_rightright"}
+    plan = api.ask(ApiRequest({"files": FILES}))
+    assert plan["closed"] == [] and plan["token"]
+    assert "hf_right" not in str(plan)
+    page = f"https://huggingface.co/{OFFER.files[1].repository}"
+    named = api.ask(ApiRequest({"repository": page}))["files"]
+    assert {one["name"] for one in named} == {"clip_l.safetensors", "t5xxl_fp16.safetensors"}
+
+
+def test_a_download_is_started_for_files_inside_the_roots(api, tmp_path):
+    api.get(ApiRequest({"files": FILES[:2], "folder": str(tmp_path / "root" / "m")}))
+    assert api.started == [["models", "get", f"--into={tmp_path / 'root' / 'm'}", *FILES[:2]]]
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        ({"folder": "/etc"}, "outside"),
+        ({"folder": "{root}/../elsewhere"}, "outside"),
+        ({"folder": "{root}/.ssh"}, "hidden"),
+        ({"folder": "{root}/file"}, "not a folder"),
+        ({"files": []}, "not what the page sends"),
+        ({"files": ["--into=/etc/x/y"]}, "not what the page sends"),
+        ({"files": ["a/b"]}, "not what the page sends"),
+        ({"files": FILES * 9 + [f"a/b/{n}.safetensors" for n in range(20)]}, "not what the page sends"),
+        ({"files": ["a/b/../../../../etc/x.ckpt"]}, "may hold code"),
+        ({"files": ["a/../x.safetensors"]}, "a name that cannot be used"),
+        ({"files": ["a/link/x.safetensors"]}, "outside"),
+        ({"files": ["a/b/.hidden.safetensors"]}, "a name that cannot be used"),
+        ({"files": "a/b/c"}, "list of texts"),
+    ],
+)
+def test_what_leads_out_is_refused(api, tmp_path, sent, says):
+    root = tmp_path / "root"
+    (root / "file").write_text("x")
+    (root / "kohya" / "models").mkdir(parents=True)
+    (root / "kohya" / "models" / "link").symlink_to(tmp_path)
+    given = {"files": FILES} | {name: value.replace("{root}", str(root)) if name == "folder" else value
+                                for name, value in sent.items()}  # fmt: skip
+    with pytest.raises(ConfigError, match=says):
+        api.get(ApiRequest(given))
+    assert api.started == []
+
+
+@pytest.mark.parametrize("token", ["", "x", "hf with blanks", "hf_\u00e4\u00e4\u00e4\u00e4", "a" * 900, "hf_a\nb123"])
+def test_only_a_token_is_kept(api, token):
+    with pytest.raises(ConfigError, match="no token"):
+        api.token(ApiRequest({"token": token}))
+    assert keys.kept() == {}
+
+
+@pytest.mark.parametrize("name", ["http://127.0.0.1/x", "../..", "a", "someone/none"])
+def test_other_repositories_are_sentences(api, name):
+    with pytest.raises(ConfigError):
+        api.ask(ApiRequest({"repository": name}))
+
+
+def test_other_forms_are_sentences(api):
+    for sent in ({"tab": "none"}, {"family": "none"}, {"folder": "/"}):
+        with pytest.raises(ConfigError):
+            look(api, **sent)
+    assert "find-models" in models.button("x")
+
+
+@pytest.mark.browser
+def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):  # noqa: F811
+    for facts in families.every():
+        for offer in facts.hub_models:
+            for number, file in enumerate(offer.files):
+                hub.repositories.setdefault(file.repository, {})[file.path] = small(number)
+    hub.gated[OFFER.files[0].repository] = "hf_rightright"
+    own = sparse(served[1] / "models" / "mine.safetensors", SHAPES["flux"]["ae"])
+    seen = visit()
+    page = seen.page
+    seen.family(FAMILY.title)
+    page.locator(".find-models:visible").click()
+    dialog = page.locator("dialog.models")
+    dialog.get_by_text("This model asks for its licence to be accepted").wait_for()
+    assert dialog.get_by_label("Autoencoder").input_value() == str(own)
+    assert "Download t5xxl_fp16.safetensors (9.8 GB)" in dialog.get_by_label("T5-XXL").inner_text()
+    assert (
+        dialog.get_by_role("link").first.get_attribute("href") == f"https://huggingface.co/{OFFER.files[0].repository}"
+    )
+    go = dialog.locator(".take")
+    assert go.is_disabled()
+    dialog.locator("#models-token").fill("hf_rightright")
+    dialog.get_by_role("button", name="Keep and check again").click()
+    page.wait_for_function("() => !document.querySelector('.models .take').disabled")
+    assert go.inner_text() == "Download 60.3 KB"
+    assert "20.1 KB + 20.1 KB + 20.1 KB" in dialog.locator(".room").inner_text()
+    assert page.evaluate("document.querySelector('dialog.models').scrollWidth <= innerWidth")
+    go.click()
+    dialog.wait_for(state="hidden", timeout=60_000)
+    form = page.locator("#lora-form")
+    value = lambda name: form.locator(f"[data-option={name}]:visible").input_value()  # noqa: E731
+    place = served[1] / "kohya" / "models"
+    assert value(finding.BASE) == str(place / "FLUX.1-dev" / "flux1-dev.safetensors")
+    assert value("ae") == str(own) and value("clip_l") == str(place / "flux_text_encoders" / "clip_l.safetensors")
+    assert sorted(path.name for path in place.rglob("*") if path.is_file()) == [
+        "clip_l.safetensors", "flux1-dev.safetensors", "t5xxl_fp16.safetensors"]  # fmt: skip
+    page.locator(".find-models:visible").click()  # now all is there
+    dialog.locator(".room", has_text="All files are on this computer.").wait_for()
+    dialog.get_by_label("Model", exact=True).select_option("other")
+    dialog.get_by_label("Hugging Face id").fill("someone/none")
+    dialog.get_by_label("Hugging Face id").press("Enter")
+    dialog.get_by_text("There is no Hugging Face repository someone/none").wait_for()
+    assert go.is_disabled()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
