@@ -22,14 +22,16 @@ from benchmarks.versus_files import HERE
 
 OPTIONS = {"optimizer_type": "AdamW", "optimizer_args": [], "fused_backward_pass": False, "save_precision": "bf16",
            "gradient_checkpointing": True, "cuda_graphs": "false"}  # fmt: skip
+WAYS = ("one GPU", "whole on each", "in shards")
 LOSS = re.compile(r"^step \d+/\d+, epoch \d+, loss ([\d.]+)", re.MULTILINE)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the three trainings; 1 where one failed."""
+    """Run the trainings; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("sdxl", "flux"), default="flux")
     parser.add_argument("--number", type=int, help="how many GPUs; default: all")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
