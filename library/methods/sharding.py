@@ -53,6 +53,11 @@ def own_part(whole: Tensor, p: Tensor) -> Tensor:
     return rows.own(whole) if rows else whole
 
 
+def collected(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers are sent by all processes each time that they are asked for."""
+    return isinstance(tensor, LazyTensor)
+
+
 # Why: docs/decisions/2026-11-22-whole-models-in-shards.md
 class ShardedModel:
     """A denoiser in shards, and the parameters that are this process' rows of it, by their names in the denoiser."""
@@ -189,9 +194,9 @@ class ShardedModel:
         if self._rank:
             distributed.gather(padded)
             return None
-        parts = [torch.empty_like(padded) for _ in range(self._ranks)]
-        distributed.gather(padded, parts)
-        return torch.cat([part.cpu() for part in parts])[: rows.shape[0]]
+        whole = padded.new_empty((self._ranks * size, *rows.shape[1:]))  # on the device, as copies there are fast
+        distributed.gather(padded, [*whole.chunk(self._ranks)])
+        return whole[: rows.shape[0]].cpu()
 
     # ---- what an optimizer keeps
 

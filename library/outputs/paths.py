@@ -17,6 +17,7 @@ from library.config.values import quoted
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 from library.methods import TrainingMethod
 from library.methods.lycoris import unused_alphas
+from library.methods.sharding import collected
 from library.tools.storage import FilePlan, holds, is_finite
 
 log = logging.getLogger(__name__)
@@ -266,7 +267,9 @@ def remove(path: Path | None) -> None:
 
 
 def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False) -> None:
-    broken = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+    # Of a model in shards each process has looked at its part: to look at the whole, all of it would be sent once more.
+    here = {name: tensor for name, tensor in tensors.items() if not collected(tensor)}
+    broken = [name for name, tensor in here.items() if not is_finite(tensor)]
     if broken and refuse:
         raise ConfigError("{name} was not saved: {count} tensors hold NaN or infinity, first {broken}",
             name=path.name, count=len(broken), broken=broken[0])  # fmt: skip

@@ -176,7 +176,8 @@ class FilePlan:
         """The tensors' bytes, each made when asked for. ConfigError where a type is too narrow for the numbers."""
         for i, (name, about) in enumerate(self.tensors.items()):
             report("writing", i, len(self.tensors))
-            stored = cast(name, about.make(), about.dtype).reshape(about.shape)
+            made = about.make().detach()  # a tensor whose numbers are made when asked for is asked once
+            stored = cast(name, made, about.dtype).reshape(about.shape)
             yield stored.reshape(-1).view(torch.uint8).numpy().data
         report("writing", len(self.tensors), len(self.tensors))
 

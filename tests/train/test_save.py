@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as package_bytes
 
+from library.compiler.torch_private import LazyTensor
 from library.config.schema import ConfigError, build
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
@@ -195,6 +196,21 @@ def test_a_whole_model_that_came_with_nan_can_be_saved(tmp_path, caplog):
     odd = {"w": torch.tensor([float("nan")])}
     assert load_file(paths.model(tmp_path / "w.safetensors", odd, config(tmp_path, SdxlTrain), {}))["w"].isnan()
     assert "NaN" in caplog.text
+
+
+@pytest.mark.parametrize(("precision", "times"), [("float", "ab"), ("bf16", "aab"), ("fp16", "aabb")])
+def test_a_tensor_that_others_send_is_asked_for_once_and_before_where_it_may_not_fit(tmp_path, precision, times):
+    asked = []
+
+    def lazy(name, value):
+        return LazyTensor(value.shape, value.dtype, lambda: asked.append(name) or value)
+
+    whole = {"a": torch.randn(3, 4), "b": torch.randn(2, 2, dtype=torch.bfloat16)}
+    given = config(tmp_path, SdxlTrain, save_precision=precision)
+    paths.model(tmp_path / "lazy.safetensors", {name: lazy(name, one) for name, one in whole.items()}, given, {})
+    paths.model(tmp_path / "whole.safetensors", whole, given, {})
+    assert "".join(sorted(asked)) == times
+    assert (tmp_path / "lazy.safetensors").read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
 def test_an_earlier_training_of_the_same_name_is_not_overwritten(tmp_path):
