@@ -36,10 +36,12 @@ GIB = 2**30
 ROUNDS = 5  # over all sizes that are timed
 REHEARSED = 4  # rounds before them where steps are recorded: compiling, two rehearsals and the recording
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
-LEAST = {"sdxl": 10, "flux": 28}  # GiB of a model in 16 bits with one pass
+# GiB of a model in 16 bits with one pass
+LEAST = {"sdxl": 10, "flux": 28, "chroma": 22, "kontext": 30, "fill": 28, "qwen_image": 48}
 AT_ONCE = 8  # processes that compile side by side
 CKPT = {"gradient_checkpointing": True}
 EAGER = {"compile": False, "compile_mode": "default", "cuda_graphs": "false"}
+WHOLE = {"blocks_to_swap": None, "checkpoint_keep_attention": False}
 UNRECORDED = {"compile_mode": "default", "cuda_graphs": "false"}
 PLAYED = {"compile": True, "compile_mode": "reduce-overhead", "cuda_graphs": "auto"}
 FP8 = {"fp8_base": True, "fp8_compute": True}
@@ -84,6 +86,30 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
         ("checkpointing", "finetune-80gb", CKPT, 34),
         ("10 blocks swapped", "finetune-24gb", {"blocks_to_swap": 10}, 34),
     ),
+    "chroma lora": (
+        ("eager, checkpointing", "lora-chroma-80gb", {**EAGER, **CKPT}, 22),
+        ("fp8 products, checkpointing", "lora-chroma-24gb", WHOLE, 14),
+        ("fp8 products", "lora-chroma-80gb", FP8, 42),
+        ("fp8 products, recorded", "lora-chroma-80gb", {**FP8, **PLAYED}, 60),
+    ),
+    "kontext lora": (
+        ("eager, checkpointing", "lora-kontext-24gb", {**EAGER, "fp8_base": False, "fp8_compute": False}, 32),
+        ("fp8 products, keeps attention", "lora-kontext-24gb", {"checkpoint_keep_attention": True}, 24),
+        ("fp8 products, half the activations", "lora-kontext-24gb",
+         {"gradient_checkpointing": False, "compile_activation_budget": 0.5}, 50),
+        ("fp8 products", "lora-kontext-24gb", {"gradient_checkpointing": False}, 76),
+    ),
+    "fill lora": (("fp8 products", "lora-fill-24gb", {"gradient_checkpointing": False, **WHOLE}, 46),),
+    "qwen_image lora": (
+        ("eager, checkpointing", "lora-80gb", EAGER, 46),
+        ("fp8 products, checkpointing", "lora-80gb", FP8, 26),
+        ("fp8 products, keeps attention", "lora-80gb", {**FP8, "checkpoint_keep_attention": True}, 30),
+        ("fp8 products, half the activations", "lora-80gb",
+         {**FP8, "gradient_checkpointing": False, "compile_activation_budget": 0.5}, 52),
+        ("fp8 products", "lora-80gb", {**FP8, "gradient_checkpointing": False}, 74),
+        ("fp8 products, keeps attention, recorded", "lora-80gb",
+         {**FP8, "checkpoint_keep_attention": True, **PLAYED}, 40),
+    ),
 }  # fmt: skip
 
 
@@ -108,7 +134,7 @@ class Case:
 
     @property
     def script(self) -> str:
-        return f"{self.family}_train" + ("_network" if self.kind == "lora" else "")
+        return f"{folder_of(self.family)}_train" + ("_network" if self.kind == "lora" else "")
 
     @property
     def title(self) -> str:
@@ -120,25 +146,35 @@ class Case:
         """What decides which graphs are made: cases that are equal here share them."""
         names = ("gradient_checkpointing", "checkpoint_keep_attention", "fp8_base", "fp8_compute", "int8_base",
                  "int8_compute", "train_batch_size", "compile_activation_budget", "compile_blocks", "compile_backend",
-                 "cpu_offload_checkpointing", "network_dim")  # fmt: skip
+                 "cpu_offload_checkpointing", "network_dim", "model_type")  # fmt: skip
         return f"{self.script} {[(name, self.values.get(name)) for name in names]}"
 
 
+def folder_of(family: str) -> str:
+    """The folder of presets of a family or a relative."""
+    from library.families import owner
+
+    return owner(family)
+
+
 def cases(family: str, only: list[str] | None, size: str) -> list[Case]:
-    """The presets of a family, and what each is compared with."""
+    """The presets of a family or a relative, and what each is compared with."""
     found: list[Case] = []
-    for path in sorted((ROOT / "presets" / family).glob("*-*gb.toml")):
-        kind, _, memory = path.stem.rpartition("-")
-        if kind in ("lora", "finetune") and (not only or path.stem in only):  # not DreamBooth's, nor relatives'
-            cap = float(memory.removesuffix("gb"))
-            found.append(Case(family, kind, path.stem, flat(path), cap, int(min(max(cap, LEAST[family]), 64)), size))
+    relative = "" if folder_of(family) == family else f"-{family}"
+    for kind in ("lora", "finetune"):  # DreamBooth's are those of fine-tunes
+        for path in sorted((ROOT / "presets" / folder_of(family)).glob(f"{kind}{relative}-[0-9]*gb.toml")):
+            if not only or path.stem in only:
+                cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
+                room = int(min(max(cap, LEAST[family]), 64))
+                found.append(Case(family, kind, path.stem, flat(path), cap, room, size))
     known = {case.name for case in found}
     for kind in ("lora", "finetune"):
-        for name, base, changes, room in WAYS[f"{family} {kind}"]:
+        for name, base, changes, room in WAYS.get(f"{family} {kind}", ()):
             if base in known:
-                values = {**flat(ROOT / "presets" / family / f"{base}.toml"), **changes}
+                values = {**flat(ROOT / "presets" / folder_of(family) / f"{base}.toml"), **changes}
+                values = {option: value for option, value in values.items() if value is not None}
                 found.append(Case(family, kind, name, values, None, max(room, LEAST[family]), size))
-    return found + (profiled(family, size) if PROFILED[family] in known else [])
+    return found + (profiled(family, size) if PROFILED.get(family) in known else [])
 
 
 def profiled(family: str, size: str) -> list[Case]:
@@ -225,10 +261,14 @@ def measured(case: Case, device: Any) -> dict[str, Any]:
         watch = Watch(device)
         limit = case.cap and watch.hold_to(case.cap)
         recorded = config.compile.records_graphs and not case.warm
-        losses = [ready.step() for _ in range(len(sizes) * (REHEARSED if recorded else 2))]
-        timing.wait(device)
-        settled = time.perf_counter()
-        found = {"loading_s": round(loaded - began, 1), "settling_s": round(settled - loaded, 1)}
+        losses: list[Any] = []
+        rounds = [timing.timed(lambda: losses.extend(ready.step() for _ in sizes), device)
+                  for _ in range(REHEARSED if recorded else 2)]  # fmt: skip
+        found: dict[str, Any] = {
+            "loading_s": round(loaded - began, 1),
+            "settling_s": round(time.perf_counter() - loaded, 1),
+        }
+        found["rounds_s"] = [round(seconds, 2) for seconds in rounds]  # of settling: all sizes once
         if not case.warm:
             each = [timing.timed(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
             found |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
@@ -365,7 +405,7 @@ def _finish(case: Case, process: Process, until: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=("sdxl", "flux"), nargs="+")
+    parser.add_argument("--family", choices=tuple(LEAST), nargs="+")
     parser.add_argument("--only", nargs="+", metavar="PRESET", help="only these, and what they are compared with")
     parser.add_argument(
         "--cases",
@@ -384,7 +424,7 @@ def main() -> None:
     if asked.child:
         child()
     if not asked.family:
-        parser.error("--family is needed: sdxl or flux")
+        parser.error(f"--family is needed: {', '.join(LEAST)}")
     began = time.monotonic()
     every = [case for family in asked.family for case in cases(family, asked.only, "tiny" if asked.tiny else "full")]
     if asked.cases:
@@ -421,8 +461,10 @@ def line(row: dict[str, Any], batch: int, at: float) -> str:
     start = f"{at:5.0f} s  {row['kind']:8} {row['case']:46} {row['cap'] or '':>5} batch {batch}"
     if "failed" in row:
         return f"{start} failed: {row['failed']} {row.get('reserved_gib', '')}"
+    rounds = ", ".join(f"{seconds:.1f}" for seconds in row["rounds_s"])
     numbers = f"{row['s_it']:8.4f} s, busy {row['busy_s']}, {row['gib']} GiB (limit {row['limit_gib']})"
-    return f"{start} {numbers}, settling {row['settling_s']} s {row.get('compile', '')} {row.get('not_compiled', '')}"
+    compiled = f"{row.get('compile', '')} {row.get('not_compiled', '')}"
+    return f"{start} {numbers}, settling {row['settling_s']} s ({rounds}) {compiled}"
 
 
 if __name__ == "__main__":

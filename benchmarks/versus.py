@@ -2,10 +2,13 @@
 
     python -m benchmarks.versus --rival sd-scripts=../sd-scripts:../sd-scripts/venv/bin/python --out results
     python -m benchmarks.versus --family sdxl --kind lora --cases checkpointing recorded --steps 60
+    python -m benchmarks.versus --rival musubi=../musubi-tuner:../musubi-tuner/.venv/bin/python --family qwen_image
     python -m benchmarks.versus --tiny --family sdxl            # tiny models, on a CPU too: to try it, not to measure
 
-A rival is NAME=PATH or NAME=PATH:PYTHON: a checkout with the scripts of sd-scripts (`flux_train_network.py` and so on)
-in its folder, and the Python that has the packages it wants; without one it runs with this Python. Models are of full
+A rival is NAME=PATH or NAME=PATH:PYTHON: a checkout of sd-scripts or musubi-tuner, whose scripts
+(`flux_train_network.py` and so on) are in its folder, and the Python that has the packages it wants; without one it
+runs with this Python. musubi-tuner gets the options in its own TOML, its file of data sets, and caches of random
+numbers, which this trainer reads as well. Models are of full
 size with random weights; there are 12 images of three sizes. Every training is started as a user starts it, in a
 process of its own that is measured from outside: seconds a step over the second half of the steps, by the lines that it
 prints; the most memory in use on the whole GPU; seconds until the first step is done; the wall from launch to the saved
@@ -43,6 +46,12 @@ class Program:
     scripts: Path
     python: str
 
+    @property
+    def source(self) -> Path | None:
+        """The folder of musubi-tuner's package, None of other programs."""
+        found = self.folder / "src"
+        return found if (found / "musubi_tuner").is_dir() else None
+
     @classmethod
     def parse(cls, text: str) -> "Program":
         """A rival as the command line has it. Raises ValueError."""
@@ -63,7 +72,7 @@ class Program:
         known = os.environ.get("PYTHONPATH", "") if self.name == OURS else ""
         return {
             **kept,
-            "PYTHONPATH": os.pathsep.join([str(self.folder), *filter(None, [known])]),
+            "PYTHONPATH": os.pathsep.join([str(self.source or self.folder), *filter(None, [known])]),
             "PYTHONUNBUFFERED": "1",
             "PYTHONIOENCODING": "utf-8",
             "HF_HUB_OFFLINE": "1",
@@ -82,7 +91,7 @@ class Program:
             return f"has no {script.name}"
         if self.name == OURS:
             return ""
-        sources = [*self.folder.glob("*.py"), *self.folder.glob("library/*.py")]
+        sources = [*self.folder.glob("*.py"), *self.folder.glob("library/*.py"), *self.folder.glob("src/*/**/*.py")]
         known = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in sources)
         missing = [name for name in case.own if f'"--{name}"' not in known]
         return f"has no {', '.join(missing)}" if missing else ""
@@ -103,15 +112,20 @@ def run(program: Program, case: Case, work: Path, limit: float) -> Row:
         return {**row, "failed": lacking}
     place = work / program.name.replace(" ", "-")
     images, out = place / "images", place / "out"
-    row["caches"] = "found" if any(images.rglob(f"*{case.family}*.npz")) else "made"
     if not images.exists():
         shutil.copytree(work / "inputs" / "images", images)
+    known = any(images.rglob(f"*{case.family}*.npz")) or versus_files.has_musubi_caches(case.family)
+    row["caches"] = "found" if known else "made"
     shutil.rmtree(out, ignore_errors=True)  # of an earlier time: this trainer writes over nothing
     out.mkdir(parents=True)
     name = case.title.replace(" ", "-")
-    toml = versus_files.write_toml(case, work, work / "inputs")
-    command = [program.python, str(program.scripts / f"{case.script}.py"), "--config_file", str(toml),
-               "--train_data_dir", str(images), "--output_dir", str(out), "--output_name", name]  # fmt: skip
+    command = [program.python, str(program.scripts / f"{case.script}.py"), "--output_dir", str(out), "--output_name",
+               name, "--config_file"]  # fmt: skip
+    if program.source:
+        command.append(str(versus_files.write_musubi(case, work, work / "inputs", images)))
+    else:
+        toml = versus_files.write_toml(case, work, work / "inputs")
+        command += [str(toml), "--train_data_dir", str(images)]
     steps = int(case.options["max_train_steps"])
     environment = program.environment(work, case.title)
     log = place / f"{name}.log"
@@ -197,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the cases; 1 where this trainer failed one that it has."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PATH[:PYTHON]")
-    parser.add_argument("--family", nargs="+", choices=("sdxl", "flux"), default=["sdxl", "flux"])
+    parser.add_argument("--family", nargs="+", choices=versus_files.known_families(), default=["sdxl", "flux"])
     parser.add_argument("--kind", nargs="+", choices=("lora", "full"), default=["lora", "full"])
     parser.add_argument("--cases", nargs="+", metavar="NAME", help=f"only these of {versus_files.CASES.name}")
     parser.add_argument("--steps", type=int, default=60)

@@ -1,9 +1,14 @@
-"""What every program in versus.py trains on: model files with random weights, tokenizers, images, and the TOML."""
+"""What every program in versus.py trains on: model files with random weights, tokenizers, images, caches and TOML.
+
+For families whose caches are musubi-tuner's the caches are random, too, so that no program needs their text encoder,
+and a full-size model has one random block many times, as drawing and holding 41 GB would take long.
+"""
 
 import json
+import re
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +47,11 @@ class Case:
         return f"{self.family} {self.kind} {self.name}"
 
 
+def known_families(path: Path = CASES) -> tuple[str, ...]:
+    """The families that the file has cases of."""
+    return tuple(tomllib.loads(path.read_text(encoding="utf-8"))["family"])
+
+
 def cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[Case]:
     """All cases of the file, with so many steps each."""
     known = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -59,18 +69,57 @@ def cases(tiny: bool, steps: int, path: Path = CASES) -> Iterator[Case]:
 
 def write_toml(case: Case, folder: Path, inputs: Path) -> Path:
     """The TOML of a case, flat as sd-scripts has it."""
+    return write_flat(folder / f"{case.title.replace(' ', '-')}.toml", filled(case, inputs))
+
+
+def filled(case: Case, inputs: Path) -> dict[str, Any]:
+    """The options of a case with the folders of models and tokenizers."""
     places = {"{models}": (inputs / "models").as_posix(), "{tokenizers}": (inputs / "tokenizers").as_posix()}
     text = json.dumps(case.options)
     for name, place in places.items():
         text = text.replace(name, place)
-    path = folder / f"{case.title.replace(' ', '-')}.toml"
-    lines = [f"{name} = {json.dumps(value)}\n" for name, value in json.loads(text).items()]
-    path.write_text("".join(lines), encoding="utf-8")
+    return json.loads(text)
+
+
+def write_flat(path: Path, options: Mapping[str, Any]) -> Path:
+    """Options as a TOML file without tables."""
+    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items()), encoding="utf-8")
     return path
 
 
+# What musubi-tuner calls some options. Those of images are in its file of data sets; of the rest it has not all.
+MUSUBI = {"pretrained_model_name_or_path": "dit"}
+MUSUBI_DATA = {"caption_extension": "caption_extension", "enable_bucket": "enable_bucket",
+               "train_batch_size": "batch_size"}  # fmt: skip
+NOT_MUSUBI = ("tokenizer_cache_dir", "resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps",
+              "cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs",
+              "cache_text_encoder_outputs_to_disk", "save_precision", "save_model_as",
+              "network_train_unet_only")  # fmt: skip
+
+
+def write_musubi(case: Case, folder: Path, inputs: Path, images: Path) -> Path:
+    """The TOML of a case as musubi-tuner has it, and beside it that of its data sets. 8-bit weights have scales there,
+    as it recommends."""
+    options = filled(case, inputs)
+    width, _, height = str(options["resolution"]).partition(",")
+    general = {"resolution": [int(width), int(height)]}
+    general |= {theirs: options[ours] for ours, theirs in MUSUBI_DATA.items()}
+    sets = [{"image_directory": place.as_posix(), "num_repeats": int(place.name.partition("_")[0])}
+            for place in sorted(images.iterdir()) if place.is_dir()]  # fmt: skip
+    tables = ["[general]", *(f"{name} = {json.dumps(value)}" for name, value in general.items())]
+    for one in sets:
+        tables += ["", "[[datasets]]", *(f"{name} = {json.dumps(value)}" for name, value in one.items())]
+    stem = f"{case.title.replace(' ', '-')}-musubi"
+    data = folder / f"{stem}-data.toml"
+    data.write_text("\n".join(tables) + "\n", encoding="utf-8")
+    left_out = {*MUSUBI_DATA, *NOT_MUSUBI}
+    found = {MUSUBI.get(name, name): value for name, value in options.items() if name not in left_out}
+    found |= {"dataset_config": data.as_posix()} | ({"fp8_scaled": True} if options.get("fp8_base") else {})
+    return write_flat(folder / f"{stem}.toml", found)
+
+
 def make(inputs: Path, families: set[str], tiny: bool) -> None:
-    """Models, tokenizers and images, as far as they are not there yet."""
+    """Models, tokenizers, images and caches, as far as they are not there yet."""
     from library.demo import images
 
     pictures = inputs / "images"
@@ -82,19 +131,94 @@ def make(inputs: Path, families: set[str], tiny: bool) -> None:
 
 
 def make_model(inputs: Path, family: str, tiny: bool) -> None:
-    """The files of a family's model, under the names that the TOML has, and its tokenizers."""
+    """The files of a family's model, under the names that the TOML has, its tokenizers, and caches in musubi-tuner's
+    format where the family has such."""
     from library.families import random_module
 
     module, place = random_module(family), inputs / "models" / family
-    written = module.write(place, sizes=replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL)
+    sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
+    if cached := has_musubi_caches(family):
+        write_caches(inputs / "images", family, sizes)
+    written = module.write(place, sizes=replace(sizes, **ONE_BLOCK) if cached and not tiny else sizes)
     files = written if isinstance(written, dict) else {family: written}
     for part, path in files.items():
         if Path(path).is_file():
-            shutil.move(path, inputs / "models" / f"{part}.safetensors")
-    second = place / "tokenizer_2"
-    names = zip((place / "tokenizer", second), (TOKENIZERS[0], TOKENIZERS[2 if "t5xxl" in files else 1]), strict=True)
-    for folder, name in names:
+            target = inputs / "models" / f"{part}.safetensors"
+            if part == family and cached and not tiny:
+                repeat_block(Path(path), target, module.FULL.blocks)
+            else:
+                shutil.move(path, target)
+    folders = [place / name for name in ("tokenizer", "tokenizer_2") if (place / name).is_dir()]
+    if len(folders) == 1:
+        shutil.copytree(folders[0], inputs / "models" / "tokenizer", dirs_exist_ok=True)
+        return
+    for folder, name in zip(folders, (TOKENIZERS[0], TOKENIZERS[2 if "t5xxl" in files else 1]), strict=True):
         shutil.copytree(folder, inputs / "tokenizers" / name, dirs_exist_ok=True)
     if "t5xxl" in files:
         config = inputs / "tokenizers" / TOKENIZERS[2] / "tokenizer_config.json"
         config.write_text(json.dumps(T5_CONFIG), encoding="utf-8")
+
+
+# ---- of families with musubi-tuner's caches
+
+ONE_BLOCK = {"blocks": 1, "text_layers": 1}  # of a full-size model: the text encoder never runs
+BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.)0(\..*)")
+CAPTION_TOKENS = (90, 180)  # at least and at most
+
+
+def has_musubi_caches(family: str) -> bool:
+    """Whether the caches of a family are in musubi-tuner's format."""
+    from library import families
+
+    return bool(families.family_for(families.config_class(f"{family}_train_network")()).latent_cache.architecture)
+
+
+def repeat_block(small: Path, large: Path, number: int) -> None:
+    """A model of one block in a file -> the same with that block so often, copied from file to file."""
+    with small.open("rb") as source, large.open("wb") as target:
+        size = int.from_bytes(source.read(8), "little")
+        header: dict[str, Any] = json.loads(source.read(size))
+        header.pop("__metadata__", None)
+        new: dict[str, Any] = {}
+        parts, at = [], 0
+        for name, about in header.items():
+            start, end = about["data_offsets"]
+            found = BLOCK.fullmatch(name)
+            for one in [f"{found[1]}{i}{found[2]}" for i in range(number)] if found else [name]:
+                new[one] = about | {"data_offsets": [at, at + end - start]}
+                parts.append((start, end))
+                at += end - start
+        text = json.dumps(new).encode()
+        text += b" " * (-len(text) % 8)
+        target.write(len(text).to_bytes(8, "little") + text)
+        known: tuple[tuple[int, int], bytes] = ((0, 0), b"")
+        for start, end in parts:
+            if known[0] != (start, end):
+                source.seek(8 + size + start)
+                known = ((start, end), source.read(end - start))
+            target.write(known[1])
+
+
+def write_caches(pictures: Path, family: str, sizes: Any) -> None:
+    """Random latents and captions beside each picture, of its own size, as musubi-tuner's caches."""
+    import numpy as np
+    from PIL import Image
+
+    from library import families
+    from library.data import cache_files, caches
+
+    about = families.family_for(families.config_class(f"{family}_train_network")())
+    latents, text = about.latent_cache, about.text_cache
+    rng = np.random.default_rng(0)
+    facts = {"architecture": latents.architecture, "format_version": caches.FORMAT}
+    for picture in sorted(pictures.rglob("*.png")):
+        width, height = Image.open(picture).size
+        shape = (sizes.channels, 1, height // caches.LATENT, width // caches.LATENT)
+        name = f"latents_1x{shape[2]}x{shape[3]}"
+        file = caches.latents_file(str(picture), (width, height), latents.suffix)
+        size = {"width": str(width), "height": str(height)}
+        cache_files.write(file, {name: rng.standard_normal(shape, np.float32)}, facts | size)
+        caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
+        length = (int(rng.integers(*CAPTION_TOKENS)), sizes.text)
+        arrays = {text.names.get(key, key): rng.standard_normal(length, np.float32) for key in text.stored}
+        cache_files.write(caches.text_file(str(picture), text.suffix), arrays, facts | {"caption1": caption})

@@ -71,8 +71,7 @@ def inputs(tmp_path):
 
 def test_every_case_is_a_config_of_this_trainer_without_a_remark():
     found = [case for tiny in (False, True) for case in versus_files.cases(tiny, 60)]
-    theirs = ("sdxl", "flux")  # families of sd-scripts
-    assert {(case.family, case.kind) for case in found} == {(f, k) for f in theirs for k in ("lora", "full")}
+    assert {(case.family, case.kind) for case in found} == {(f, k) for f in families.FAMILIES for k in ("lora", "full")}
     for case in found:
         notes: list[str] = []
         build(families.config_class(case.script), case.options, notes=notes)
@@ -102,6 +101,63 @@ def test_programs_are_run_in_turn_and_a_failure_is_a_row(checkout, inputs, monke
     assert f"| {other['s_it'] / mine['s_it']:.2f} |" in table[0] and "| 1.00 |" in table[1]
     assert any(line.startswith(f"- {OURS}") and "torch" in line for line in lines)
     assert versus.main([*asked, "--cases", "checkpointing"]) == 0  # the files of the first time are in nobody's way
+
+
+MUSUBI = """
+import sys, tomllib
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+config = tomllib.loads(Path(given["--config_file"]).read_text())
+data = tomllib.loads(Path(config.pop("dataset_config")).read_text())
+assert data["general"].pop("resolution") == [128, 128] and data["general"].pop("caption_extension") == ".txt"
+assert data["general"] == {"enable_bucket": True, "batch_size": 1}
+for one in data["datasets"]:
+    folder = Path(one["image_directory"])
+    assert one["num_repeats"] > 0 and len(list(folder.glob("*.png"))) == 6
+    text = sorted(folder.glob("*_qi_te.safetensors"))
+    latents = sorted(folder.glob("*_qi.safetensors"))
+    for latent_file, text_file in zip(latents, text, strict=True):
+        (name, array), = load_file(latent_file).items()
+        _, _, height, width = array.shape
+        assert name == f"latents_1x{height}x{width}_float32"
+        assert latent_file.name == f"{text_file.name[:2]}_{8 * width:04d}x{8 * height:04d}_qi.safetensors"
+        (name, array), = load_file(text_file).items()
+        assert name == "varlen_vl_embed_float32" and array.ndim == 2
+assert Path(config.pop("dit")).is_file() and config["weighting_scheme"] == "none" and "resolution" not in config
+save_file({"a": np.ones(1)}, Path(given["--output_dir"]) / (given["--output_name"] + ".safetensors"))
+"""
+
+
+def test_musubi_tuner_gets_the_case_in_its_own_files_and_the_caches_with_it(tmp_path):
+    folder = tmp_path / "musubi"
+    (folder / "src" / "musubi_tuner").mkdir(parents=True)
+    (folder / "src" / "musubi_tuner" / "parser.py").write_text('add("--gradient_checkpointing")')
+    (folder / "qwen_image_train_network.py").write_text(MUSUBI)
+    versus_files.make(tmp_path / "inputs", {"qwen_image"}, tiny=True)
+    rival = Program.parse(f"musubi={folder}")
+    every = {case.title: case for case in versus_files.cases(True, 6)}
+    row = versus.run(rival, every["qwen_image lora checkpointing"], tmp_path, 60)
+    assert "failed" not in row and list(row["file"]["tensors"]) == ["a"]
+    assert (
+        versus.run(rival, every["qwen_image lora compiled_checkpointing"], tmp_path, 60)["failed"] == "has no compile"
+    )
+
+
+def test_a_model_of_one_block_becomes_one_of_many(tmp_path):
+    from safetensors.numpy import load_file
+
+    rng = np.random.default_rng(0)
+    names = ("img_in.weight", "transformer_blocks.0.attn.to_q.weight", "transformer_blocks.0.img_mod.1.bias", "z")
+    small = {name: rng.standard_normal((2, i + 1)).astype(np.float32) for i, name in enumerate(names)}
+    save_file(small, tmp_path / "small.safetensors", {"format": "pt"})
+    versus_files.repeat_block(tmp_path / "small.safetensors", tmp_path / "large.safetensors", 3)
+    large = load_file(tmp_path / "large.safetensors")
+    blocks = {n.replace(".0.", f".{i}."): a for n, a in small.items() for i in range(3) if n.startswith("transf")}
+    wanted = blocks | {name: small[name] for name in ("img_in.weight", "z")}
+    assert large.keys() == wanted.keys() and all(np.array_equal(large[name], wanted[name]) for name in wanted)
 
 
 def test_a_training_that_takes_too_long_is_ended(tmp_path):

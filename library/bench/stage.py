@@ -127,13 +127,17 @@ class Stage:
     def _own_loss(self, subject: FamilySubject, width: int, height: int) -> Callable[[], Tensor]:
         """The trainer's own loss: noise, target, conditions, prediction, weighting."""
         number = subject.batch
+        latents = subject.latents(self.made, (width, height), self.device)
+        shown, inpaints = subject.shown(self.made, latents), subject.config({}).control_images.inpaints
         batch = Batch(
             captions=[""] * number,
             paths=[""] * number,
             sizes=torch.tensor([[height, width, 0.0, 0.0, height, width]] * number, device=self.device),
             weights=torch.ones(number, device=self.device),
-            latents=subject.latents(self.made, (width, height), self.device),
+            latents=latents,
             text=subject.text(self.made, self.device),
+            controls=tuple(shown[:1] if inpaints else shown),
+            paint=shown[1] if inpaints else None,
         )
         made, generators = self.made, StepGenerators(0, self.device, 0)
         compute_loss = LossFunction(

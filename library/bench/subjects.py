@@ -70,10 +70,11 @@ class FamilySubject:
         self.kind = families.config_class(script)
         self.name: str = self.kind.family
         self._module = families.random_module(self.name)
-        self.random = self._module.random(self._module.FULL if size == "full" else self._module.TINY) if size else None
         small = self._module.TINY_OPTIONS if size == "tiny" else {}
         self.values = {**usual(script), **small, **values} if size else dict(values)
         self.batch = int(self.config({}).data.train_batch_size)
+        sizes = self._module.model_sizes(self.config({}), size == "full")
+        self.random = self._module.random(sizes) if size else None
         self.title = f"{families.facts(self.name).title}, {size} size" if size else self.kind.title
         source = "random weights" if size else str(self.values.get("pretrained_model_name_or_path"))
         self.about: JsonMapping = {"family": self.name, "script": script, "size": size, "model": source}
@@ -106,7 +107,7 @@ class FamilySubject:
         ones = torch.ones(len(latents), device=device)
         noised = NoisedBatch(latents, ones, latents, ones, ones, ones)
         text, sizes = self.text(made, device), torch.ones(len(latents), 6, device=device)
-        controls = self._module.input_shapes(made.family, made.parts.denoiser).controls(latents)
+        controls = self.shown(made, latents)
         return lambda denoiser: made.family.predict(denoiser, noised, text, sizes, controls)
 
     def latents(self, made: TrainableModel, size: int | tuple[int, int], device: torch.device) -> Tensor:
@@ -115,6 +116,10 @@ class FamilySubject:
         channels = self._module.input_shapes(made.family, made.parts.denoiser).latent_channels
         return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
+    def shown(self, made: TrainableModel, latents: Tensor) -> list[Tensor]:
+        """Random pictures as the model is shown them beside such latents: latents, of a mask pixels."""
+        return self._module.input_shapes(made.family, made.parts.denoiser).controls(latents)
+
     def text(self, made: TrainableModel, device: torch.device) -> dict[str, Tensor]:
         """Random text outputs in the shapes of the caches."""
         shapes = self._module.input_shapes(made.family, made.parts.denoiser).text
@@ -122,7 +127,7 @@ class FamilySubject:
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
         """The text encoders by name."""
-        names = self._module.random(self._module.TINY).encoders
+        names = self._module.random(self._module.model_sizes(self.config({}), full=False)).encoders
         return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
 
     def _encoder(self, name: str, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:

@@ -4,15 +4,18 @@ diffusers and transformers, which takes a check seconds."""
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from library import families
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError
 from library.families.base import BlockCost, Family
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Shapes = Mapping[str, tuple[int, ...]]
 CONVOLUTION = BlockCost("", activations=6, used=1)
@@ -60,30 +63,30 @@ def model_stats(config: RunConfig) -> ModelStats:
     with contextlib.suppress(ConfigError, OSError, ValueError, KeyError, IndexError):
         shapes = family.stored_shapes()
     if "denoiser" not in shapes:
-        return published(type(config))
+        return published(config)
     found = count(family, shapes, counted=True)
     encoders = families.random_module(family.name).random().encoders
     if missing := {"vae", *encoders} - set(shapes):
-        whole = published(type(config))
+        whole = published(config)
         vae = whole.vae if "vae" in missing else found.vae
         return replace(found, vae=vae, encoders=whole.encoders if missing - {"vae"} else found.encoders)
     return found
 
 
-@lru_cache(maxsize=8)
-def published(cls: type[Any]) -> ModelStats:
-    """The statistics of a family's published model, counted in networks without memory. Takes seconds."""
-    family = families.family_for(cls())
+def published(config: RunConfig) -> ModelStats:
+    """The statistics of the published model that a config is for, counted in networks without memory. Takes seconds."""
+    family = families.family_for(config)
     module = families.random_module(family.name)
-    made = module.random(module.FULL)
-    networks = {
-        "denoiser": made.denoiser(),
-        "vae": made.vae(),
-        **{name: make() for name, make in made.encoders.items()},
-    }
+    networks = _without_memory(family.name, module.model_sizes(config, full=True))
     module.adopt(family, networks["denoiser"])
     shapes = {part: {n: tuple(p.shape) for n, p in net.named_parameters()} for part, net in networks.items()}
     return count(family, shapes, counted=False)
+
+
+@lru_cache(maxsize=8)
+def _without_memory(family: str, sizes: Hashable) -> Mapping[str, "nn.Module"]:
+    made = families.random_module(family).random(sizes)
+    return {"denoiser": made.denoiser(), "vae": made.vae(), **{name: make() for name, make in made.encoders.items()}}
 
 
 def count(family: Family, shapes: Mapping[str, Shapes], counted: bool) -> ModelStats:

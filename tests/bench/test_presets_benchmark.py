@@ -7,24 +7,31 @@ from library import families
 from library.config.schema import build, read_toml
 
 
-@pytest.mark.parametrize("family", ["sdxl", "flux"])
+@pytest.mark.parametrize("family", presets.LEAST)
 def test_every_preset_is_measured_beside_ways_that_a_config_accepts(family):
     found = presets.cases(family, None, "full")
     held = {f"{case.name}.toml": case for case in found if case.cap}
-    # DreamBooth's hold the settings of the fine-tunes', and of Chroma's it is said that they are not measured.
-    files = {path.name for path in (presets.ROOT / "presets" / family).glob("*.toml")}
-    others = ("dreambooth-", "-chroma-", "-kontext-", "-fill-")
-    assert files - set(held) == {name for name in files if any(word in name for word in others)}
-    assert all(f"-{case.cap:.0f}gb" in name for name, case in held.items())
+    assert held and all(f"-{case.cap:.0f}gb" in name for name, case in held.items())
     for case in found:
         notes: list[str] = []
         build(families.config_class(case.script), case.values, notes=notes)
-        assert notes == []
+        assert notes == [], case.title
     ways = [case for case in found if not case.cap]
     profiles = [way for way in ways if " by " in way.name]
-    assert {way.name.split(" by ")[1] for way in profiles} == {"debug", "fast_start", "low_vram", "max_speed"}
-    assert len(ways) == len(profiles) + sum(len(ways) for kind, ways in presets.WAYS.items() if kind.startswith(family))
+    if family in presets.PROFILED:
+        assert {way.name.split(" by ")[1] for way in profiles} == {"debug", "fast_start", "low_vram", "max_speed"}
+    known = [way for kind, ways in presets.WAYS.items() if kind.split()[0] == family for way in ways]
+    assert known and len(ways) == len(profiles) + len(known)
     assert all(way.values not in [case.values for case in held.values()] for way in ways if way not in profiles)
+
+
+def test_every_preset_of_every_family_is_a_case():
+    """Those of DreamBooth hold the settings of the fine-tunes'."""
+    files = {path.relative_to(presets.ROOT / "presets") for path in (presets.ROOT / "presets").glob("*/*-*gb.toml")}
+    measured = {(presets.folder_of(case.family), case.name) for family in presets.LEAST
+                for case in presets.cases(family, None, "full") if case.cap}  # fmt: skip
+    assert measured == {(file.parent.name, file.stem) for file in files if not file.stem.startswith("dreambooth")}
+    assert {presets.folder_of(family) for family in presets.LEAST} == set(families.FAMILIES)
 
 
 def test_one_measurement_is_of_the_fine_tune_and_of_dreambooth():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from library.families.flux.family import POOLED, FluxFamily
 from library.families.flux.model import Flux, Sizes
+from library.families.flux.options import FluxLora, FluxTrain
 from library.families.shared import autoencoder, clip, random_networks, random_tokenizers
 from library.families.shared.random_networks import CLIP_WORDS, T5_WORDS, InputShapes, RandomNetworks
 from library.files import write_atomic
@@ -41,15 +42,28 @@ class FluxSizes:
 
 TINY = FluxSizes()
 TINY_OPTIONS = {"t5xxl_max_token_length": clip.LENGTH}  # few words, as a tiny model is measured for its parts
-VARIANTS = {  # tiny ones
-    "kontext": replace(TINY, name="kontext-dev"),
-    "fill": replace(TINY, inputs=6, name="fill-dev"),
-    "chroma": replace(TINY, guidance=False, approximator=(64, 64, 2)),
-}
 FULL = FluxSizes(
     hidden=3072, head=128, double_blocks=19, single_blocks=38, clip_l=768, clip_layers=12, t5xxl=4096, t5_layers=24,
     t5_heads=64, t5_head=64, t5_mlp=10240, vae=(128, 256, 512, 512), resolutions=(512, 1024, 2048),
 )  # fmt: skip
+
+
+def _variants(base: FluxSizes, approximator: tuple[int, int, int]) -> dict[str, FluxSizes]:
+    return {
+        "kontext": replace(base, name="kontext-dev"),
+        "fill": replace(base, inputs=6, name="fill-dev"),
+        "chroma": replace(base, guidance=False, approximator=approximator),
+    }
+
+
+VARIANTS = _variants(TINY, (64, 64, 2))
+FULL_VARIANTS = _variants(FULL, (64, 5120, 5))
+
+
+def model_sizes(config: FluxLora | FluxTrain, full: bool) -> FluxSizes:
+    """The sizes of the relative that a config names."""
+    variants = FULL_VARIANTS if full else VARIANTS
+    return variants.get(config.model.model_type, FULL if full else TINY)
 
 
 def random(sizes: FluxSizes = TINY, clip_words: int = CLIP_WORDS, t5_words: int = T5_WORDS) -> RandomNetworks:
@@ -109,7 +123,8 @@ def input_shapes(family: FluxFamily, denoiser: Flux) -> InputShapes:
     length, sizes = min(family.text_length, family.config.model.text_tokens or family.text_length), denoiser.sizes
     text = {"l_pooled": (sizes.vector_channels or POOLED,), "t5_out": (length, sizes.text_channels)}
     text |= {"txt_ids": (length, 3), "t5_attn_mask": (length,)}
-    return InputShapes(sizes.out_channels // 4, text, family.variant.control_images.inpaints)
+    shown = family.variant.control_images
+    return InputShapes(sizes.out_channels // 4, text, shown.inpaints, shown.least)
 
 
 def write(
@@ -127,7 +142,8 @@ def write(
         del makers[0]
     places = {name: folder / name for name in ("tokenizer", "tokenizer_2")[: len(makers)]}
     found = [make(place) for make, place in zip(makers, places.values(), strict=True)]
-    words = (CLIP_WORDS, T5_WORDS) if sizes == FULL else (found[0], found[-1])  # other programs expect the former
+    full = sizes in (FULL, *FULL_VARIANTS.values())
+    words = (CLIP_WORDS, T5_WORDS) if full else (found[0], found[-1])  # other programs expect the former
     made = random(replace(sizes, guidance=guidance), *words)
     files = {"clip_l": "clip_l", "t5xxl": "t5xxl_fp16"}
     networks = {"flux": (stem, made.denoiser())}

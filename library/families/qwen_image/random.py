@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from library.config.run_config import RunConfig
 from library.families.qwen_image import keys, text_encoder, vae
 from library.families.qwen_image.family import QwenFamily
 from library.families.qwen_image.model import QwenImage, QwenShape
@@ -41,6 +42,11 @@ FULL = QwenSizes(
     hidden=3072, head=128, blocks=60, text=3584, text_layers=28, text_mlp=18944, text_groups=4, vae=96,
     vae_widths=(1, 2, 4, 4), vae_resnets=2, resolutions=(512, 1024, 1328),
 )  # fmt: skip
+
+
+def model_sizes(_config: RunConfig, full: bool) -> QwenSizes:
+    """All have the same."""
+    return FULL if full else TINY
 
 
 def random(sizes: QwenSizes = TINY, words: int = WORDS) -> RandomNetworks:

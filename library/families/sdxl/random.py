@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from library.config.run_config import RunConfig
 from library.families.sdxl import keys, model
 from library.families.sdxl.family import SdxlFamily
 from library.families.sdxl.folder import usual_scheduler
@@ -38,6 +39,11 @@ FULL = SdxlSizes(
     unet=(320, 640, 1280), depth=(0, 2, 10), vae=(128, 256, 512, 512), clip_l=768, clip_g=1280, clip_l_layers=12,
     clip_g_layers=32, resolutions=(512, 1024, 2048),
 )  # fmt: skip
+
+
+def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:
+    """All have the same."""
+    return FULL if full else TINY
 
 
 def random(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:

@@ -32,13 +32,15 @@ class InputShapes:
     latent_channels: int
     text: Mapping[str, tuple[int, ...]]
     inpaints: bool = False  # it reads what is around a mask, and the mask
+    references: int = 0  # the reference images that it reads at least
 
     def controls(self, latents: Tensor, sides: tuple[int, ...] = ()) -> list[Tensor]:
         """Random pictures beside such latents [B, C, h, w]; `sides` are heights and widths of reference images, in
-        turn."""
+        turn, by default those of the latents."""
         number, channels, height, width = latents.shape
         if self.inpaints:
             return [torch.randn_like(latents), latents.new_ones(number, 1, 8 * height, 8 * width)]
+        sides = sides or (height, width) * self.references
         return [latents.new_ones(number, channels, *size) for size in zip(sides[::2], sides[1::2], strict=True)]
 
 

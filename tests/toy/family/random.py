@@ -10,6 +10,7 @@ from library.families.toy.model import ToyDenoiser
 from safetensors.torch import save_file
 from torch import nn
 
+from library.config.run_config import RunConfig
 from library.families.shared import clip, random_networks, random_tokenizers
 from library.families.shared.random_networks import CLIP_WORDS, InputShapes, RandomNetworks
 from library.files import write_atomic
@@ -27,6 +28,11 @@ class ToySizes:
 TINY = ToySizes()
 TINY_OPTIONS: dict[str, int] = {}
 FULL = ToySizes(width=128, blocks=6)
+
+
+def model_sizes(_config: RunConfig, full: bool) -> ToySizes:
+    """All have the same."""
+    return FULL if full else TINY
 
 
 def random(sizes: ToySizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
