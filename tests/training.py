@@ -227,16 +227,28 @@ several_blocks = pytest.mark.parametrize("demo", ["deep"], indirect=True)
 @pytest.fixture(scope="session")
 def shallow(tmp_path_factory: Any) -> Any:
     """The same with fewer blocks, of each kind at least one: for tests that compare trainings with each other."""
+    return _with_fewer_blocks(tmp_path_factory.getbasetemp() / "shallow-demo", families.FAMILIES)
+
+
+@pytest.fixture(scope="session")
+def shallow_unet(tmp_path_factory: Any) -> Any:
+    """The same with fewer blocks of SDXL alone, whose U-Net has many: for tests that swap or choose blocks."""
+    return _with_fewer_blocks(tmp_path_factory.getbasetemp() / "shallow-unet-demo", ("sdxl",))
+
+
+def _with_fewer_blocks(folder: Path, of_families: Iterable[str]) -> Any:
     from library.demo import files
 
     def smaller(family: str) -> Any:
         module: Any = families.random_module(family)
+        if family not in of_families:
+            return module
         known = {field.name for field in dataclasses.fields(module.TINY)}
         sizes = dataclasses.replace(module.TINY, **{name: few for name, few in FEWER.items() if name in known})
         return SimpleNamespace(write=functools.partial(module.write, sizes=sizes))
 
     with mock.patch.object(files, "random_module", smaller):
-        return files.prepare(tmp_path_factory.getbasetemp() / "shallow-demo", families.FAMILIES)
+        return files.prepare(folder, families.FAMILIES)
 
 
 def copied(demo: Any, folder: Path) -> Any:

@@ -15,7 +15,8 @@ from library.config.schema import build, read_toml
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
-from tests.training import demo, shallow, shapes, squares  # noqa: F401
+from tests.training import demo as deep  # noqa: F401
+from tests.training import shallow, shallow_unet, shapes, squares  # noqa: F401
 
 SIZES = ((8, 8), (8, 16), (16, 8))  # of the latents; as many buckets
 
@@ -56,6 +57,12 @@ class Model:
         return torch.stack(losses), torch.cat(got)
 
 
+@pytest.fixture(scope="session")
+def demo(request: Any) -> Any:
+    """Models with fewer blocks of SDXL, each of which costs a graph; a test that counts them says `@several_blocks`."""
+    return request.getfixturevalue(getattr(request, "param", "shallow_unet"))
+
+
 @pytest.fixture
 def forget() -> Any:
     """Nothing compiled before is known, and nothing stays."""
@@ -68,7 +75,7 @@ def forget() -> Any:
 
 
 @pytest.fixture
-def made(demo: Any, tmp_path: Path, forget: Any) -> Any:  # noqa: F811
+def made(demo: Any, tmp_path: Path, forget: Any) -> Any:
     """A function: script and options -> a model that is ready to train; compiled by aot_eager if `compile` is on."""
 
     def make(script: str, sizes: tuple[tuple[int, ...], ...] = SIZES, **values: Any) -> Model:

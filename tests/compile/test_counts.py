@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import graphs as benchmark
+from tests.training import several_blocks
 
 SDXL, FLUX = "sdxl_train_network", "flux_train_network"
 ONE, MANY, BATCHES = ((2, 8, 8),), ((2, 8, 8), (2, 8, 16)), ((1, 8, 8), (3, 8, 16), (3, 8, 8))
@@ -41,6 +42,7 @@ def varying():
     torch._dynamo.backends.registry._COMPILER_FNS.pop("shown")
 
 
+@several_blocks
 @pytest.mark.parametrize("case", CASES)
 def test_graphs_are_as_many_as_predicted(made, varying, case):
     script, sizes, values, graphs = CASES[case]

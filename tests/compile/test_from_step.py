@@ -12,7 +12,7 @@ STEPS = {"flux_train_network": "3", "sdxl_train_network": "transformer:2, resnet
 # Graphs cost the time of these tests: one case has images of many sizes, the other traces the backward pass too.
 QUICK = {
     "flux_train_network": {"compile_backend": "eager", "compile_blocks": "single:all", "resolution": "96"},
-    "sdxl_train_network": {"compile_backend": "aot_eager", "compile_blocks": "transformer:0,resnet:0"},
+    "sdxl_train_network": {"compile_backend": "aot_eager", "compile_blocks": "transformer:0=eager,resnet:0"},
 }
 
 

@@ -1,12 +1,8 @@
 """Of several processes one compiles, and the others find what it made."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
-from tests.source import ROOT
+from tests.training import ranks
 
 CODE = """
 import json, sys
@@ -58,19 +54,10 @@ print(json.dumps(found | {"rank": accelerator.process_index, "hits": log.summary
 """
 
 
-def test_one_process_compiles_first_and_the_others_find_its_graphs(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    shared |= {"LOCAL_WORLD_SIZE": "2", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CODE], env={**shared, "RANK": str(n), "LOCAL_RANK": str(n)}, stdout=subprocess.PIPE
-        )
-        for n in range(2)
-    ]
-    first, second = (json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in started)
+def test_one_process_compiles_first_and_the_others_find_its_graphs(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    said = [process.communicate()[0] for process in ranks(["-c", CODE])]
+    first, second = (json.loads(words.splitlines()[-1]) for words in said)
     assert (first["rank"], first["hit"], first["miss"]) == (0, 0, 1)
     assert (second["rank"], second["hit"], second["miss"]) == (1, 1, 0)
     assert second["hits"] > 0 == first["hits"]

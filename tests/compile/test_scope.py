@@ -15,16 +15,19 @@ INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
 
 
 @pytest.mark.parametrize(
-    ("values", "sizes", "graphs"),
+    ("demo", "values", "sizes", "graphs"),
     [
-        ({"compile_scope": "model", "compile_backend": "eager"}, SIZES, {"Flux": 1}),
-        ({"compile_scope": "model", "compile_dynamic": "false", "compile_backend": "eager"}, SIZES, {"Flux": 2}),
-        ({**INNER, "blocks_to_swap": 3}, SIZES, EACH),
-        ({"compile_blocks": "double:all=eager,single:all,single:1=eager"}, ONE, {**EACH, "SingleStreamBlock": 2}),
-        ({**ONE_LEARNS, "gradient_checkpointing": True}, ONE, {**EACH, "SingleStreamBlock": 3}),
+        ("shallow", {"compile_scope": "model", "compile_backend": "eager"}, SIZES, {"Flux": 1}),
+        ("shallow", {"compile_scope": "model", "compile_dynamic": "false", "compile_backend": "eager"}, SIZES,
+         {"Flux": 2}),
+        ("deep", {**INNER, "blocks_to_swap": 3}, SIZES, EACH),
+        ("deep", {"compile_blocks": "double:all=eager,single:all,single:1=eager"}, ONE,
+         {**EACH, "SingleStreamBlock": 2}),
+        ("deep", {**ONE_LEARNS, "gradient_checkpointing": True}, ONE, {**EACH, "SingleStreamBlock": 3}),
     ],
+    indirect=["demo"],
     ids=("model", "model by size", "inner", "backends", "one learns"),
-)
+)  # fmt: skip
 def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(made, values, sizes, graphs):
     chosen = {name: value for name, value in values.items() if name == "network_args"}
     losses, expected = made(FLUX, sizes, **chosen).gradients(sizes)

@@ -20,7 +20,7 @@ HALF = {"full_bf16": True, "mixed_precision": "bf16"}
 ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
 FUSED = {**ADAFACTOR, "fused_backward_pass": True}
 CPU = torch.device("cpu")
-BLOCKS = {"flux_train": 4, "sdxl_train": 17, "qwen_image_train": 3}  # the most that can be swapped of the tiny models
+BLOCKS = {"flux_train": 4, "sdxl_train": 6, "qwen_image_train": 3}  # the most that can be swapped of the tiny models
 READ = {}  # the networks of a script, of which models have copies, and what its text encoders say about one caption
 
 
@@ -102,9 +102,9 @@ def test_compiled_gradients_are_the_same_for_few_blocks_some_and_all(demo, scrip
         return [grad_of(p) for p in model.method.parameters()], model.denoiser.__dict__.get("_swap")
 
     wanted, most = gradients()[0], max(BLOCKS[name] for name in BLOCKS if script.startswith(name))
-    # Of the seven graphs of residual blocks, which differ in channels alone, those of the first and the last.
-    few = {"compile_blocks": "transformer:all,resnet:0,16"} if script.startswith("sdxl") else {}
-    for number in sorted({1, 2, most // 2, most - 1, most}):
+    # Of the graphs of residual blocks, which differ in channels alone, those of the first and the last.
+    few = {"compile_blocks": "transformer:all,resnet:0,11"} if script.startswith("sdxl") else {}
+    for number in sorted({1, most // 2, most}):
         found, swap = gradients(blocks_to_swap=number, compile=True, compile_backend="aot_eager", **few)
         for gradient, same in zip(found, wanted, strict=True):
             torch.testing.assert_close(gradient, same, msg=f"{number} swapped")
@@ -248,7 +248,7 @@ def test_averages_samples_and_states_see_the_true_weights(full, tmp_path):
     """Also in the middle of a training, when some blocks are on the device and newer there."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1 --d 1", encoding="utf-8")
-    more = {"sample_prompts": prompts, "sample_every_n_steps": 1, "save_every_n_steps": 2, "save_state": True}
+    more = {"sample_prompts": prompts, "sample_every_n_steps": 2, "save_every_n_steps": 2, "save_state": True}
     values = {"max_train_steps": 4, "ema_decay": 0.8, **more}
     for way in (FUSED, {}):
         plain = full("flux_train", **values, **way)
@@ -256,7 +256,7 @@ def test_averages_samples_and_states_see_the_true_weights(full, tmp_path):
         same(plain, swapped)
         same(plain, swapped, "-ema")
         drawn = [sorted((o.file.parent / "sample").glob("*.png")) for o in (plain, swapped)]
-        assert len(drawn[0]) == 4
+        assert len(drawn[0]) == 2
         assert [p.read_bytes() for p in drawn[0]] == [p.read_bytes() for p in drawn[1]]
         state = swapped.file.with_name(f"{swapped.file.stem}-step00000002-state")
         alone = values | dict.fromkeys(("sample_prompts", "sample_every_n_steps", "save_every_n_steps"))
