@@ -91,17 +91,6 @@ def test_accumulating_two_batches_of_one_equals_a_batch_of_two(run, tmp_path, no
     assert parts.numbers("grad_norm") == pytest.approx(whole.numbers("grad_norm"), rel=1e-3)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_checkpointing_changes_nothing(run, shapes, script):
-    values = {"train_data_dir": shapes, "resolution": "96", "max_train_steps": 3}
-    if script in LORAS:
-        values |= {"network_dropout": 0.2}
-    plain = run(script, **values)
-    again = run(script, gradient_checkpointing=True, **values)
-    assert again.losses == plain.losses
-    assert again.numbers("grad_norm") == plain.numbers("grad_norm")
-
-
 def learns_text(script):
     """Whether files of a family have names for adapters of text encoders."""
     return len(families.load(families.facts(families.config_class(script).family).lora_names).prefixes["kohya"]) > 1
