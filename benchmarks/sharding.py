@@ -52,11 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     images = work / "sharding-images"
     if not images.exists():
         shutil.copytree(work / "inputs" / "images", images)
-    for name, processes, sharded in (
-        ("one GPU", 1, False),
-        ("whole on each", number, False),
-        ("in shards", number, True),
-    ):
+    for name in asked.ways:
+        processes, sharded = 1 if name == "one GPU" else number, name == "in shards"
         title = name.replace(" ", "-")
         out = work / "sharding" / title
         shutil.rmtree(out, ignore_errors=True)
