@@ -10,7 +10,9 @@ from safetensors.torch import load_file, safe_open
 
 from library.check import preflight
 from library.demo import lora, main
+from library.runs import foreground
 from library.tools import merge, verify
+from tests import forks
 from tests.training import config_of, pictures, train
 
 LORA, FULL = "flux_train_network", "flux_train"
@@ -143,7 +145,13 @@ def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["kontext", "fill"])
-def test_the_demo_makes_models_and_pairs_for_them(name, tmp_path, capsys):
+def test_the_demo_makes_models_and_pairs_for_them(name, tmp_path, capsys, monkeypatch):
+    def forked(arguments):
+        process = forks.start(arguments[1:])
+        print(process.communicate()[0])
+        return process.returncode
+
+    monkeypatch.setattr(foreground, "run", forked)
     assert main(["--family", name, "--out", str(tmp_path / "demo"), "--steps", "2", "--no-compile"]) == 0
     assert f"LoRA for FLUX.1 {name.title()}, 2 steps" in capsys.readouterr().out
     text = (tmp_path / "demo" / f"{name}_flux_train_network.toml").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from library.config.schema import build, read_toml, to_toml
 from library.families import config_class
 from library.runs import reader, start
 from tests import forks
+from tests.source import ROOT
 from tests.training import Outcome, config_of, free_port, ranks, runs_in, train, wait_for
 
 SCRIPT = "flux_train_network"
@@ -88,7 +89,11 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
     values |= {"save_every_n_steps": None, "resume": tmp_path / "one" / "m-step00000001-state"}
     config = config_of(demo, script, output_dir=output, train_batch_size=1, **values)
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
-    two = launch(command(tmp_path / "run.toml", script, num_processes=2), output)
+    for process in ranks([ROOT / "sd-scripts" / f"{script}.py", "--config_file", tmp_path / "run.toml"]):
+        said = process.communicate()[0]
+        assert process.returncode == 0, said
+    (folder,) = runs_in(output)
+    two = Outcome(output / "m.safetensors", folder)
     assert two.facts["hardware"]["processes"] == 2
     assert two.losses == pytest.approx(one.losses[1:], rel=1e-4)
     assert list(two.numbers("grad_norm").values()) == pytest.approx(

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from library.cli.train_script import main
 from library.families import config_class
+from tests import forks
 from tests.training import config_of, fresh, pictures, runs_in, script, train, untouched
 
 FLUX, SDXL = "flux_train_network", "sdxl_train_network"
@@ -246,12 +247,11 @@ def test_the_script_itself_ends_with_a_code_and_without_a_traceback(refused, dem
 def test_a_mistake_in_a_process_of_several_is_said_once(refused, demo, squares):
     """By the first process alone, whatever the launcher adds."""
     from library.config.command import command
-    from tests.training import command as run_it
 
-    arguments = command(demo.configs[FLUX], FLUX, num_processes=2)
+    _, *launcher = command(demo.configs[FLUX], FLUX, num_processes=2)
+    flags = ["--train_data_dir", str(squares), "--output_dir", str(refused.out), "--lerning", "1"]
     with untouched(refused.out, demo.folder, squares):
-        done = run_it(
-            [*arguments, "--train_data_dir", str(squares), "--output_dir", str(refused.out), "--lerning", "1"]
-        )
-    assert done.returncode
-    assert done.stderr.count("error: --lerning is not an option") == 1
+        started = forks.start([*launcher, *flags])  # its processes are not forked
+        said = started.communicate()[0]
+    assert started.returncode
+    assert said.count("error: --lerning is not an option") == 1

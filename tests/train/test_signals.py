@@ -60,9 +60,7 @@ def training(demo, squares, tmp_path):
         (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
         script = [str(ROOT / "sd-scripts" / f"{SCRIPT}.py"), "--config_file", str(tmp_path / "run.toml")]
         # A process group of its own, as a shell gives it: a terminal's Ctrl+C reaches all that is in it.
-        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-        process = subprocess.Popen([*before, *script], cwd=ROOT, **how) if before else forks.start(script)
-        started.append(Training(process, tmp_path / "out"))
+        started.append(Training(forks.start([*before, *script]), tmp_path / "out"))
         return started[-1]
 
     yield start
@@ -102,7 +100,7 @@ def test_before_the_first_step_it_ends_with_nothing_saved(training):
 
 def test_through_accelerate_launch(training):
     """A kill reaches only the launcher, which dies of it; the training notices, and saves."""
-    one = training(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", *TWO[2:])
+    one = training("-m", "accelerate.commands.launch", "--num_processes", "1", *TWO[2:])
     one.until("step")
     trainer = psutil.Process(one.run.facts["pid"])
     assert trainer.ppid() == one.process.pid
@@ -113,7 +111,7 @@ def test_through_accelerate_launch(training):
 
 
 def test_ctrl_c_reaches_two_processes_from_terminal_and_launcher(training):
-    one = training(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", *TWO)
+    one = training("-m", "accelerate.commands.launch", "--multi_gpu", *TWO)
     one.until("step")
     os.killpg(one.process.pid, signal.SIGINT)
     words = one.ended()[1]
@@ -124,7 +122,7 @@ def test_ctrl_c_reaches_two_processes_from_terminal_and_launcher(training):
 def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
     launched = "import sys; from library.runs import foreground; sys.exit(foreground.run(sys.argv[1:]))"
     how = command("run.toml", SCRIPT)[:-3]
-    one = training(sys.executable, "-c", launched, *how)
+    one = training("-c", launched, *how)
     one.until("step")
     one.process.terminate()
     code, words = one.ended()
