@@ -87,8 +87,9 @@ def test_what_does_not_go_together_is_said():
         config(ema_decay=1.0)
 
 
-@training.several_blocks
-@pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
+@pytest.mark.parametrize(
+    ("demo", "script"), [("deep", "flux_train_network"), ("shallow", "sdxl_train")], indirect=["demo"]
+)
 def test_files_beside_the_files(demo, squares, tmp_path, script):
     """The averaged file is the average over the files of all steps; what is trained does not change by it."""
     values = {"train_data_dir": squares, "max_train_steps": 4, "save_every_n_steps": 1}

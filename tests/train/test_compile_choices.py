@@ -4,7 +4,7 @@ import pytest
 
 from library import families
 from library.config.schema import ConfigError, build
-from tests.training import SCRIPTS, config_of, runs_in, several_blocks, train
+from tests.training import FEW, SCRIPTS, config_of, runs_in, train
 
 COMPILED = {"compile": True, "compile_backend": "eager"}  # which blocks, and when, is decided before any backend
 
@@ -27,7 +27,7 @@ def log_of(outcome):
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
 def test_eager_steps_first_tell_what_compiling_saves(run, script):
-    some = {"sdxl_train": "resnet:0,transformer:0-1"}.get(script)  # each kind that it has costs a graph
+    some = FEW[script]  # each kind costs a graph
     eager = run(script, max_train_steps=6)
     compared = run(script, max_train_steps=6, compile_compare_steps=3, compile_blocks=some, **COMPILED)
     assert compared.losses == pytest.approx(eager.losses, rel=1e-3)
@@ -47,13 +47,13 @@ def test_without_a_comparison_seconds_are_told_and_savings_are_not(run):
     assert "Compiling took" in log_of(compiled) and "saved" not in log_of(compiled).rpartition("Compiling took")[2]
 
 
-@several_blocks
 @pytest.mark.parametrize(
-    ("script", "chosen", "graphs"),
+    ("demo", "script", "chosen", "graphs"),
     [
-        ("flux_train_network", "single:all,double:1", {"SingleStreamBlock": 1, "DoubleStreamBlock": 1}),
-        ("sdxl_train", "resnet:0-1,3", {"ResnetBlock2D": None}),
+        ("deep", "flux_train_network", "single:all,double:1", {"SingleStreamBlock": 1, "DoubleStreamBlock": 1}),
+        ("shallow", "sdxl_train", "resnet:0-1,3", {"ResnetBlock2D": None}),
     ],
+    indirect=["demo"],
 )
 def test_chosen_blocks_alone_are_compiled(run, script, chosen, graphs):
     eager = run(script, max_train_steps=3)

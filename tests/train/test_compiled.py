@@ -9,7 +9,7 @@ import torch
 from library.config.schema import ConfigError
 from library.train.loss import LossFunction
 from library.train.rng import StepGenerators
-from tests.training import config_of, listing, runs_in, train
+from tests.training import FEW, config_of, listing, runs_in, train
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +39,13 @@ COMPILED = {"compile": True, "compile_backend": "aot_eager"}
     ("script", "extra"),
     [
         ("sdxl_train_network", {"wide": True, "compile_backend": "eager"}),
-        ("sdxl_train", {"gradient_checkpointing": True, "compile_backend": "eager"}),
-        ("flux_train_network", {"gradient_checkpointing": True, "network_dropout": 0.0, "mixed_precision": "bf16"}),
+        ("sdxl_train",
+         {"gradient_checkpointing": True, "compile_backend": "eager", "compile_blocks": FEW["sdxl_train"]}),
+        ("flux_train_network",  # backward passes are traced of one kind
+         {"gradient_checkpointing": True, "network_dropout": 0.0, "mixed_precision": "bf16",
+          "compile_blocks": "double:all=eager,single:all"}),
     ],
-)
+)  # fmt: skip
 def test_three_sizes_need_the_predicted_graphs_and_give_the_same_losses(run, shapes, request, script, extra):
     extra = {"train_data_dir": shapes, "resolution": "96", **extra}  # an epoch of four batches, one of them short
     if wide := extra.pop("wide", False):

@@ -167,10 +167,10 @@ def test_gradients_live_one_at_a_time(full, monkeypatch):
 # A backward pass of another tracer where that takes seconds, and the quickest one where there are many graphs.
 @pytest.mark.parametrize(("script", "backend"), [("flux_train", "aot_eager"), ("sdxl_train", "eager")])
 def test_early_steps_compile(full, script, backend):
-    values = {"script": script, "max_train_steps": 3, "gradient_checkpointing": True}
+    values = {"script": script, "max_train_steps": 2, "gradient_checkpointing": True}
     values |= {**ADAFACTOR, **HALF, "fused_backward_pass": True}
     if script == "sdxl_train":  # ResNet blocks on both ways of the U-Net, each of which costs a graph of its own
-        values["compile_blocks"] = "resnet:0,resnet:5,transformer:0-1"
+        values["compile_blocks"] = "resnet:0,resnet:5,transformer:0"
     eager = full(**values)
     compiled = full(**values, compile=True, compile_backend=backend)
     told = compiled.facts["compile"]
@@ -183,8 +183,8 @@ def test_early_steps_compile(full, script, backend):
 
 @pytest.mark.parametrize("script", FULL)
 def test_half_weights_train_like_float32_ones(full, script):
-    wide = full(script, mixed_precision="bf16", max_train_steps=6)
-    half = full(script, **HALF, max_train_steps=6, save_precision=None)
+    wide = full(script, mixed_precision="bf16", max_train_steps=4)
+    half = full(script, **HALF, max_train_steps=4, save_precision=None)
     assert half.losses == pytest.approx(wide.losses, rel=5e-2)
     assert {t.dtype for n, t in half.tensors().items() if not n.endswith("logit_scale")} == {torch.bfloat16}
 

@@ -21,7 +21,7 @@ from tests.training import train
 EVERY = {preset.id: preset for tab in (True, False) for preset in presets.presets(tab)}
 SMALL = {"resolution": "64", "min_bucket_reso": 64, "max_bucket_reso": 256, "t5xxl_max_token_length": 32,
          "max_train_steps": 2, "max_train_epochs": None}  # fmt: skip
-TRACED = {"compile_backend": "aot_eager", "compile_mode": "default"}
+TRACED = {"compile_backend": "aot_eager", "compile_mode": "default", "compile_blocks": "single:all"}
 # What a preset asks of a GPU, and what a training on a CPU says of it.
 NEEDS_GPU = {"fp8_compute": "this machine cannot multiply in 8 bits"}
 

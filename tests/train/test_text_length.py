@@ -83,19 +83,24 @@ def test_validation_and_previews_read_all(run, read, tmp_path):
     assert {(length, learns) for _, length, learns in read} == {(64, True), (256, False)}
 
 
-@pytest.mark.parametrize("dynamic", ["auto", "false"])
-def test_a_dozen_sizes_and_lengths_need_the_graphs_of_one_length(run, read, tmp_path, dynamic):
+def test_a_dozen_sizes_and_lengths_need_the_graphs_of_one_length(run, read, tmp_path):
     folder = described(tmp_path / "set", SIDES, (5, 70, 12, 9, 61, 130, 3, 8, 4, 220, 62, 100))
     eager = {"script": "flux_train", "max_train_steps": 12, "t5xxl_train_length": "longest", **BUCKETS}
-    compiled = eager | {"compile": True, "compile_backend": "eager", "compile_dynamic": dynamic}
-    cut, plain = run(folder, **compiled), run(folder, **compiled | {"t5xxl_train_length": "max", "max_train_steps": 1})
-    graphs = cut.facts["compile"]
-    assert graphs["graphs"] == graphs["predicted"] == plain.facts["compile"]["graphs"]
-    assert not graphs["recompiles"] and {event["step"] for event in cut.events("compile")} == {0}
-    lengths = sorted({(image, text) for image, text, _ in read if text < 256})
-    assert len({image for image, _ in lengths}) == len(lengths) >= 5
-    assert [text for _, text in lengths] == sorted(text for _, text in lengths) and len({t for _, t in lengths}) >= 3
-    assert cut.losses == pytest.approx(run(folder, **eager).losses)
+    losses = run(folder, **eager).losses
+    for blocks, dynamic in ((None, "auto"), ("single:all", "false")):  # which is a graph for each size
+        read.clear()
+        compiled = eager | {"compile": True, "compile_backend": "eager", "compile_dynamic": dynamic}
+        cut = run(folder, **compiled, compile_blocks=blocks)
+        whole = compiled | {"t5xxl_train_length": "max", "max_train_steps": 1}
+        plain = run(folder, **whole, compile_blocks=blocks)
+        graphs = cut.facts["compile"]
+        assert graphs["graphs"] == graphs["predicted"] == plain.facts["compile"]["graphs"]
+        assert not graphs["recompiles"] and {event["step"] for event in cut.events("compile")} == {0}
+        pairs = sorted({(image, text) for image, text, _ in read if text < 256})
+        images, lengths = zip(*pairs, strict=True)
+        assert len(set(images)) == len(pairs) >= 5
+        assert [*lengths] == sorted(lengths) and len(set(lengths)) >= 3
+        assert cut.losses == pytest.approx(losses)
 
 
 def test_what_cannot_be_known_ahead_is_refused_and_what_changes_nothing_is_said(demo, tmp_path):
