@@ -124,11 +124,11 @@ def _encode_once() -> None:
 
     with without_optional("diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+        from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 
-    encode: Any = AutoencoderKL._encode
     digests: Any = weakref.WeakKeyDictionary()  # network -> where its weights lie and how often they changed, digest
 
-    def remembered(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def remembered(self: Any, x: torch.Tensor, encode: Any) -> torch.Tensor:
         if torch.is_grad_enabled() or self.training or x.device.type != "cpu":
             return encode(self, x)
         weights = self.state_dict()
@@ -146,7 +146,8 @@ def _encode_once() -> None:
             ENCODED[key] = encode(self, x).clone()
         return ENCODED[key].clone()
 
-    AutoencoderKL._encode = remembered
+    for network in (AutoencoderKL, AutoencoderKLQwenImage):
+        network._encode = functools.partialmethod(remembered, encode=network._encode)
 
 
 def fresh() -> None:
