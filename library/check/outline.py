@@ -12,13 +12,11 @@ import torch
 from library import families, methods
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
-from library.config.schema import ConfigError
+from library.config.schema import ConfigError, options
 from library.config.sections import AdapterRun
 from library.families.shared import weights
 from library.methods import network_args, snapshot
 from library.train import resume_state
-
-FILES = ("pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae")
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
@@ -57,7 +55,8 @@ def _resumes(config: RunConfig) -> bool:
 
 def _here(config: RunConfig) -> bool:
     """Whether the model lies on this machine."""
-    given = [getattr(config.model, name, None) for name in FILES]
+    files = [o.name for o in options(type(config)).values() if o.section == "model" and o.kind == "file"]
+    given = [getattr(config.model, name) for name in files]
     return all(Path(name).exists() for name in given if name)
 
 

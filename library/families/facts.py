@@ -1,6 +1,7 @@
 """What a family states about itself, so that no other part of the project has to know its name. No torch in here."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -10,6 +11,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 def holds(name: str, *shape: int) -> Callable[[Shapes], bool]:
     """The test whether a checkpoint has a tensor of this name and shape."""
     return lambda shapes: tuple(shapes.get(name, ())) == shape
+
+
+def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> str:
+    """The first words whose pattern is in a name, of a tensor with so many rows where a number says how many."""
+    for pattern, rows, words in kinds:
+        if any(re.search(pattern, name) and rows in (None, *shape[:1]) for name, shape in shapes.items()):
+            return words
+    return ""
 
 
 def nothing(_shapes: Shapes) -> str:

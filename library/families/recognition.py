@@ -1,6 +1,7 @@
 """What a file of weights is, from its header alone."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -8,43 +9,39 @@ from typing import NamedTuple
 
 from library import families
 from library.config.problems import ConfigError, Text
-from library.families.facts import FamilyFacts
+from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import weights
+from library.families.shared.untrained import SHARED, UNKNOWN, UNTRAINED
+
+ADAPTER = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
 
 
-def described(shapes: Mapping[str, tuple[int, ...]]) -> tuple[FamilyFacts | None, str]:
+def described(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
     """The family that a checkpoint is of, if it is of one that is trained here, and what it is in words that fit into
     a sentence."""
-
-    def some(*parts: str) -> bool:
-        return any(part in name for name in shapes for part in parts)
-
-    if some("lora_down", "lora_up", "lora_A", "lora_B", ".hada_w1", ".lokr_w"):
+    if any(map(ADAPTER.search, shapes)):
         return None, "a LoRA file"
+    plain = {name: shapes[key] for name, key in weights.without_prefix(shapes).items()}
+    if words := matching(UNTRAINED, plain):
+        return None, words
     for facts in families.every():
-        if words := facts.recognise(shapes):
+        if words := facts.recognise(plain) or facts.recognise(shapes):
             return facts, words
     if words := next(filter(None, (facts.recognise_part(shapes) for facts in families.every())), ""):
         return None, words
-    if some("joint_blocks.0."):
+    if any("joint_blocks.0." in name for name in shapes):
         return None, "an SD3 checkpoint"
     if any(name.startswith(("model.diffusion_model.input_blocks.", "down_blocks.")) for name in shapes):
         return None, _stable_diffusion(shapes)
-    if some("encoder.block.0.layer.0.SelfAttention.q.weight"):
-        return None, "a T5 text encoder"
-    if some("text_model.encoder.layers.0."):
-        return None, "a CLIP text encoder"
-    if some("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"):
-        return None, "a VAE"
-    return None, "a checkpoint of an unknown kind"
+    return None, matching(SHARED, shapes) or UNKNOWN
 
 
-def describe(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def describe(shapes: Shapes) -> str:
     """What a checkpoint is, in words that fit into a sentence."""
     return described(shapes)[1]
 
 
-def _stable_diffusion(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _stable_diffusion(shapes: Shapes) -> str:
     """Which of the older Stable Diffusions a U-Net belongs to: they differ in their text encoders."""
     if not any(name.startswith("model.diffusion_model.") for name in shapes):
         return "an SD 1.5 / SD 2 U-Net in the diffusers layout"

@@ -12,12 +12,13 @@ from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import Shapes
 from library.families.flux import keys
-from library.families.flux.facts import FACTS
+from library.families.flux.facts import FACTS, LATER
 from library.families.flux.model import Flux, Sizes
 from library.families.flux.options import OTHERS
 from library.families.flux.variants import FOLDER, RADIANCE, VARIANTS, Variant
 from library.families.shared import autoencoder, clip, unfilled, weights
 from library.families.shared.part_files import Entries, Part, PartFiles, complete
+from library.families.shared.untrained import UNKNOWN
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ def _parts(variant: Variant) -> Iterator[tuple[str, Part]]:
     yield "ae", Part("ae", OTHERS["ae"], ("vae", "ae.safetensors"), ("decoder.conv_in.weight",))
 
 
+# What the parts are called by their headers.
+KINDS = {"clip_l": "a CLIP text encoder", "t5xxl": "a T5 text encoder", "ae": "a VAE"}
 FILES = {name: PartFiles(dict(_parts(variant))) for name, variant in VARIANTS.items()}  # by model_type
 
 
@@ -80,7 +83,7 @@ def title(config: RunConfig) -> str:
 
 def plain_shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
     """Shapes by key, without the prefixes that keys may have."""
-    return {plain: tuple(entries[name]["shape"]) for plain, name in keys.cleaned(entries).items()}
+    return {plain: tuple(entries[name]["shape"]) for plain, name in weights.without_prefix(entries).items()}
 
 
 def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
@@ -90,7 +93,9 @@ def unfit(path: Path, entries: Entries, part: str, about: Part) -> str | None:
     if found == "a LoRA file":
         use = ": give it as --network_weights" if part == "denoiser" else ""
         return Text("{path} is a LoRA file, not a model{use}; expected {what}", path=path, use=use, what=about.what)
-    if not any(name.endswith(about.marker) for name in shapes):
+    ours = of is FACTS and all(found != later for *_, later in LATER)
+    fits = ours if part == "denoiser" else found in (KINDS[part], UNKNOWN)
+    if not fits or not any(name.endswith(about.marker) for name in shapes):
         other = of if part == "denoiser" and of is not FACTS else None
         trainer = f"; train it with {' or '.join(other.scripts)}" if other else ""
         return Text(
@@ -164,7 +169,7 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
     Raises ConfigError when tensors are missing or of a wrong shape.
     """
     file = weights.read(path, mmap)
-    names, stored = keys.cleaned(file), file.shapes()
+    names, stored = weights.without_prefix(file), file.shapes()
     with complete(path, FACTS.recognise(stored) or FACTS.base_model):
         converts = keys.is_diffusers(names)
         made_of = keys.sources(names) if converts else {name: (name,) for name in names}

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-PREFIX = "model.diffusion_model."
-WRAPPER = "_orig_mod."
 SWAPPED = "final_layer.adaLN_modulation.1"
 
 # BFL module -> diffusers modules, in the order of their rows.
@@ -56,17 +54,6 @@ SINGLE_NORMS = {
     "norm.query_norm.scale": "attn.norm_q.weight",
     "norm.key_norm.scale": "attn.norm_k.weight",
 }
-
-
-def cleaned(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a file -> {plain key: key in the file}.
-
-    Removes the `_orig_mod.` that wrapped compilation leaves, and the `model.diffusion_model.` prefix; where the file
-    has that prefix, what lies outside it (text encoders, VAE) is left out.
-    """
-    plain = {name.replace(WRAPPER, ""): name for name in names}
-    inside = {name.removeprefix(PREFIX): key for name, key in plain.items() if name.startswith(PREFIX)}
-    return inside or plain
 
 
 def is_diffusers(names: Iterable[str]) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from library.config.schema import ConfigError
 from library.families.flux import keys
 from library.families.flux.variants import CHROMA, FILL, FOLDER, TRANSFORMER
+from library.families.shared import weights
 from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
 
 if TYPE_CHECKING:
@@ -87,17 +88,13 @@ class FluxLoraNames(LoraNames):
 
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
         """The file is the transformer alone."""
-        return WeightSlice(f"{_prefix(shapes)}{path}.weight") if part == "denoiser" else None
+        return WeightSlice(f"{weights.prefix_of(shapes)}{path}.weight") if part == "denoiser" else None
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Attention, MLP and modulation of all blocks."""
-        for path in matrices(shapes, _prefix(shapes)):
+        for path in matrices(shapes, weights.prefix_of(shapes)):
             if path.startswith(BLOCKS):
                 yield "denoiser", path
-
-
-def _prefix(shapes: Shapes) -> str:
-    return keys.PREFIX if any(name.startswith(keys.PREFIX) for name in shapes) else ""
 
 
 NAMES = FluxLoraNames()

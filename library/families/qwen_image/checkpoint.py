@@ -77,7 +77,7 @@ def relative(path: Path, config: Any) -> Iterator[Problem]:
 def names_of(entries: Mapping[str, Any], part: str) -> dict[str, str]:
     """Keys of a part's file -> {the network's own key: key in the file}."""
     if part == "denoiser":
-        return keys.cleaned(entries)
+        return weights.without_prefix(entries)
     return keys.vae(entries) if part == "vae" else keys.text_encoder(entries)
 
 
@@ -129,7 +129,7 @@ def load_denoiser(path: Path, dtype: Any, keep_8_bits: bool, mmap: bool = True) 
     widened. Raises ConfigError when tensors are missing or of a wrong shape.
     """
     file = weights.read(path, mmap)
-    names, stored = keys.cleaned(file), file.shapes()
+    names, stored = weights.without_prefix(file), file.shapes()
     with complete(path, TRANSFORMER):
         with torch.device("meta"):
             model = QwenImage(QwenShape.of({plain: stored[name] for plain, name in names.items()}))

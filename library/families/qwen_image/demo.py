@@ -6,7 +6,6 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.families.qwen_image import keys
 from library.families.shared import weights
 from library.families.shared.diffusers_layers import Sizes, layers
 
@@ -32,7 +31,7 @@ def converted(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, Sizes
 
     path = config.model.pretrained_model_name_or_path or ""
     shapes = weights.header(path)
-    known = {plain: shapes[name] for plain, name in keys.cleaned(shapes).items()}
+    known = {plain: shapes[name] for plain, name in weights.without_prefix(shapes).items()}
     head = known["transformer_blocks.0.attn.norm_q.weight"][0]
     with torch.device("meta"):
         model = QwenImageTransformer2DModel(

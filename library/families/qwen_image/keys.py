@@ -4,26 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from library.families.shared.weights import renamed
 
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.")
-WRAPPER = "_orig_mod."
 EMBEDDING = "embed_tokens.weight"
 # Single file (Wan 2.1) -> diffusers, inside a residual block and inside an attention of the VAE.
 RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2",
             "shortcut": "conv_shortcut"}  # fmt: skip
 MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
-
-
-def prefix_of(names: Iterable[str]) -> str:
-    """What the names of a transformer begin with in a file."""
-    names = list(names)
-    return next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in names)), "")
-
-
-def cleaned(names: Iterable[str]) -> dict[str, str]:
-    """Keys of a transformer's file -> {plain key: key in the file}; what lies outside of a prefix is left out."""
-    plain = {name.replace(WRAPPER, ""): name for name in names}
-    prefix = prefix_of(plain)
-    return {name.removeprefix(prefix): key for name, key in plain.items() if name.startswith(prefix)}
 
 
 def text_encoder(names: Iterable[str]) -> dict[str, str]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from library.families.qwen_image.facts import TRANSFORMER
-from library.families.qwen_image.keys import prefix_of
 from library.families.shared.lora_names import LoraNames, Shapes, WeightSlice, matrices
+from library.families.shared.weights import prefix_of
 
 
 class QwenLoraNames(LoraNames):

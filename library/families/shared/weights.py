@@ -6,7 +6,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Text
 from library.config.values import quoted
 
+# What the names of a denoiser begin with in files that other programs write.
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "transformer.")
 COMPILED = "_orig_mod."  # torch.compile's wrapper, left in the names by other tools
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")
 BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
@@ -264,6 +266,23 @@ def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = 
             path=path,
         )
     return None
+
+
+def prefix_of(names: Iterable[str]) -> str:
+    """What the names of a denoiser begin with in a file, "" for nothing."""
+    names = list(names)
+    return next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in names)), "")
+
+
+def without_prefix(names: Iterable[str]) -> dict[str, str]:
+    """Keys of a denoiser's file -> {plain key: key in the file}.
+
+    Without the wrapper that compilation leaves, and without a prefix; where the file has one, what lies outside of it
+    (text encoders, VAE) is left out.
+    """
+    plain = {name.replace(COMPILED, ""): name for name in names}
+    prefix = prefix_of(plain)
+    return {name.removeprefix(prefix): key for name, key in plain.items() if name.startswith(prefix)}
 
 
 def renamed(name: str, table: Mapping[str, str]) -> str:

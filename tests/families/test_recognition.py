@@ -1,0 +1,154 @@
+"""What a file is, by its header, for all families: prefixes of other programs, models that are not trained here, and
+files of other families in every slot."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import library.demo as demo_module
+from library import families
+from library.check import preflight
+from library.config.schema import ConfigError, options
+from library.demo import files
+from library.families import recognition
+from library.families.shared import weights
+from tests.training import LORAS, config_of
+
+BASE = "pretrained_model_name_or_path"
+RELATIVES = [f"{name}_{families.lora_script(families.owner(name))}" for known in families.every()
+             for name in known.demo_variants]  # fmt: skip
+# Names and shapes that others' models have, as far as they tell them apart.
+UNTRAINED = {
+    "a FLUX.2 transformer": {"double_stream_modulation_img.lin.weight": (2, 1),
+                             "double_blocks.0.img_attn.qkv.weight": (3, 1)},
+    "a FLUX.3 transformer": {"early_stream_modulations.image.lin.weight": (1, 1)},
+    "a transformer like FLUX.1's": {"double_blocks.0.img_attn.qkv.weight": (3, 1),
+                                    "double_blocks.0.img_attn.norm.key_norm.weight": (1,)},
+    "a Z-Image transformer": {"cap_embedder.1.weight": (3840, 1), "layers.0.attention.qkv.weight": (1, 1)},
+    "a Lumina 2 transformer": {"cap_embedder.1.weight": (2304, 1)},
+    "an Anima transformer": {"llm_adapter.blocks.0.cross_attn.q_proj.weight": (1, 1),
+                             "blocks.0.mlp.layer1.weight": (1, 1)},
+    "a Cosmos-Predict2 transformer": {"blocks.0.adaln_modulation_self_attn.1.weight": (1, 1)},
+    "a Krea 2 transformer": {"txtfusion.projector.weight": (1, 1)},
+    "a Nunchaku file of 4 bits": {"transformer_blocks.0.qkv_proj.qweight": (1, 1),
+                                  "single_transformer_blocks.0.mlp_fc1.qweight": (1, 1)},
+    "an nf4 file of 4 bits": {"double_blocks.0.img_attn.qkv.weight": (3, 1),
+                              "double_blocks.0.img_attn.qkv.weight.quant_state.bitsandbytes__nf4": (1,)},
+    "Qwen-Image-2.1": {"txt_in.text_norm.weight": (1,)},
+    "Qwen-Image-Layered": {"txt_norm.weight": (1,), "transformer_blocks.0.img_mod.1.weight": (1, 1),
+                           "time_text_embed.addition_t_embedding.weight": (2, 1)},
+    "Qwen-Image-Edit-2511": {"txt_norm.weight": (1,), "transformer_blocks.0.img_mod.1.weight": (1, 1),
+                             "__index_timestep_zero__": (0,)},
+    "a Chroma Radiance transformer": {"distilled_guidance_layer.in_proj.weight": (1, 1), "nerf_blocks.0.x": (1,),
+                                      "double_blocks.0.img_attn.qkv.weight": (3, 1)},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo with all families and relatives."""
+    return files.prepare(tmp_path_factory.mktemp("every"), demo_module.VARIANTS + families.FAMILIES)
+
+
+def slots(config):
+    """The options that name a model's files, and what the demo has there."""
+    model = {name for name, option in options(type(config)).items() if option.kind in ("file", "folder")}
+    found = {name: getattr(config.model, name, None) for name in model}
+    return {name: path for name, path in found.items() if path and str(path).endswith(".safetensors")}
+
+
+def said(demo: Any, script: str, **given: Any) -> list[Any]:
+    return list(families.family_for(config_of(demo, script, **given)).problems())
+
+
+def made(shapes, path):
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
+    config = config_of(demo, script)
+    tensors = load_file(config.model.pretrained_model_name_or_path)
+    if any(name.startswith(weights.PREFIXES) for name in tensors):
+        pytest.skip("its file has text encoders beside its denoiser, and one prefix of its own")
+    words = recognition.describe(weights.header(config.model.pretrained_model_name_or_path))
+    whole = families.family_for(config).load(torch.float32).denoiser.state_dict()
+    for prefix in weights.PREFIXES:
+        path = tmp_path / "m.safetensors"
+        save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | {"vae.x": torch.zeros(1)}, path)
+        found = recognition.recognised(path)
+        assert (found.family, found.words) == (config.family, words)
+        assert said(demo, script, **{BASE: path}) == []
+        read = families.family_for(config_of(demo, script, **{BASE: path})).load(torch.float32, deferring=True)
+        state = read.denoiser.state_dict()
+        assert state.keys() == whole.keys() and all(torch.equal(state[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_a_model_that_is_not_trained_is_named_in_a_sentence(demo, script, tmp_path):
+    for words, shapes in UNTRAINED.items():
+        for prefix in ("", "model.diffusion_model.", "net."):
+            path = made({f"{prefix}{name}": shape for name, shape in shapes.items()}, tmp_path / "m.safetensors")
+            assert recognition.recognised(path)[:2] == ("", words), prefix
+            (problem,) = said(demo, script, **{BASE: path})
+            name = words.removeprefix("a ").removesuffix(" transformer")
+            assert problem.option == BASE and name in str(problem) and "\n" not in str(problem)
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_a_file_of_another_model_is_named_in_every_slot(demo, script, tmp_path):
+    others = {str(path): weights.header(path) for one in [*LORAS, *RELATIVES]
+              for path in slots(config_of(demo, one)).values()}  # fmt: skip
+    config = config_of(demo, script)
+    for path in list(others):  # the VAE of video models, in the layout of diffusers
+        if recognition.describe(others[path]) == "a Qwen-Image VAE":
+            from library.families.qwen_image import keys
+
+            tensors = load_file(path)
+            named = {plain: tensors[name] for plain, name in keys.vae(tensors).items()}
+            save_file(named, tmp_path / "wan_vae.safetensors")
+            others[str(tmp_path / "wan_vae.safetensors")] = {name: tuple(t.shape) for name, t in named.items()}
+    qwen3 = {"model.embed_tokens.weight": (2, 2), "model.layers.0.self_attn.q_norm.weight": (2,),
+             "model.layers.0.self_attn.q_proj.weight": (2, 2)}  # fmt: skip
+    others[str(made(qwen3, tmp_path / "qwen3.safetensors"))] = qwen3
+    cut = tmp_path / "cut.safetensors"
+    wrong = []
+    for option, own in slots(config).items():
+        header = weights.header(own)
+        for path, shapes in others.items():
+            same = (
+                shapes == header or recognition.describe(shapes) == recognition.describe(header) == "a Qwen-Image VAE"
+            )
+            found = [] if same else said(demo, script, **{option: path})
+            if not same and not (
+                len(found) == 1 and {option, "model_type"} & {found[0].option} and "\n" not in str(found[0])
+            ):
+                wrong.append((option, recognition.describe(shapes), [str(one) for one in found]))
+        with open(own, "rb") as file:
+            cut.write_bytes(file.read()[:-50])
+        (problem,) = said(demo, script, **{option: cut})
+        assert problem.option == option and "was cut short" in str(problem)
+    assert wrong == []
+
+
+# The name of a layer that each family has and no other.
+LAYERS = {"sdxl": "input_blocks_4_1_transformer_blocks_0_attn1_to_q", "flux": "double_blocks_0_img_attn_proj",
+          "qwen_image": "transformer_blocks_0_img_mlp_net_0_proj"}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_a_lora_of_another_family_is_named_before_anything_is_loaded(demo, script, tmp_path):
+    config = config_of(demo, script)
+    for family, layer in LAYERS.items():
+        if family == config.family:
+            continue
+        names = (f"lora_unet_{layer}.lora_down.weight", f"lora_unet_{layer}.lora_up.weight")
+        path = made({name: (4, 4) for name in names}, tmp_path / f"{family}.safetensors")
+        for option, given in (("network_weights", path), ("base_weights", [str(path)])):
+            with pytest.raises(ConfigError, match="was made for") as raised:
+                preflight.check(config_of(demo, script, **{option: given}))
+            (problem,) = raised.value.problems
+            assert problem.option == option and "\n" not in str(problem)
