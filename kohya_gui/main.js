@@ -1,6 +1,7 @@
 // The page's script: every tab, and what Gradio's handlers call of them.
 import { mount as mountImages } from "./dataset/images.js";
 import { base, download, fill, mount as mountForm, read, rest } from "./form/page.js";
+import "./form/datasets.js";
 import "./form/live.js";
 import "./form/print_command.js";
 import "./form/prompts.js";

@@ -24,6 +24,9 @@ UNFINISHED = re.compile(
     r"\.(?P<stem>.+)\.(?P<pid>\d+)-(?P<here>[0-9a-f]{4})[0-9a-f]{8}\.(?P<kind>tmp|old)(?P<suffix>\.\w+)?"
 )
 DAY = 86400.0
+RESERVED = re.compile(
+    r"(con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³])(\..*)?", re.I
+)  # devices that Windows has in every folder
 
 
 def cache_folder() -> Path:

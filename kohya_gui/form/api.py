@@ -6,7 +6,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from kohya_gui.form import compare, compile_summary, presets, probe, prompts, start_preset
+from kohya_gui.form import compare, compile_summary, datasets, presets, probe, prompts, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
@@ -32,7 +32,9 @@ class FormApi:
         return {"judge": self.judge, "preset": self.preset, "choices": self.choices, "compare": self.compare,
                 "probe": self.probe, "probing": self.probing, "unprobe": self.unprobe,
                 "forget": self.forget, "ledger": self.ledger, "prompts": self.prompts,
-                "prompts_save": self.save_prompts, "prompts_captions": self.captions}  # fmt: skip
+                "prompts_save": self.save_prompts, "prompts_captions": self.captions,
+                "datasets": self.datasets,
+                "datasets_count": self.count_images, "datasets_save": self.save_datasets}  # fmt: skip
 
     def judge(self, sent: ApiRequest) -> JsonObject:
         """What is wrong, what has no effect, what compiling will mean, and what the model's file is."""
@@ -138,6 +140,18 @@ class FormApi:
     def captions(self, sent: ApiRequest) -> JsonObject:
         """Some captions of the images that the form names."""
         return prompts.captions(*self._heard(sent), self.roots)
+
+    def datasets(self, sent: ApiRequest) -> JsonObject:
+        """The data sets of the form, with their folders."""
+        return datasets.look(*self._heard(sent), self.roots)
+
+    def count_images(self, sent: ApiRequest) -> JsonObject:
+        """What the training would see of each folder, and how many steps that makes."""
+        return datasets.count(*self._heard(sent), self.roots)
+
+    def save_datasets(self, sent: ApiRequest) -> JsonObject:
+        """Write data sets into a dataset file."""
+        return datasets.save(*self._heard(sent), sent, self.roots)
 
     def ledger(self, sent: ApiRequest) -> JsonObject:
         """What the training that works at the moment has compiled."""

@@ -1,11 +1,11 @@
 """The rows of sample prompts in a form: read from its prompt file, written into it, begun with captions of images."""
 
-import hashlib
 import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from kohya_gui.form import kept_file
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest
@@ -65,8 +65,8 @@ def load(sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
     path = paths.file(sent.text("file"), roots, READ, OPTION)
     if not path.exists():
         return {"rows": [], "known": ""}
-    _small(path)
-    return {"rows": prompt_rows.rows(path), "known": _state(path)}
+    kept_file.check_size(path, OPTION)
+    return {"rows": prompt_rows.rows(path), "known": kept_file.state(path)}
 
 
 def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequence[Path]) -> JsonObject:
@@ -80,20 +80,17 @@ def save(form: SettingsForm, given: Submission, sent: ApiRequest, roots: Sequenc
     path = paths.file(named, roots, READ, OPTION) if named else _new(form, given, roots)
     known = sent.text("known")
     if path.suffix.lower() != ".txt":
-        path, known = _free(path.with_suffix(".txt")), ""
+        path, known = kept_file.free(path.with_suffix(".txt")), ""
     before = ""
     if path.exists():
-        _small(path)
-        if known != _state(path):
-            raise ConfigError(Problem(OPTION,
-                ": {path} was changed elsewhere meanwhile; load the page again to see what it holds now",
-                path=path))  # fmt: skip
+        kept_file.check_size(path, OPTION)
+        kept_file.check_unchanged(path, known, OPTION)
         before = read_text(path).removeprefix("\ufeff")
     text = prompt_rows.text(rows, before)
     with clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    return {"file": str(path), "known": _state(path), "said": Text("Saved in {path}.", path=path)}
+    return {"file": str(path), "known": kept_file.state(path), "said": Text("Saved in {path}.", path=path)}
 
 
 def captions(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> JsonObject:
@@ -123,22 +120,4 @@ def _new(form: SettingsForm, given: Submission, roots: Sequence[Path]) -> Path:
     if not save_to.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))
     name = f"{save_to.output_name or 'sample'}-prompts.txt"
-    return _free(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))
-
-
-def _free(path: Path) -> Path:
-    """This path, or the first with a number behind its name that is not there."""
-    number, found = 1, path
-    while found.exists():
-        number += 1
-        found = path.with_stem(f"{path.stem}-{number}")
-    return found
-
-
-def _small(path: Path) -> None:
-    if not path.is_file() or path.stat().st_size > paths.LARGEST:
-        raise ConfigError(Problem(OPTION, ": {path} is no prompt file, or far too large for one", path=path))
-
-
-def _state(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return kept_file.free(paths.file(os.path.join(save_to.output_dir, name), roots, READ, "output_dir"))

@@ -16,9 +16,9 @@ from typing import overload
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Text
+from library.files import RESERVED
 from library.runs import keys, layout, registry
 
-RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # devices that Windows has in every folder
 ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # of a file; v1.5 is a folder
 MOST = 200  # folders that are kept
 

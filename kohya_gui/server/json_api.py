@@ -19,7 +19,8 @@ from library.config.json_types import JsonObject
 from library.config.schema import ConfigError
 
 PREFIX = "/own/"
-LONGEST = 4_000_000  # bytes of a question
+LONGEST = 4_500_000  # bytes of a question, or of a piece of a file
+PIECE = "application/octet-stream"  # which no form on another site can send unasked either
 DEEPEST = "this is not what the page sends: load it again"
 
 
@@ -68,15 +69,20 @@ class ApiRequest:
 
 Handler = Callable[[ApiRequest], JsonObject]
 PictureHandler = Callable[[Mapping[str, str]], Response]
+PieceHandler = Callable[[Mapping[str, str], bytes], JsonObject]  # the query, and a piece of a file
 
 
 # Why: docs/decisions/2026-11-22-page-asks-by-post.md
 class JsonApi:
-    """Questions by name, and who answers each. An answer is a dict; what the user can mend is `{"error": sentence}`."""
+    """Questions by name, and who answers each. An answer is a dict; what the user can mend is `{"error": sentence}`.
+
+    A file comes in pieces, each a POST of its bytes.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, Handler] = {}
         self.shows: dict[str, PictureHandler] = {}
+        self.takes: dict[str, PieceHandler] = {}
         self.here_only: set[str] = set()  # questions that only a browser on this computer may ask
 
     def add(self, answers: Mapping[str, Handler], shows: Mapping[str, PictureHandler] | None = None) -> None:
@@ -90,10 +96,15 @@ class JsonApi:
         app.add_api_route(PREFIX + "{name}", self._get, methods=["GET"], include_in_schema=False)
 
     async def _post(self, name: str, request: Request) -> Response:
-        answer = self.answers.get(name)
-        if answer is None:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        answer, take = self.answers.get(name), self.takes.get(name)
+        if answer is None and take is None:
             return JSONResponse({"error": "there is no such question"}, 404)
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        if kind == PIECE and take is not None:
+            say = lambda: take(request.query_params, body)  # noqa: E731
+        elif kind == "application/json" and answer is not None:
+            say = lambda: answer(ApiRequest(json.loads(body)))  # noqa: E731
+        else:
             return JSONResponse({"error": "questions are JSON"}, 415)
         if name in self.here_only and request.scope.get(HERE) is not True:
             return JSONResponse({"error": "This can be done on the computer itself only."}, 403)
@@ -103,7 +114,7 @@ class JsonApi:
             if len(body) > LONGEST:
                 return JSONResponse({"error": "this is too much at once"}, 413)
         # What the user can mend has status 200, or browsers would write it into their consoles as a failure.
-        return _json(await run_in_threadpool(_answered, answer, body))
+        return _json(await run_in_threadpool(_said, say))
 
     async def _get(self, name: str, request: Request) -> Response:
         show = self.shows.get(name)
@@ -121,9 +132,9 @@ def refused(error: ConfigError) -> JsonObject:
     return {"error": str(error), "texts": list(how_made(error.problems))} | ({"allow": folders} if folders else {})
 
 
-def _answered(answer: Handler, body: bytes) -> JsonObject:
+def _said(answer: Callable[[], JsonObject]) -> JsonObject:
     try:
-        return answer(ApiRequest(json.loads(body)))
+        return answer()
     except ConfigError as error:
         return refused(error)
     except (ValueError, RecursionError):

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.server.allowed_folders import RESERVED, outside_roots
+from kohya_gui.server.allowed_folders import outside_roots
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import Reading, draft, options, values
 from library.config.values import strip_pasted
+from library.files import RESERVED
 
 LONGEST = 2000
 LARGEST = 1_000_000  # bytes of a config; a real one has a few thousand

@@ -11,6 +11,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Text
+from library.files import RESERVED
 
 MOST = 2000  # entries that are shown of a folder; the rest is found by typing
 DIGITS = re.compile(r"(\d+)")
@@ -85,7 +86,7 @@ class Picker:
 
     def _may(self, entry: os.DirEntry[str]) -> bool:
         """Whether the guard would let it pass: what is hidden or reserved, and links that lead out, are not shown."""
-        plain = not (entry.name.startswith(".") or paths.RESERVED.fullmatch(entry.name) or ":" in entry.name)
+        plain = not (entry.name.startswith(".") or RESERVED.fullmatch(entry.name) or ":" in entry.name)
         if not plain or not entry.name.isprintable():
             return False
         try:

@@ -37,7 +37,7 @@ def opened(config: RunConfig, report: Report | None = None, may: May = lambda pa
         album = albums.opened(Path(data.train_data_dir or ""), config, report, may)
         album.world = world
         return album
-    _guard(config, may)
+    guard(config, may)
     found = finding.survey(config, report, keep=False)
     described = data.dataset_config or data.in_json
     if described:
@@ -63,7 +63,7 @@ def _crops(found: Survey) -> Iterator[str]:
         yield "Crops are random: the shading shows a center crop."
 
 
-def _guard(config: RunConfig, may: May) -> None:
+def guard(config: RunConfig, may: May) -> None:
     """Raise ConfigError when a file names a place that may not be looked into."""
     named: dict[str, None] = {}
     for dataset in datasets.load(config):

@@ -78,7 +78,7 @@ def survey(config: RunConfig, report: Report | None = None, keep: bool = True) -
     result = Survey(ImageSet([], ()), report, keep, control_use=config.control_images)
     made, result.problems = drafted(config)
     every = tuple(
-        _with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
+        with_folders(result, dataset) for dataset in made if dataset.subsets or not config.data.dataset_config
     )
     train, validation = ImageSet([], every), ImageSet([], every)
     for position, dataset in enumerate(every):
@@ -104,7 +104,7 @@ def _sized(dataset: DatasetConfig) -> DatasetConfig:
 # ---- one data set
 
 
-def _with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
+def with_folders(result: Survey, dataset: DatasetConfig) -> DatasetConfig:
     """Without a dataset file, each folder named <repeats>_<words> is a subset, or else the folder that is given."""
     if dataset.subsets:
         return dataset

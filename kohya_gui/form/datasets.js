@@ -1,0 +1,323 @@
+// The images of a training as rows, one for each folder: what the form or its dataset file names, counted as a training
+// would; what is changed here is written into a dataset file.
+import { count, say } from "../i18n/sentences.js";
+import { all, around, hit, isField, make, one, setValue, withAllowButton } from "../server/elements.js";
+import { ask, messageOf } from "../server/http.js";
+import { filesOf, Sending } from "../server/uploads.js";
+import { groupOf, groupsOf, MOST_NOTES, rowOf, showCount, textsOf } from "./datasets_rows.js";
+import { sentOf } from "./messages.js";
+import * as form from "./page.js";
+
+/** @typedef {import("./datasets_rows.js").Texts} Texts */
+/** @typedef {import("./datasets_rows.js").Group} Group */
+/** @typedef {{ groups: Group[], file: string, known: string, flat?: boolean, problems: string[] }} Look */
+/** @typedef {{ look: Look, watched?: string, named?: string, asked: number, timer?: ReturnType<typeof setTimeout>, looking?: ReturnType<typeof setTimeout>, unsaved?: boolean, saving?: boolean, telling?: boolean, sending?: Sending }} State
+ * `telling`: what is said stays with the next change of the form, which comes from here */
+
+const PAUSE = 700;
+const FILE = "dataset_config", FOLDER = "train_data_dir", REPEATS = "dataset_repeats";
+const REPLACED = [FOLDER, "reg_data_dir", "in_json"]; // by a dataset file
+/** @type {Record<string, string>} what is put behind the name of a folder for images that go with its own */
+const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-references" };
+/** @type {Look} */
+const NOTHING = { groups: [], file: "", known: "", problems: [] };
+/** @type {WeakMap<Element, State>} */
+const states = new WeakMap();
+
+/** @param {Element} box */
+const formAround = (box) => /** @type {HTMLFormElement} */ (around(box, "form.settings"));
+
+/** @param {Element} box */
+const tabOf = (box) => formAround(box).id.replace(/-form$/, "");
+
+/**
+ * @param {Element} box
+ * @returns {State}
+ */
+function stateOf(box) {
+  const state = states.get(box) ?? { look: NOTHING, asked: 0 };
+  states.set(box, state);
+  return state;
+}
+
+/**
+ * The field of an option, of the chosen family.
+ * @param {Element} box
+ * @param {string} name
+ */
+function fieldOf(box, name) {
+  const where = formAround(box);
+  return form.fields(where).find((field) => field.dataset.option === name && form.isFor(field, form.family(where)));
+}
+
+/**
+ * @param {Element} box
+ * @param {string} name
+ */
+const valueOf = (box, name) => String(fieldOf(box, name)?.value ?? "").trim();
+
+/**
+ * Put values into the form, as one change that can be taken back.
+ * @param {Element} box
+ * @param {Texts} values
+ */
+function choose(box, values) {
+  const where = formAround(box);
+  form.remember(where);
+  stateOf(box).telling = true;
+  for (const [name, value] of Object.entries(values)) {
+    const field = fieldOf(box, name);
+    if (field) setValue(field, value);
+  }
+  form.settle(where);
+}
+
+/**
+ * @param {Element} box
+ * @param {string} text
+ * @param {string} [wrong] what went wrong besides
+ */
+function tell(box, text, wrong = "") {
+  const lines = (/** @type {string} */ each, className = "") => each.split("\n").filter(Boolean).map((line) => make("span", { className }, ...withAllowButton(line)));
+  one(box, ".file").replaceChildren(...lines(text), ...lines(wrong, "bad"));
+}
+
+// ---- showing
+
+/**
+ * Look at what the form names now: first the folders, then what a training would see of them.
+ * @param {Element} box
+ */
+async function look(box) {
+  const state = stateOf(box), mine = ++state.asked, tab = tabOf(box);
+  const question = { tab, sent: sentOf(tab) };
+  try {
+    /** @type {Look} */
+    const found = [FILE, ...REPLACED].some((name) => valueOf(box, name)) ? await ask("datasets", question) : NOTHING;
+    if (mine !== state.asked || state.unsaved) return;
+    const isOther = found.file !== state.look.file;
+    state.look = found;
+    show(box);
+    if (found.problems.length) tell(box, "", found.problems.join("\n"));
+    else if (isOther) tell(box, found.file ? say("The images are described in {file}.", { file: found.file }) : "");
+    if (!found.groups.length || found.problems.length) return void showCount(box, null);
+    const counted = await ask("datasets_count", question);
+    if (mine === state.asked) showCount(box, counted);
+  } catch (error) {
+    if (mine !== state.asked) return;
+    showCount(box, null);
+    tell(box, "", messageOf(error));
+  }
+}
+
+/**
+ * The rows anew; whoever is in a field stays there.
+ * @param {Element} box
+ */
+function show(box) {
+  const { look: { groups, file } } = stateOf(box);
+  const focus = document.activeElement, fields = all(box, "[data-set]"), at = focus instanceof HTMLElement ? fields.indexOf(focus) : -1;
+  const open = all(box, "details", HTMLDetailsElement).map((details) => details.open);
+  one(box, ".groups").replaceChildren(...groups.map((group, number) => groupOf(box, group, number, groups.length)));
+  for (const [i, details] of all(box, "details", HTMLDetailsElement).entries()) details.open = open[i] ?? false;
+  one(box, "[data-row=add-set]").hidden = !groups.length;
+  box.classList.toggle("empty", !groups.length);
+  box.classList.toggle("of-file", Boolean(file));
+  if (at >= 0) all(box, "[data-set]")[at]?.focus();
+}
+
+// ---- changing
+
+/**
+ * Save the rows once nothing is typed for a moment.
+ * @param {Element} box
+ * @param {number} [pause]
+ */
+function soon(box, pause = PAUSE) {
+  const state = stateOf(box);
+  clearTimeout(state.timer);
+  state.unsaved = true;
+  state.timer = setTimeout(() => void save(box), pause);
+}
+
+/** @param {Element} box */
+async function save(box) {
+  const state = stateOf(box);
+  if (state.saving) return soon(box);
+  state.unsaved = false;
+  const groups = groupsOf(box), values = simply(box, groups);
+  if (values) return choose(box, values);
+  const tab = tabOf(box), { file, known } = state.look;
+  state.saving = true;
+  try {
+    /** @type {{ file: string, known: string, said: string }} */
+    const saved = await ask("datasets_save", { tab, sent: sentOf(tab), file, known, groups });
+    tell(box, saved.said);
+    state.look = { ...state.look, file: saved.file, known: saved.known };
+    if (state.unsaved) return;
+    if (file) await look(box);
+    else choose(box, { [FILE]: saved.file, ...Object.fromEntries(REPLACED.map((name) => [name, ""])) });
+  } catch (error) {
+    tell(box, "", messageOf(error));
+    state.unsaved = true; // nothing is shown over it before it was saved
+  } finally {
+    state.saving = false;
+  }
+}
+
+/**
+ * The form's own values that say the same as the rows, where one folder needs no dataset file.
+ * @param {Element} box
+ * @param {Group[]} groups
+ * @returns {Texts | null}
+ */
+function simply(box, groups) {
+  const { file, flat, groups: before } = stateOf(box).look;
+  const rows = groups.flatMap((group) => group.rows);
+  if (!rows.length) return { [FILE]: "", ...Object.fromEntries(REPLACED.map((name) => [name, ""])) };
+  if (file || rows.length > 1 || Object.keys(groups[0].texts).length) return null;
+  const { image_dir: folder, num_repeats: repeats, ...others } = rows[0].texts;
+  const plain = Object.keys(others).length === 0;
+  if (!before.length && plain) return { [FOLDER]: folder, ...(repeats ? { [REPEATS]: repeats } : {}) };
+  return flat && plain ? { [FOLDER]: folder, [REPEATS]: repeats || "1" } : null;
+}
+
+/**
+ * Another row at the end, or of a new data set with a resolution of its own.
+ * @param {Element} box
+ * @param {string} folder
+ * @param {boolean} [apart]
+ */
+function add(box, folder, apart = false) {
+  const groups = all(box, ".groups > .group"), list = one(box, ".groups");
+  if (apart || !groups.length) {
+    list.append(groupOf(box, { at: null, texts: {}, rows: [] }, groups.length, groups.length + 1));
+    const group = /** @type {HTMLElement} */ (list.lastElementChild);
+    one(group, ".of-set").hidden = !apart;
+    one(group, ".of-set", HTMLDetailsElement).open = apart;
+  }
+  const row = rowOf(box, { at: null, texts: { image_dir: folder } });
+  one(/** @type {HTMLElement} */ (list.lastElementChild), "ol").append(row);
+  box.classList.remove("empty");
+  return row;
+}
+
+// ---- sending images
+
+/**
+ * Send files into a folder, and show it.
+ * @param {Element} box
+ * @param {File[]} files
+ * @param {HTMLElement | null} row of the folder, or null for the only one or a new one
+ * @param {string} [name] of the option that names the folder
+ */
+async function send(box, files, row, name = "image_dir") {
+  const state = stateOf(box), rows = all(box, ".groups li");
+  if (!files.length || state.sending) return;
+  const into = row ?? (rows.length === 1 ? rows[0] : null), field = into && one(into, `[data-set=${name}]`);
+  const line = one(box, ".sending");
+  try {
+    let folder = isField(field) ? field.value.trim() : "";
+    if (!folder && into && BESIDE[name]) folder = textsOf(into).image_dir + BESIDE[name];
+    if (!folder) ({ folder } = await ask("upload_folder", { name: valueOf(box, "output_name") }));
+    state.sending = new Sending(files, folder, (bytes, of, done, all) => {
+      one(line, "span").textContent = say("{done} of {files} files, {percent} %", { done, files: all, percent: of ? Math.floor((100 * bytes) / of) : 100 });
+      one(line, "i").style.width = `${of ? (100 * bytes) / of : 100}%`;
+    });
+    line.hidden = false;
+    const { sent, there, wrong } = await state.sending.run();
+    folder = state.sending.folder;
+    arrived(box, into, name, folder);
+    const told = [say("Sent to {folder}: {files}.", { files: count(sent.length, "file"), folder })];
+    if (there.length) told.push(say("Already there: {files}.", { files: count(there.length, "file") }));
+    const refused = wrong.slice(0, MOST_NOTES).map(([file, why]) => (why.startsWith(file) ? why : say("{file} {why}", { file, why })));
+    if (wrong.length > MOST_NOTES) refused.push(say("and {count} more like these", { count: wrong.length - MOST_NOTES }));
+    tell(box, told.join("\n"), refused.join("\n"));
+  } catch (error) {
+    tell(box, "", messageOf(error));
+  } finally {
+    state.sending = undefined;
+    line.hidden = true;
+  }
+}
+
+/**
+ * Name the folder that images were sent into, where it is not named yet.
+ * @param {Element} box
+ * @param {HTMLElement | null} row
+ * @param {string} name
+ * @param {string} folder
+ */
+function arrived(box, row, name, folder) {
+  const field = (row ?? add(box, "")).querySelector(`[data-set=${name}]`);
+  if (!isField(field)) return;
+  const isNew = field.value.trim() !== folder;
+  setValue(field, folder);
+  if (isNew) soon(box, 0);
+  else void look(box);
+}
+
+// ---- what happens
+
+/**
+ * @param {Element} box
+ * @param {HTMLElement} button
+ */
+function act(box, button) {
+  const row = button.closest("li"), { row: what } = button.dataset;
+  if (what === "add" || what === "add-set") one(add(box, "", what === "add-set"), "[data-set=image_dir]").focus();
+  else if (what === "stop") stateOf(box).sending?.stop();
+  else if (what === "send" && row) {
+    const input = make("input", { type: "file", multiple: true, accept: one(box, "input[type=file]", HTMLInputElement).accept });
+    const { set } = one(around(button, ".of"), "[data-set]").dataset;
+    input.onchange = () => void send(box, [...(input.files ?? [])], row, set);
+    input.click();
+  } else if (what === "remove" && row) {
+    row.remove();
+    if (stateOf(box).look.groups.length || groupsOf(box).length) soon(box, 0);
+    else show(box);
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const button = hit(event, ".datasets button[data-row]");
+  if (button) act(around(button, ".datasets"), button);
+});
+for (const type of ["input", "change"]) {
+  document.addEventListener(type, ({ target }) => {
+    const field = target instanceof Element ? target.closest(".datasets [data-set]") : null;
+    if (field && (type === "change" || !field.closest(".wide"))) soon(around(field, ".datasets"), type === "input" ? PAUSE : 0); // a path is none before it is whole
+  });
+}
+document.addEventListener("change", ({ target }) => {
+  if (!(target instanceof HTMLInputElement) || !target.matches(".choose-images input")) return;
+  void send(around(target, ".datasets"), [...(target.files ?? [])], null);
+  target.value = "";
+});
+for (const type of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(type, (event) => {
+    const box = hit(event, ".datasets"), { dataTransfer } = /** @type {DragEvent} */ (event);
+    if (!box || !dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    const row = hit(event, ".groups li");
+    for (const each of all(box, ".over")) each.classList.remove("over");
+    if (type === "dragover") (row ?? one(box, ".drop")).classList.add("over");
+    if (type === "drop") void filesOf(dataTransfer).then((files) => send(box, files, row));
+  });
+}
+form.onSettled((where) => {
+  for (const box of all(where, ".datasets")) {
+    const state = stateOf(box), held = form.held(where), names = (box.dataset.options ?? "").split(" ");
+    const watched = JSON.stringify([held.family, held.launch.num_processes, names.map((name) => held.values[name])]);
+    if (watched === state.watched) continue;
+    if (state.watched && !state.telling) tell(box, "");
+    const named = JSON.stringify([FILE, ...REPLACED].map((name) => held.values[name]));
+    if (named !== state.named) { // other images: what could not be saved is of no use for them
+      clearTimeout(state.timer);
+      state.unsaved = false;
+    }
+    Object.assign(state, { watched, named, telling: false });
+    clearTimeout(state.looking);
+    if (!state.unsaved) state.looking = setTimeout(() => void look(box), 300);
+  }
+});

@@ -1,0 +1,112 @@
+// Rows of image folders: made of what the server says of them, read back, and with what a training would see of each.
+import { count, say } from "../i18n/sentences.js";
+import { all, isField, make, one, setValue } from "../server/elements.js";
+
+/** @typedef {Record<string, string>} Texts by option */
+/** @typedef {{ at: number | null, texts: Texts, shown?: Texts, source?: string, images?: number | null }} Row a folder */
+/** @typedef {{ at: number | null, texts: Texts, shown?: Texts, rows: Row[] }} Group a data set */
+/** @typedef {{ dataset: number, source: string, images: number, seen: number, captioned: number, held: number }} Counted of a folder */
+/** @typedef {{ rows: Counted[], images: number, seen: number, buckets: number, steps_per_epoch: number, steps: number, epochs: number, problems: string[], warnings: string[] }} Count */
+
+export const MOST_NOTES = 5;
+
+/**
+ * @param {Element} box
+ * @param {Group} group
+ * @param {number} number
+ * @param {number} groups
+ */
+export function groupOf(box, group, number, groups) {
+  const made = copyOf(box, "group", ".group");
+  made.dataset.at = JSON.stringify(group.at);
+  one(made, "summary b").textContent = groups > 1 ? say("Data set {number}", { number: number + 1 }) : "";
+  const of = (/** @type {string} */ name) => group.texts[name] || group.shown?.[name] || "";
+  one(made, "summary span").textContent = say("{resolution} px, batches of {batch}", { resolution: of("resolution").replace(",", " × "), batch: of("batch_size") });
+  one(made, ".of-set").hidden = !of("resolution");
+  fillIn(one(made, ".of-set"), group.texts, group.shown);
+  one(made, "ol").replaceChildren(...group.rows.map((row) => rowOf(box, row)));
+  return made;
+}
+
+/**
+ * @param {Element} box
+ * @param {Row} row
+ */
+export function rowOf(box, row) {
+  const made = copyOf(box, "row", "li");
+  made.dataset.at = JSON.stringify(row.at);
+  made.dataset.source = row.source ?? "";
+  fillIn(made, row.texts, row.shown);
+  made.classList.toggle("reg", row.texts.is_reg === "true");
+  if (typeof row.images === "number") one(made, ".numbers").textContent = count(row.images, "image");
+  return made;
+}
+
+/**
+ * @param {Element} box
+ * @param {string} name of the template
+ * @param {string} selector
+ */
+function copyOf(box, name, selector) {
+  const { content } = one(box, `template.${name}`, HTMLTemplateElement);
+  return /** @type {HTMLElement} */ (document.importNode(one(content, selector), true));
+}
+
+/**
+ * Texts into fields; what holds where nothing is said stands in them as a hint.
+ * @param {Element} where
+ * @param {Texts} texts
+ * @param {Texts} [shown]
+ */
+function fillIn(where, texts, shown = {}) {
+  for (const field of all(where, "[data-set]").filter(isField)) {
+    const name = field.dataset.set ?? "";
+    setValue(field, texts[name] ?? "");
+    if (field instanceof HTMLSelectElement) field.options[0].textContent = shown[name] === "true" ? "inherited: yes" : "inherited: no";
+    else if (field instanceof HTMLInputElement) field.placeholder = shown[name] ?? "";
+  }
+}
+
+/**
+ * @param {Element} where
+ * @returns {Texts}
+ */
+export const textsOf = (where) => Object.fromEntries(all(where, "[data-set]").filter(isField).map((field) => [field.dataset.set ?? "", field.value.trim()]).filter(([, text]) => text));
+
+/**
+ * What the rows say; folders that have no name yet are left out.
+ * @param {Element} box
+ * @returns {Group[]}
+ */
+export function groupsOf(box) {
+  return all(box, ".groups > .group").map((group) => ({
+    at: JSON.parse(group.dataset.at ?? "null"),
+    texts: textsOf(one(group, ".of-set")),
+    rows: all(group, "li").map((row) => ({ at: JSON.parse(row.dataset.at ?? "null"), texts: textsOf(row) })).filter(({ texts }) => texts.image_dir || texts.metadata_file),
+  })).filter(({ rows }) => rows.length);
+}
+
+/**
+ * @param {Element} box
+ * @param {Count | null} counted
+ */
+export function showCount(box, counted) {
+  const sum = one(box, ".sum"), notes = one(box, ".notes");
+  sum.textContent = counted?.seen ? say("{pictures} per epoch, {each}; {steps} are {epochs}", {
+    pictures: count(counted.seen, "picture"), each: count(counted.steps_per_epoch, "step"), steps: count(counted.steps, "step"), epochs: count(counted.epochs, "epoch") }) : "";
+  const told = counted ? [...counted.problems, ...counted.warnings] : [];
+  notes.replaceChildren(...told.slice(0, MOST_NOTES).map((text) => make("li", {}, text)));
+  if (!counted) return;
+  for (const [dataset, group] of all(box, ".groups > .group").entries()) {
+    for (const row of all(group, "li")) {
+      const found = counted.rows.find((each) => each.dataset === dataset && each.source === row.dataset.source);
+      if (!found) continue;
+      const { images, seen, captioned, held } = found, percent = counted.seen ? (100 * seen) / counted.seen : 0;
+      const said = [count(images, "image"), say("{captioned} with a caption", { captioned: captioned.toLocaleString("en") }), say("{percent} % of an epoch", { percent: percent >= 10 ? Math.round(percent) : percent.toFixed(1) })];
+      if (held) said.push(say("{count} held back", { count: held.toLocaleString("en") }));
+      one(row, ".numbers").replaceChildren(...said.map((text) => make("span", {}, text)));
+      one(row, ".share").hidden = false;
+      one(row, ".share i").style.width = `${percent}%`;
+    }
+  }
+}

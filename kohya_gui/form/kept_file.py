@@ -1,0 +1,34 @@
+"""Files that the form writes while one types: never over what another program has put there meanwhile."""
+
+import hashlib
+from pathlib import Path
+
+from kohya_gui.server import paths
+from library.config.problems import ConfigError, Problem
+
+
+def state(path: Path) -> str:
+    """What a file holds, to be told from what another visitor or program makes of it; "" where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+def check_unchanged(path: Path, known: str, option: str) -> None:
+    """Raise ConfigError unless a file is what it was when its `state` was `known`."""
+    if known != state(path):
+        template = ": {path} was changed elsewhere meanwhile; load the page again to see what it holds now"
+        raise ConfigError(Problem(option, template, path=path))
+
+
+def check_size(path: Path, option: str) -> None:
+    """Raise ConfigError for what is no file, or one that is far too large to be written by hand."""
+    if not path.is_file() or path.stat().st_size > paths.LARGEST:
+        raise ConfigError(Problem(option, ": {path} is no such file, or far too large for one", path=path))
+
+
+def free(path: Path) -> Path:
+    """This path, or the first with a number behind its name that is not there."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_stem(f"{path.stem}-{number}")
+    return found

@@ -1,0 +1,205 @@
+// Send files into a folder of the server: in pieces, each again where it did not arrive, and on from where it broke off.
+import { say } from "../i18n/sentences.js";
+import { address, ask, messageOf, wait } from "./http.js";
+
+/** @typedef {{ name: string, size: number, modified: number, sums: Record<string, number> }} Facts of a file */
+/** @typedef {{ state: "send" | "check" | "there" | "refused", name: string, why?: string, bytes?: number, id?: string, offset?: number }} Verdict */
+/** @typedef {{ sent: string[], there: string[], wrong: [string, string][] }} Outcome names in the folder, and what is wrong with which file */
+/** @typedef {(bytes: number, of: number, done: number, files: number) => void} Report */
+
+const PIECE = 4_000_000, TRIES = 6, FILES = 2000;
+
+const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
+  for (let bit = 0; bit < 8; bit++) n = n & 1 ? 0xedb88320 ^ (n >>> 1) : n >>> 1;
+  return n;
+});
+
+/**
+ * CRC-32, on from what it was of the bytes before.
+ * @param {Uint8Array} bytes
+ * @param {number} [before]
+ */
+export function checksum(bytes, before = 0) {
+  let sum = ~before;
+  for (const byte of bytes) sum = TABLE[(sum ^ byte) & 255] ^ (sum >>> 8);
+  return ~sum >>> 0;
+}
+
+/**
+ * The CRC-32 of the first bytes of a file.
+ * @param {File} file
+ * @param {number} bytes
+ */
+async function checksumOf(file, bytes) {
+  let sum = 0;
+  for (let at = 0; at < bytes; at += PIECE) sum = checksum(new Uint8Array(await file.slice(at, Math.min(bytes, at + PIECE)).arrayBuffer()), sum);
+  return sum;
+}
+
+/** Files on their way into one folder. */
+export class Sending {
+  /** @type {Outcome} */
+  outcome = { sent: [], there: [], wrong: [] };
+  stopped = new AbortController();
+  arrived = 0; // bytes
+  done = 0; // files
+
+  /**
+   * @param {File[]} files
+   * @param {string} folder
+   * @param {Report} report
+   */
+  constructor(files, folder, report) {
+    this.files = [...files].sort((a, b) => (a.name < b.name ? -1 : 1)); // so that an image and its caption are asked for together
+    this.folder = folder;
+    this.report = report;
+    this.size = this.files.reduce((sum, file) => sum + file.size, 0);
+    /** @type {Map<File, Facts>} */
+    this.facts = new Map(this.files.map((file) => [file, { name: file.name, size: file.size, modified: Math.max(0, Math.floor(file.lastModified || 0)), sums: {} }]));
+  }
+
+  stop() {
+    this.stopped.abort();
+  }
+
+  /** Send all that is not there yet. */
+  async run() {
+    this.tell();
+    for (let at = 0; at < this.files.length; at += FILES) {
+      const some = this.files.slice(at, at + FILES), verdicts = await this.verdicts(some);
+      for (const [i, file] of some.entries()) {
+        if (this.stopped.signal.aborted) return this.outcome;
+        await this.one(file, verdicts[i]);
+        this.done++;
+        this.tell();
+      }
+    }
+    return this.outcome;
+  }
+
+  /** @param {number} [bytes] of the file that is being sent */
+  tell(bytes = 0) {
+    this.report(this.arrived + bytes, this.size, this.done, this.files.length);
+  }
+
+  /**
+   * What is to be done with files; of those that may be there already the server first asks what they hold.
+   * @param {File[]} files
+   * @returns {Promise<Verdict[]>}
+   */
+  async verdicts(files) {
+    for (;;) {
+      /** @type {{ folder: string, files: Verdict[] }} */
+      const found = await this.patiently(() => ask("upload", { folder: this.folder, files: files.map((file) => this.facts.get(file)) }));
+      this.folder = found.folder;
+      const doubtful = files.filter((_, i) => found.files[i].state === "check");
+      if (!doubtful.length) return found.files;
+      for (const [i, file] of files.entries()) {
+        const { state, bytes = 0 } = found.files[i], facts = this.facts.get(file);
+        if (state === "check" && facts) facts.sums[String(bytes)] = await checksumOf(file, bytes);
+      }
+    }
+  }
+
+  /**
+   * @param {File} file
+   * @param {Verdict} verdict
+   */
+  async one(file, verdict) {
+    try {
+      while (verdict.state === "send") {
+        const name = await this.pieces(file, verdict);
+        if (name) {
+          this.outcome.sent.push(name);
+          break;
+        }
+        if (this.stopped.signal.aborted) return;
+        [verdict] = await this.verdicts([file]); // somebody else sends one of the same name, or the server was started anew
+      }
+      if (verdict.state === "there") this.outcome.there.push(verdict.name);
+      if (verdict.state === "refused") this.outcome.wrong.push([file.name, verdict.why ?? ""]);
+    } catch (error) {
+      if (this.stopped.signal.aborted) return;
+      this.outcome.wrong.push([file.name, messageOf(error)]);
+    }
+    this.arrived += file.size;
+  }
+
+  /**
+   * Send a file from where the server wants it; its name there, or "" where the server has to be asked anew.
+   * @param {File} file
+   * @param {Verdict} verdict
+   * @returns {Promise<string>}
+   */
+  async pieces(file, { id = "", offset = 0 }) {
+    let sum = offset ? await checksumOf(file, offset) : 0;
+    for (let at = offset; at <= file.size && !this.stopped.signal.aborted;) {
+      const piece = new Uint8Array(await file.slice(at, at + PIECE).arrayBuffer());
+      if (!piece.length && at < file.size) throw new Error(say("{name} was changed on its way: send it again", { name: file.name }));
+      sum = checksum(piece, sum);
+      const query = { id, offset: String(at), sum: at + piece.length === file.size ? String(sum) : "" };
+      const answer = await this.patiently(() => this.send(query, piece));
+      if (answer.error) throw new Error(answer.error);
+      if (answer.done) return answer.done;
+      if (answer.again) return "";
+      at = answer.offset;
+      this.tell(at);
+    }
+    return "";
+  }
+
+  /**
+   * @param {Record<string, string>} query
+   * @param {Uint8Array<ArrayBuffer>} piece
+   */
+  async send(query, piece) {
+    const sent = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: piece, signal: this.stopped.signal };
+    return (await fetch(address("upload", query), sent)).json();
+  }
+
+  /**
+   * Try again, for a while, what fails because the network is gone.
+   * @template T
+   * @param {() => Promise<T>} what
+   * @returns {Promise<T>}
+   */
+  async patiently(what) {
+    for (let tries = 1; ; tries++) {
+      try {
+        return await what();
+      } catch (error) {
+        const isNetwork = error instanceof TypeError || messageOf(error).startsWith("The page's server does not answer");
+        if (!isNetwork || tries === TRIES || this.stopped.signal.aborted) throw error;
+        await wait(300 * 2 ** tries);
+      }
+    }
+  }
+}
+
+/**
+ * The files of what was dropped; of folders, those that lie in them.
+ * @param {DataTransfer} dropped
+ * @returns {Promise<File[]>}
+ */
+export async function filesOf(dropped) {
+  const entries = [...dropped.items].map((item) => item.webkitGetAsEntry?.()).filter((entry) => entry !== null && entry !== undefined);
+  if (!entries.some((entry) => entry.isDirectory)) return [...dropped.files];
+  return (await Promise.all(entries.map(inside))).flat();
+}
+
+/**
+ * @param {FileSystemEntry} entry
+ * @returns {Promise<File[]>}
+ */
+async function inside(entry) {
+  if (entry.isFile) return [await new Promise((done, fail) => /** @type {FileSystemFileEntry} */ (entry).file(done, fail))];
+  const reader = /** @type {FileSystemDirectoryEntry} */ (entry).createReader();
+  /** @type {File[]} */
+  const found = [];
+  for (;;) { // a reader gives some hundred at a time
+    /** @type {FileSystemEntry[]} */
+    const some = await new Promise((done, fail) => reader.readEntries(done, fail));
+    if (!some.length) return found;
+    for (const one of some) if (one.isFile) found.push(...await inside(one));
+  }
+}

@@ -1,0 +1,208 @@
+"""Images and captions from a browser into a folder inside the roots: in pieces, resumed where they broke off.
+
+A browser asks with the names and lengths of its files, and is told of each from where to send it. What has come so far
+lies in the folder under a hidden name; a file gets its own name once it is complete and was looked into. A file that
+is there already is not sent again, and none is written over.
+"""
+
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kohya_gui.server import paths
+from kohya_gui.server.json_api import DEEPEST, ApiRequest, Handler, PieceHandler
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
+from library.curation import arrivals
+from library.files import clear_errors, need_space
+
+MOST_FILES, MOST_KNOWN = 2000, 20_000  # of a question, and on their way
+PART = re.compile(r"\.[0-9a-f]{24}\.part")
+WEEK = 7 * 86400.0  # for which unfinished files are kept
+ALIKE = 4  # unfinished files of one name and length that may lie in a folder
+
+
+@dataclass
+class Upload:
+    """A file that is on its way."""
+
+    part: Path  # what has come so far
+    name: str  # that it will get
+    num_bytes: int
+    busy: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Uploads:
+    """Files on their way, by the names of what has come of them so far."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+        self.known: dict[str, Upload] = {}
+        self.busy = threading.Lock()
+
+    @property
+    def answers(self) -> dict[str, Handler]:
+        """What scripts may ask."""
+        return {"upload": self.begin, "upload_folder": self.suggest}
+
+    @property
+    def takes(self) -> dict[str, PieceHandler]:
+        """What takes pieces of files."""
+        return {"upload": self.take}
+
+    def suggest(self, sent: ApiRequest) -> JsonObject:
+        """A folder for new images that is not there yet."""
+        home = next((root for root in self.roots if root.is_dir()), self.roots[0])
+        named = arrivals.safe_name(f"{sent.text('name') or 'images'}.png").removesuffix(".png")
+        above = paths.inside(str(home / "kohya" / "images"), self.roots, "folder")
+        return {"folder": next(str(above / one) for one in arrivals.numbered(named) if not (above / one).exists())}
+
+    def begin(self, sent: ApiRequest) -> JsonObject:
+        """What is to be done with each file: sent from some byte on, looked at first, or nothing.
+
+        A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser works
+        out where it is asked to ("check"), and by which a file is known that is there already, wholly or in part.
+        """
+        folder = paths.inside(sent.text("folder"), self.roots, "folder")
+        files = sent.fields.get("files")
+        if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
+            raise ConfigError(DEEPEST)
+        try:
+            with clear_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                there = {name.lower(): name for name in os.listdir(folder)}
+        except OSError as error:  # such as signs that Windows has in no name
+            raise ConfigError("{folder} cannot be used: {why}", folder=folder, why=error.strerror or error) from None
+        _clear_old(folder, there)
+        names = [arrivals.safe_name(one["name"]) for one in files]
+        said = [_of_existing(folder, there, name, one) for name, one in zip(names, files, strict=True)]
+        with self.busy:
+            wanted = [at for at, answer in enumerate(said) if not answer]
+            need_space(folder, sum(files[at]["size"] for at in wanted))
+            parts = {at: self._part(folder, names[at], files[at]) for at in wanted}
+            going = {part.name for part, _ in parts.values()}
+            on_way = {one.name.lower() for key, one in self.known.items()
+                      if one.part.parent == folder and one.part.name not in going}  # fmt: skip
+            # Two of one name in one question are two files: the second is numbered like one that is there.
+            final = _final([names[at] for at in wanted], {*there, *on_way})
+            for at, name in zip(wanted, final, strict=True):
+                said[at] = self._wait_for(*parts[at], name, files[at])
+        return {"folder": str(folder), "files": said}
+
+    def _wait_for(self, part: Path, asked: int, name: str, one: JsonMapping) -> JsonObject:
+        """Take the pieces of a file from now on, or ask first for the sum of what seems to be here of it."""
+        if asked:
+            return {"state": "check", "bytes": asked}
+        upload = self.known.setdefault(part.name, Upload(part, name, one["size"]))
+        while len(self.known) > MOST_KNOWN:  # whoever sends one that is not known any more asks anew
+            del self.known[next(iter(self.known))]
+        return {"state": "send", "id": part.name, "offset": _length(part), "name": upload.name}
+
+    def _part(self, folder: Path, name: str, one: JsonMapping) -> tuple[Path, int]:
+        """Where the pieces of a file are put together, and how many of its bytes have to be compared before."""
+        said = f"{folder}|{name}|{one['size']}|{one['modified']}"
+        for number in range(ALIKE):
+            key = hashlib.blake2b(f"{said}|{number}".encode(), digest_size=12).hexdigest()
+            part = folder / f".{key}.part"
+            if part.is_symlink():
+                continue
+            length = _length(part)
+            if not length:
+                return part, 0
+            if (given := one["sums"].get(str(length))) is None:
+                return part, length
+            if length <= one["size"] and given == arrivals.checksum(part, length):
+                return part, 0
+        raise ConfigError("{name}: other files of this name are being sent; try again later", name=name)
+
+    def take(self, query: Mapping[str, str], body: bytes) -> JsonObject:
+        """Put a piece behind what has come of a file; with the last one comes the CRC-32 of all of it (`sum`).
+
+        A piece that does not fit there changes nothing, and the browser asks anew.
+        """
+        upload = self.known.get(query.get("id", ""))
+        if upload is None:
+            return {"again": True}
+        with upload.busy:
+            begin = _length(upload.part)
+            if query.get("offset") != str(begin) or begin + len(body) > upload.num_bytes:
+                return {"again": True}
+            try:
+                with clear_errors(upload.part), open(upload.part, "ab") as file:
+                    file.write(body)
+                    file.flush()
+                    if begin + len(body) == upload.num_bytes:
+                        os.fsync(file.fileno())
+            except ConfigError:
+                self._drop(upload)  # of a full disk it takes no room
+                raise
+            if begin + len(body) < upload.num_bytes:
+                return {"offset": begin + len(body)}
+            return self._finish(upload, query.get("sum", ""))
+
+    def _finish(self, upload: Upload, expected: str) -> JsonObject:
+        try:
+            if str(arrivals.checksum(upload.part, upload.num_bytes)) != expected:
+                raise ConfigError("{name} was changed on its way: send it again", name=upload.name)
+            arrivals.check_content(upload.part, upload.name)
+            paths.inside(str(upload.part.parent), self.roots, "folder")  # the folder may be another one by now
+            return {"done": arrivals.put(upload.part, upload.part.parent, upload.name).name}
+        finally:
+            self._drop(upload)
+
+    def _drop(self, upload: Upload) -> None:
+        self.known.pop(upload.part.name, None)
+        upload.part.unlink(missing_ok=True)
+
+
+def _is_file(one: object) -> bool:
+    if not isinstance(one, dict) or not {"name", "size", "modified", "sums"} <= one.keys():
+        return False
+    name, sums = one["name"], one["sums"]
+    return (isinstance(name, str) and len(name) <= paths.LONGEST
+            and all(isinstance(one[key], int) and 0 <= one[key] < 2**53 for key in ("size", "modified"))
+            and isinstance(sums, dict) and all(isinstance(value, int) for value in sums.values()))  # fmt: skip
+
+
+def _of_existing(folder: Path, there: Mapping[str, str], name: str, one: JsonMapping) -> JsonObject:
+    """What is to be said of a file that is not to be sent: it is refused, or there already."""
+    if why := arrivals.refusal(name, one["size"]):
+        return {"state": "refused", "name": name, "why": why}
+    same = folder / there.get(name.lower(), name)
+    if name.lower() not in there or same.is_symlink() or _length(same) != one["size"]:
+        return {}
+    if (given := one["sums"].get(str(one["size"]))) is None:
+        return {"state": "check", "bytes": one["size"]}
+    is_same = given == arrivals.checksum(same, one["size"])
+    return {"state": "there", "name": same.name} if is_same else {}
+
+
+def _final(names: Sequence[str], taken: set[str]) -> list[str]:
+    """The names that files will get, in their order; a name that comes twice is another file the second time."""
+    found: list[str] = [""] * len(names)
+    left = list(range(len(names)))
+    while left:
+        first: dict[str, int] = {}
+        for at in left:
+            first.setdefault(names[at].lower(), at)
+        free = arrivals.free_names([names[at] for at in first.values()], taken)
+        for at in first.values():
+            found[at] = free[names[at]]
+        taken = taken | {one.lower() for one in free.values()}
+        left = [at for at in left if not found[at]]
+    return found
+
+
+def _length(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
+
+
+def _clear_old(folder: Path, there: Mapping[str, str]) -> None:
+    for name in there.values():
+        if PART.fullmatch(name) and time.time() - (folder / name).lstat().st_mtime > WEEK:
+            (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""Images and captions that somebody sends: names that are safe everywhere, contents that are what they say to be."""
+
+import os
+import re
+import unicodedata
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from library.config.problems import ConfigError, Text
+from library.data.pixels import check_file, extensions
+from library.files import RESERVED, clear_errors
+
+CAPTIONS = (".txt", ".caption")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "AVIF", "JXL")  # that may be decoded, whatever the name says
+LARGEST_IMAGE, LARGEST_CAPTION = 256_000_000, 1_000_000  # bytes
+MOST_PIXELS = 120_000_000
+LONGEST_STEM = 120  # bytes of a name: caches and temporary files put something behind it
+
+
+def safe_name(sent: str) -> str:
+    """A name that every file system takes, made of one that a browser sent: no folder, odd sign or device is left."""
+    last = re.split(r"[\\/]", unicodedata.normalize("NFC", sent))[-1]
+    plain = "".join("_" if sign in '<>:"|?*' else sign for sign in last if unicodedata.category(sign)[0] != "C")
+    stem, suffix = os.path.splitext(" ".join(plain.split()))
+    stem = stem.strip(" .").encode()[:LONGEST_STEM].decode(errors="ignore").rstrip(" .") or "image"
+    return ("_" if RESERVED.fullmatch(stem) else "") + stem + suffix.lower()
+
+
+def refusal(name: str, num_bytes: int) -> Text | None:
+    """Why a file of this name and length is not taken, or None."""
+    suffix = os.path.splitext(name)[1]
+    known = sorted(extensions())
+    if suffix not in known and suffix not in CAPTIONS:
+        return Text("is neither an image ({known}) nor a caption (.txt)", known=", ".join(known))
+    most = LARGEST_CAPTION if suffix in CAPTIONS else LARGEST_IMAGE
+    if not 0 < num_bytes <= most:
+        return Text("is empty") if num_bytes <= 0 else Text("has more than {most} MB", most=most // 1_000_000)
+    return None
+
+
+def check_content(path: Path, name: str) -> None:
+    """Raise ConfigError unless a file holds what its name says: an image that can be decoded safely, or text."""
+    if os.path.splitext(name)[1] in CAPTIONS:
+        try:
+            text = path.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ConfigError("{name} is not text in UTF-8: save it with that encoding", name=name) from None
+        if any(unicodedata.category(sign) == "Cc" and sign not in "\t\r\n" for sign in text):
+            raise ConfigError("{name} is not a caption: it holds control characters", name=name)
+        return
+    try:
+        Image.init()
+        with Image.open(path, formats=[one for one in FORMATS if one in Image.OPEN]) as image:
+            pixels = image.width * image.height
+    except Exception:  # decoders raise anything
+        raise ConfigError("{name} is not an image that can be read", name=name) from None
+    if pixels > MOST_PIXELS:
+        raise ConfigError("{name} has {pixels} megapixels: make it smaller, {most} are enough", name=name,
+            pixels=pixels // 1_000_000, most=MOST_PIXELS // 1_000_000)  # fmt: skip
+    if why := check_file(str(path)):
+        raise ConfigError("{name} is not an image that can be read: {why}", name=name, why=why)
+
+
+def checksum(path: Path, num_bytes: int) -> int:
+    """The CRC-32 of the first bytes of a file: tells files from each other that nobody made to look alike."""
+    found = 0
+    with open(path, "rb") as file:
+        while num_bytes > 0 and (piece := file.read(min(num_bytes, 1 << 20))):
+            found, num_bytes = zlib.crc32(piece, found), num_bytes - len(piece)
+    return found
+
+
+def free_names(names: Sequence[str], taken: Collection[str]) -> dict[str, str]:
+    """Names -> names that nothing has: cat.png and cat.txt stay a pair, and become cat_2.png and cat_2.txt.
+
+    An image takes no name under which it would share the caption of another image. `taken` is in lower case.
+    """
+    images, used, found = extensions(), set(taken), {}
+    pairs: dict[str, list[str]] = {}
+    for name in names:
+        pairs.setdefault(os.path.splitext(name)[0].lower(), []).append(name)
+    for members in pairs.values():
+        suffixes = [os.path.splitext(name)[1] for name in members]
+        reserved = {*suffixes, *(images if not images.isdisjoint(suffixes) else ())}
+        stems = numbered(os.path.splitext(members[0])[0])
+        stem = next(one for one in stems if used.isdisjoint(f"{one}{suffix}".lower() for suffix in reserved))
+        used |= {f"{stem}{suffix}".lower() for suffix in suffixes}
+        found |= {name: stem + suffix for name, suffix in zip(members, suffixes, strict=True)}
+    return found
+
+
+def numbered(stem: str) -> Iterator[str]:
+    """A stem, then the same with 2, 3, ... behind it."""
+    yield stem
+    for number in range(2, 1_000_000):
+        yield f"{stem}_{number}"
+
+
+def put(source: Path, folder: Path, name: str) -> Path:
+    """Give a finished file its name in its folder, or one with a number behind it where that has been taken meanwhile.
+
+    Nothing is ever written over: the name is made by the system, which refuses one that is there.
+    """
+    stem, suffix = os.path.splitext(name)
+    for candidate in numbered(stem):
+        path = folder / f"{candidate}{suffix}"
+        with clear_errors(path):
+            if _takes_name(source, path):
+                return path
+    raise ConfigError("{name}: no name is free in {folder}", name=name, folder=folder)
+
+
+def _takes_name(source: Path, path: Path) -> bool:
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links: an empty file reserves the name
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return False
+        os.replace(source, path)
+        return True
+    source.unlink()
+    return True

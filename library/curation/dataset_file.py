@@ -1,0 +1,271 @@
+"""A dataset file (TOML or JSON) as tables of a form, and a form's tables written into it: all else in it stays.
+
+A table is texts by option; those that a file leaves to what stands above them are "" there. Comments, order, spaces
+and keys that the form does not show are kept.
+"""
+
+import contextlib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import AoT
+
+from library.config.dataset import DATASET_KEYS, SUBSET_KEYS, DatasetConfig, SubsetConfig
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError, Problem
+from library.config.schema import load_json, load_toml, read_text, toml_value
+
+# What a form shows of a data set, and of each of its folders.
+OF_DATASET = (
+    "resolution", "batch_size", "enable_bucket", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso",
+    "bucket_reso_steps", "validation_split",
+)  # fmt: skip
+OF_FOLDER = (
+    "image_dir", "num_repeats", "is_reg", "class_tokens", "caption_extension", "caption_prefix", "caption_suffix",
+    "shuffle_caption", "keep_tokens", "caption_dropout_rate", "caption_tag_dropout_rate", "flip_aug", "color_aug",
+    "random_crop", "alpha_mask", "conditioning_data_dir", "control_directory", "metadata_file",
+)  # fmt: skip
+KNOWN = {name: DATASET_KEYS[name] for name in OF_DATASET} | {name: SUBSET_KEYS[name] for name in OF_FOLDER}
+HEADER = re.compile(r"^[ \t]*\[{1,2}\s*(?P<name>[\w.\s-]+?)\s*\]{1,2}\s*(#.*)?$", re.M)
+COMMENT = "# The data sets of a training: [[datasets]] with their folders, [[datasets.subsets]].\n"
+
+
+@dataclass
+class FolderTable:
+    """A folder of a data set: its texts by option, and which table of the file it was."""
+
+    texts: dict[str, str]
+    at: int | None = None
+
+
+@dataclass
+class DatasetTable:
+    """A data set with its folders."""
+
+    texts: dict[str, str]
+    folders: list[FolderTable]
+    at: int | None = None
+
+
+def read(path: Path) -> list[DatasetTable]:
+    """The data sets of a file. Raises ConfigError where it cannot be read as tables."""
+    return [
+        DatasetTable(
+            _texts(table, OF_DATASET),
+            [FolderTable(_texts(inner, OF_FOLDER), i) for i, inner in enumerate(_inner(table, "subsets", path))],
+            at,
+        )
+        for at, table in enumerate(_inner(_plain(path), "datasets", path))
+    ]
+
+
+def described(datasets: Sequence[DatasetConfig]) -> list[DatasetTable]:
+    """The data sets of a training that has no dataset file: of its folders, only what their names say."""
+    return [DatasetTable({}, [FolderTable(_of_names(one)) for one in dataset.subsets]) for dataset in datasets]
+
+
+def _of_names(subset: SubsetConfig) -> dict[str, str]:
+    texts = {name: getattr(subset, name) for name in ("image_dir", "metadata_file", "num_repeats", "class_tokens")}
+    texts["is_reg"] = subset.is_reg or None
+    return {name: SUBSET_KEYS[name].text(value) for name, value in texts.items() if value is not None}
+
+
+def inherited(config: DatasetConfig | SubsetConfig, texts: Mapping[str, str]) -> dict[str, str]:
+    """What holds where a table says nothing, by option."""
+    shown = OF_DATASET if isinstance(config, DatasetConfig) else OF_FOLDER
+    return {name: _text(name, getattr(config, name)) for name in shown if not texts.get(name)}
+
+
+def written(path: Path, wanted: Sequence[DatasetTable]) -> str:
+    """The text of a file with these data sets, which is begun where there is none yet.
+
+    Raises ConfigError with each value that cannot be read, and where a file is written in a way in which it could not
+    be changed without harm.
+    """
+    expected = _plain(path) if path.exists() else {}
+    problems: list[Problem] = []
+    _change(expected, wanted, dict, problems)
+    if problems:
+        raise ConfigError(*problems)
+    if path.suffix.lower() == ".json":
+        return json.dumps(expected, indent=2, ensure_ascii=False) + "\n"
+    text = read_text(path) if path.exists() else COMMENT
+    is_windows = path.exists() and b"\r\n" in path.read_bytes()
+    try:
+        made = _toml(text, wanted)
+        good = tomllib.loads(made) == expected
+    except (TOMLKitError, tomllib.TOMLDecodeError, TypeError, AttributeError, KeyError, IndexError, ValueError):
+        good, made = False, ""
+    if not good:
+        raise ConfigError(Problem("dataset_config", ": {path} is written in a way that cannot be changed here; "
+            "change it in a text editor", path=path))  # fmt: skip
+    return made.replace("\n", "\r\n") if is_windows else made
+
+
+def _toml(text: str, wanted: Sequence[DatasetTable]) -> str:
+    """A TOML file with these data sets. What is new or goes is text, and tomlkit changes values: by itself it takes
+    the comments above a table for a part of the table before, and they would go with that."""
+    with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):  # tables within one line
+        rearranged = _rearranged(text, wanted)
+        there = [len(table.get("subsets", [])) for table in tomllib.loads(rearranged).get("datasets", [])]
+        if there == [len(one.folders) for one in wanted]:
+            text, wanted = rearranged, [_numbered(one, at) for at, one in enumerate(wanted)]
+    document = tomlkit.parse(text)
+    _change(document, wanted, tomlkit.table, [])
+    return tomlkit.dumps(document)
+
+
+def _numbered(one: DatasetTable, at: int) -> DatasetTable:
+    return replace(one, at=at, folders=[replace(folder, at=i) for i, folder in enumerate(one.folders)])
+
+
+def _rearranged(text: str, wanted: Sequence[DatasetTable]) -> str:
+    """The text with the tables that are wanted, and with what is new in them; comments go with the table below."""
+    tables = tomllib.loads(text).get("datasets", [])
+    before, *others = _blocks(text)
+    made, at, folder, ends = [before], -1, -1, {-1: 0}  # ends: the last block of each data set
+    for block in others:
+        name = HEADER.search(block)
+        kind = name["name"].replace(" ", "") if name else ""
+        if kind == "datasets":
+            at, folder = at + 1, -1
+        elif kind == "datasets.subsets":
+            folder += 1
+        one = next((one for one in wanted if one.at == at), None)
+        inner = next((inner for inner in one.folders if inner.at == folder), None) if one else None
+        if kind == "datasets" and one:
+            block = _longer(block, _lines(one.texts, OF_DATASET, tables[at]))
+        elif kind == "datasets.subsets" and inner:
+            block = _longer(block, _lines(inner.texts, OF_FOLDER, tables[at]["subsets"][folder]))
+        if not kind.startswith("datasets") or (one and (inner or folder < 0)):
+            made.append(block)
+        if kind.startswith("datasets"):
+            ends[at] = len(made) - 1
+    for one in reversed(wanted):
+        last = max(ends.values()) if one.at is None else ends[one.at]
+        added = [line for inner in one.folders if inner.at is None
+                 for line in ("", "[[datasets.subsets]]", *_lines(inner.texts, OF_FOLDER, {}))]  # fmt: skip
+        if one.at is None:
+            added = ["", "[[datasets]]", *_lines(one.texts, OF_DATASET, {}), *added]
+        made[last] = _longer(made[last], added)
+    return "".join(made)
+
+
+def _lines(texts: Mapping[str, str], names: Sequence[str], there: JsonMapping) -> list[str]:
+    """The lines of what a table does not say yet."""
+    new = {name: text.strip() for name in names if name not in there and (text := texts.get(name, "")).strip()}
+    return [f"{name} = {toml_value(_literal(name, KNOWN[name].read(text)))}" for name, text in new.items()]
+
+
+def _longer(block: str, lines: Sequence[str]) -> str:
+    """A block with more lines behind the last that says something, each as far to the right as that one."""
+    there = block.splitlines()
+    ends = (n for n in range(len(there), 0, -1) if there[n - 1].strip() and there[n - 1].strip()[0] != "#")
+    end = next(ends, len(there))
+    last = there[end - 1] if end else ""
+    margin = "" if last.strip()[:1] in "]#" else last[: len(last) - len(last.lstrip())]
+    new = (margin + line if line else "" for line in lines)
+    return "".join(f"{line}\n" for line in (*there[:end], *new, *there[end:]))
+
+
+def _blocks(text: str) -> list[str]:
+    """What stands above the first table, and each table with the comments right above it."""
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for at, line in enumerate(lines):
+        if not HEADER.match(line):
+            continue
+        while at > starts[-1] and lines[at - 1].lstrip().startswith("#"):
+            at -= 1
+        starts.append(at)
+    return ["".join(lines[a:b]) for a, b in pairwise([*starts, len(lines)])]
+
+
+def _plain(path: Path) -> JsonObject:
+    tables = load_json(path) if path.suffix.lower() == ".json" else load_toml(path)
+    if not isinstance(tables, dict):
+        raise ConfigError(Problem("dataset_config", ": {path} holds no tables", path=path))
+    return tables
+
+
+def _inner(table: JsonMapping, key: str, path: Path) -> list[JsonObject]:
+    found = table.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ConfigError(Problem("dataset_config", ": {key} in {path} are no tables", key=key, path=path))
+    return found
+
+
+def _texts(table: JsonMapping, names: Sequence[str]) -> dict[str, str]:
+    return {name: _text(name, table[name]) for name in names if name in table}
+
+
+def _text(name: str, value: Any) -> str:
+    """A value as its field shows it; also of one that is wrong, so that it can be put right."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, dict.fromkeys(value) if name == "resolution" else value))
+    return KNOWN[name].text(value)
+
+
+def _change(document: MutableMapping[str, Any], wanted: Sequence[DatasetTable], make: Callable[[], Any],
+            problems: list[Problem]) -> None:  # fmt: skip
+    """Make the tables of a document those that are wanted; `make` gives an empty table of its kind."""
+    datasets = _sync(document, "datasets", wanted, make)
+    for number, (table, one) in enumerate(zip(datasets, wanted, strict=True), start=1):
+        place = f"in data set {number}: "
+        _put(table, one.texts, OF_DATASET, place, problems)
+        for inner, folder in zip(_sync(table, "subsets", one.folders, make), one.folders, strict=True):
+            name = folder.texts.get("image_dir") or folder.texts.get("metadata_file") or ""
+            _put(inner, folder.texts, OF_FOLDER, f"{place}{name} ", problems)
+
+
+def _sync(holder: MutableMapping[str, Any], key: str, wanted: Sequence[DatasetTable | FolderTable],
+          make: Callable[[], Any]) -> Any:  # fmt: skip
+    """The list of tables of a key, without those that are not wanted any more and with new ones at its end."""
+    is_toml = make is tomlkit.table
+    if key not in holder:
+        holder[key] = tomlkit.aot() if is_toml else []
+    tables = holder[key]
+    kept = [one.at for one in wanted if one.at is not None]
+    if kept != sorted(set(kept)) or kept[-1:] > [len(tables) - 1]:
+        raise ConfigError("this is not what the page sends: load it again")
+    for at in reversed(range(len(tables))):
+        if at not in kept:
+            del tables[at]
+    for _ in range(len(wanted) - len(kept)):
+        tables.append(make() if isinstance(tables, AoT) or not is_toml else tomlkit.inline_table())
+    return tables
+
+
+def _put(table: MutableMapping[str, Any], texts: Mapping[str, str], names: Sequence[str], place: str,
+         problems: list[Problem]) -> None:  # fmt: skip
+    """Write what differs from what is there; what is emptied is taken out."""
+    for name in names:
+        before, now = _text(name, table[name]) if name in table else "", texts.get(name, "").strip()
+        if now == before.strip():
+            continue
+        if not now:
+            del table[name]
+            continue
+        try:
+            value = KNOWN[name].read(now)
+        except ConfigError as error:
+            problems += [problem.replaced(option=name, place=place) for problem in error.problems]
+            continue
+        table[name] = _literal(name, value)
+
+
+def _literal(name: str, value: Any) -> Any:
+    """A value as it stands in a file: a square is one number, and paths of Windows need no escapes."""
+    if name == "resolution":
+        return value[0] if value[0] == value[1] else list(value)
+    if isinstance(value, str) and "\\" in value and "'" not in value:
+        return tomlkit.string(value, literal=True)
+    return value

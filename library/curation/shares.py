@@ -1,0 +1,49 @@
+"""How much of an epoch each folder of a training is, and how many steps that makes. The trainer's own count."""
+
+from collections.abc import Callable
+
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError
+from library.config.run_config import RunConfig
+from library.curation import sources
+from library.curation.album import MOST_SEEN
+from library.data import finding
+from library.data.images import summary
+from library.data.length import length
+
+
+def counted(config: RunConfig, may: Callable[[str], bool], world: int = 1) -> JsonObject:
+    """What a training in so many processes would see: of each folder, and in all.
+
+    A folder is named by its data set and its source. `may` says where one may look; images elsewhere raise
+    ConfigError, as do files that cannot be read.
+    """
+    sources.guard(config, may)
+    found = finding.survey(config, keep=False)
+    rows: dict[tuple[int, str], JsonObject] = {}
+    for position, dataset in enumerate(found.images.datasets):
+        for subset in dataset.subsets:
+            row = {"dataset": position, "source": sources.source(subset), "images": 0, "seen": 0, "captioned": 0}
+            rows[position, sources.source(subset)] = {**row, "held": 0}
+    for image in found.images.items:
+        row = rows[image.dataset, sources.source(image.subset)]
+        row["images"] += 1
+        row["seen"] += image.repeats
+        row["captioned"] += bool(image.caption_file or image.subset.metadata_file)
+    learned = {(image.path, image.dataset) for image in found.images.items}
+    for image in found.images.validation.items if found.images.validation else ():
+        if (image.path, image.dataset) not in learned:
+            rows[image.dataset, sources.source(image.subset)]["held"] += 1
+    seen = sum(row["seen"] for row in rows.values())
+    if seen > MOST_SEEN:
+        raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{seen:,}")
+    total = summary(found.images, world)
+    # What would be said of a folder without others beside it, the rows show.
+    flat = {row["source"] for row in rows.values()} == {config.data.train_data_dir}
+    warnings = [one for one in found.warnings if not (flat and one.option == "train_data_dir")]
+    long = length(config.steps, total["batches_per_epoch"])
+    return {
+        "rows": [*rows.values()], "images": total["images"], "seen": seen, "buckets": len(total["buckets"]),
+        "steps_per_epoch": long.per_epoch, "steps": long.total, "epochs": long.epochs,
+        "problems": found.problems, "warnings": [*found.other_captions, *warnings],
+    }  # fmt: skip
