@@ -11,8 +11,15 @@ import pytest
 
 from tests.training import demo  # noqa: F401
 
+# The last list of features counts, so those of Playwright's that matter stand here, too. The suggestions of the address
+# line are a page of their own, drawn by a process of its own for every window though nobody sees it.
+FEATURES = (
+    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup", "AimEnabled", "DestroyProfileOnBrowserClose",
+    "HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "LensOverlay", "MediaRouter", "OptimizationHints",
+    "PaintHolding", "PreconnectToSearch", "ThirdPartyStoragePartitioning", "Translate",
+)  # fmt: skip
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync"]  # fmt: skip
+             "--disable-component-update", "--disable-sync", f"--disable-features={','.join(FEATURES)}"]  # fmt: skip
 STAND_IN = Path(__file__).with_name("stand_in.py")
 # What works the queue off, with stand-ins for the trainings.
 WORKER = """
@@ -22,6 +29,7 @@ start.command = lambda path, script, **how: [sys.executable, {stand_in!r}, "--co
 worker.PERIOD = 0.1
 sys.exit(worker.main())
 """
+SIZE = {"width": 1440, "height": 900}
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
 
@@ -80,8 +88,8 @@ class Visit:
     """One visitor's window onto the page, with all that it asked for and complained about."""
 
     def __init__(self, browser, address, **how):
-        self.address, self.requests, self.complaints = address, [], []
-        self.context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True, **how)
+        self.address, self.how, self.requests, self.complaints = address, how, [], []
+        self.context = browser.new_context(viewport=SIZE, accept_downloads=True, **how)
         self.page = self.context.new_page()
         self.page.set_default_timeout(30_000)
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -92,6 +100,20 @@ class Visit:
     def open(self):
         self.page.goto(self.address)
         self.page.wait_for_selector("form.settings")
+
+    def leave(self):
+        """What the next visitor would find of this one goes: stored data, other windows, size and pointer."""
+        self.page.evaluate("Storage.prototype.setItem = () => {}; localStorage.clear(); sessionStorage.clear()")
+        for window in self.context.pages:
+            if window is not self.page:
+                window.close()
+        self.page.goto("about:blank")
+        self.context.clear_cookies()
+        self.context.clear_permissions()
+        self.page.set_viewport_size(SIZE)
+        self.page.mouse.move(0, 0)
+        self.complaints.clear()
+        self.requests.clear()
 
     def click(self, name):
         self.page.get_by_role("button", name=name, exact=True).locator("visible=true").click()
@@ -121,14 +143,40 @@ class Visit:
         return self.page.locator(".run").get_attribute("data-run")
 
 
+@pytest.fixture(scope="session")
+def windows():
+    """The window that the next visit goes on with, if there is one: another would read and compile all scripts anew."""
+    return list[Visit]()
+
+
+def begun(windows, browser, address):
+    if not windows:
+        return Visit(browser, address)
+    visit = windows.pop()
+    visit.address = address
+    visit.open()
+    return visit
+
+
+def ended(windows, visit):
+    """What a visit complained about and asked for. Its window stays, if it is as any other and no other stays."""
+    seen = visit.complaints[:], visit.requests[:]
+    if windows or visit.how or visit.page.is_closed():
+        visit.context.close()
+    else:
+        visit.leave()
+        windows.append(visit)
+    return seen
+
+
 @pytest.fixture
-def visit(chromium, served, stand_ins, monkeypatch, tmp_path):
+def visit(chromium, served, windows, stand_ins, monkeypatch, tmp_path):
     """Visits to the page of a user without any runs. At the end none may have seen an error or gone elsewhere."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     visits = []
 
     def begin(**how):
-        visits.append(Visit(chromium, served[0], **how))
+        visits.append(Visit(chromium, served[0], **how) if how else begun(windows, chromium, served[0]))
         return visits[-1]
 
     yield begin
@@ -138,7 +186,6 @@ def visit(chromium, served, stand_ins, monkeypatch, tmp_path):
         queue.remove(entry.id)
     for run in reader.runs():
         stop.request(run.id, "kill")
-    for visit in visits:
-        visit.context.close()
-        assert visit.complaints == []
-        assert [url for url in visit.requests if not url.startswith((served[0], "data:", "blob:"))] == []
+    for complaints, requests in [ended(windows, visit) for visit in visits]:
+        assert complaints == []
+        assert [url for url in requests if not url.startswith((served[0], "data:", "blob:"))] == []

@@ -219,19 +219,18 @@ def asking(tmp_path_factory):
 
 
 @pytest.fixture
-def visitor(chromium, asking, stand_ins, monkeypatch):
+def visitor(chromium, windows, asking, stand_ins, monkeypatch):
     """One visit; trainings are stand-ins, and what a form names is guarded as ever."""
-    from tests.page.conftest import Visit
+    from tests.page.conftest import begun, ended
 
     monkeypatch.setattr(paths, "_outside", OUTSIDE)
-    made = Visit(chromium, asking)
+    made = begun(windows, chromium, asking)
     yield made
     from library.runs import reader, stop
 
     for run in reader.runs():
         stop.request(run.id, "now")
-    made.context.close()
-    assert made.complaints == []
+    assert ended(windows, made)[0] == []
 
 
 OUTSIDE = paths._outside

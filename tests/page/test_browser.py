@@ -191,12 +191,15 @@ def test_a_config_goes_through_download_and_upload(visit, tmp_path):
 
 
 def test_training_is_watched_left_and_found_again(visit, tmp_path):
-    visitor = filled(visit(), tmp_path / "out", max_train_steps="150")
+    visitor = filled(visit(), tmp_path / "out", max_train_steps="60")
+    held = tmp_path / "out" / "held"  # for as long as it is watched
+    held.parent.mkdir()
+    held.touch()
     visitor.click("Train")
     visitor.until("It goes on when this page is closed")
     run = visitor.state("running")
     folder = tmp_path / "out" / "runs" / run
-    assert read_toml(folder / "run.toml")["max_train_steps"] == 150
+    assert read_toml(folder / "run.toml")["max_train_steps"] == 60
     visitor.until("Step", ".line")
     visitor.page.wait_for_selector(".chart polyline.smooth")
     for words in ("DoubleStreamBlock: forward graph in 1.5 s", "2 images have no caption", "Loss, smoothed"):
@@ -209,6 +212,7 @@ def test_training_is_watched_left_and_found_again(visit, tmp_path):
     assert second.state("running") == run
     second.click("Train")  # the form of a second visitor is empty, and one training is enough
     second.until("things have to be fixed")
+    held.unlink()
     assert visitor.state("finished") == run and second.state("finished") == run
     visitor.until("cat.safetensors (2.0 MB)", ".facts")
     assert not visitor.page.get_by_role("button", name="Stop now").is_visible()
