@@ -155,7 +155,9 @@ class Tokenizers(Mapping[str, Any]):
 
 def load(folder: Path, name: str) -> Any:
     """Read a tokenizer from its folder. Nothing is unpickled and no network is asked."""
-    from transformers import CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer
+    from transformers.models.clip import CLIPTokenizer
+    from transformers.models.qwen2 import Qwen2Tokenizer
+    from transformers.models.t5 import T5Tokenizer
 
     reader = {"Unigram": T5Tokenizer, "chat BPE": Qwen2Tokenizer, "BPE": CLIPTokenizer}[kind(name)]
     try:
