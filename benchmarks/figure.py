@@ -1,7 +1,7 @@
 """docs/speed.svg and the table of presets in README.md, made of docs/measured/*.json: `python -m benchmarks.figure`.
 
 A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
-and may have a `note` on how to read its figures. A row has `family` (flux, sdxl), `method` (lora, finetune,
+and may have a `note` on how to read its figures. A row has `family` (flux, sdxl, qwen_image), `method` (lora, finetune,
 dreambooth), `preset` (such as sdxl/lora-12gb, or null), `trainer` (sd-scripts or here), `how` (the settings, in at most
 45 letters), `batch`, `s_it` (seconds per step), `gpu_gib`, `compile_s`, `gpu_busy_s` (seconds per step; both null where
 not measured), and `shown`, which is true for the rows of the figure.
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "speed.svg"
 README = ROOT / "README.md"
 TABLE = re.compile(r"(<!-- presets -->\n).*?(<!-- /presets -->)", re.DOTALL)
-FAMILIES = {"flux": "FLUX.1", "sdxl": "SDXL"}
+FAMILIES = {"flux": "FLUX.1", "sdxl": "SDXL", "qwen_image": "Qwen-Image"}
 METHODS = {"lora": "LoRA", "finetune": "fine-tune", "dreambooth": "DreamBooth"}
 WIDE, BAR, LINE = 480, 12, 40  # units of the picture; a phone shows about 360 of them
 LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}

@@ -101,14 +101,12 @@ WAYS: dict[str, tuple[tuple[str, str, dict[str, Any], int], ...]] = {
     ),
     "fill lora": (("fp8 products", "lora-fill-24gb", {"gradient_checkpointing": False, **WHOLE}, 46),),
     "qwen_image lora": (
-        ("eager, checkpointing", "lora-80gb", EAGER, 46),
-        ("fp8 products, checkpointing", "lora-80gb", FP8, 26),
-        ("fp8 products, keeps attention", "lora-80gb", {**FP8, "checkpoint_keep_attention": True}, 30),
-        ("fp8 products, half the activations", "lora-80gb",
-         {**FP8, "gradient_checkpointing": False, "compile_activation_budget": 0.5}, 52),
-        ("fp8 products", "lora-80gb", {**FP8, "gradient_checkpointing": False}, 74),
-        ("fp8 products, keeps attention, recorded", "lora-80gb",
-         {**FP8, "checkpoint_keep_attention": True, **PLAYED}, 40),
+        ("eager, checkpointing", "lora-80gb", {**EAGER, **CKPT, "fp8_base": False, "fp8_compute": False}, 46),
+        ("checkpointing", "lora-80gb", {**CKPT, "fp8_base": False, "fp8_compute": False}, 46),
+        ("fp8 products, checkpointing", "lora-80gb", CKPT, 26),
+        ("fp8 products, half the activations", "lora-80gb", {"compile_activation_budget": 0.5}, 52),
+        ("fp8 products, keeps attention, recorded", "lora-32gb", PLAYED, 40),
+        ("fp8 products, 12 blocks swapped", "lora-24gb", {"blocks_to_swap": 12}, 26),
     ),
 }  # fmt: skip
 

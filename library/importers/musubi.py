@@ -11,6 +11,7 @@ from library.importers.shared import ONLY, dataset_toml, load_tables, set_by, ta
 
 TRAINER = "musubi-tuner"
 TABLES = load_tables("musubi")
+MODULATION = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1
 
 
 def fits(found: JsonMapping) -> bool:
@@ -53,6 +54,10 @@ def read(found: JsonMapping, script: str = "") -> KeyLedger:
     set_by(ledger, "cache_latents", f"{TRAINER} always trains from caches on disk, and no text encoder", always)
     if not qwen:  # its only script for FLUX.1 trains Kontext, which has the header of dev
         set_by(ledger, "model_type", f"{TRAINER} trains FLUX.1 Kontext", {"model_type": "kontext"})
+        arguments = ledger.values.get("network_args") or ()
+        if module == "networks.lora_flux" and not any(one.startswith("exclude_patterns=") for one in arguments):
+            said = f"{TRAINER} does not train the modulation of all blocks"
+            set_by(ledger, "network_args", said, {"network_args": [*arguments, f"exclude_patterns=[{MODULATION!r}]"]})
     elif module == "networks.lora_qwen_image":
         arguments = [*(ledger.values.get("network_args") or ()), "train_modulation=True"]
         said = f"{TRAINER} trains the modulation of all blocks as well"

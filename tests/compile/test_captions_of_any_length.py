@@ -1,9 +1,11 @@
-"""Captions of many lengths, at many sizes: one graph, made once, and the numbers of eager code."""
+"""Captions of many lengths, at many sizes: one graph for each kind of block, made once, and the numbers of eager
+code."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from library.demo import files
 from tests.training import config_of, train
 
 SIDES = [(64, 64), (64, 80), (80, 64), (48, 96), (96, 48), (64, 96), (96, 64), (48, 80), (80, 48), (80, 80), (48, 112),
@@ -12,26 +14,49 @@ WORDS = (1, 12, 30, 70, 140)
 BUCKETS = {"resolution": "80", "min_bucket_reso": 16, "bucket_reso_steps": 16, "bucket_no_upscale": True}
 
 
+GRID = {"resolution": "160", "min_bucket_reso": 64, "bucket_reso_steps": 64, "bucket_no_upscale": True}
+
+
+def written(folder, sides):
+    """Pictures of these sizes, of one colour each, with captions of five lengths."""
+    folder.mkdir(parents=True)
+    for number, size in enumerate(sides):
+        colour = np.random.default_rng(number).integers(0, 255, 3)
+        Image.new("RGB", size, tuple(map(int, colour))).save(folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text("red " * WORDS[number % len(WORDS)], encoding="utf-8")
+
+
+def losses_and_graphs(demo, script, folder, given):
+    """The losses of a training without compiling and with it, and what the second says of its graphs."""
+    eager = train(config_of(demo, script, output_dir=folder / "eager", **given))
+    made = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
+    compiled = train(config_of(demo, script, output_dir=folder / "compiled", **given, **made))
+    assert len(set(eager.losses)) == given["max_train_steps"]
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-4)
+    return compiled.facts["compile"]
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_twelve_sizes_and_five_lengths_are_one_graph(demo, tmp_path, cached):
-    place = tmp_path / "set" / "1_zorb toy"
-    place.mkdir(parents=True)
-    for number, size in enumerate(SIDES):
-        colour = np.random.default_rng(number).integers(0, 255, 3)
-        Image.new("RGB", size, tuple(map(int, colour))).save(place / f"{number:02}.png")
-        (place / f"{number:02}.txt").write_text("red " * WORDS[number % len(WORDS)], encoding="utf-8")
+    written(tmp_path / "set" / "1_zorb toy", SIDES)
     steps = len(SIDES) if cached else 4
     given = {"train_data_dir": tmp_path / "set", "max_train_steps": steps, "train_batch_size": 1, **BUCKETS}
     given |= {"cache_text_encoder_outputs": cached, "enable_bucket": True}
-
-    def losses(name, **more):
-        done = train(config_of(demo, "qwen_image_train_network", output_dir=tmp_path / name, **given, **more))
-        return done.losses, done.facts["compile"]
-
-    eager, _ = losses("eager")
-    backend = "aot_eager" if cached else "eager"  # backward passes are traced in one of both
-    compiled, told = losses("compiled", compile=True, compile_backend=backend, compile_fullgraph=True)
-    assert len(set(eager)) == steps
-    assert compiled == pytest.approx(eager, rel=1e-4)
+    told = losses_and_graphs(demo, "qwen_image_train_network", tmp_path, given)
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
     assert told["num_graphs"] == 1
+
+
+@pytest.mark.parametrize("relative", ["chroma", "kontext"])
+def test_relatives_need_two_graphs_for_twelve_sizes_and_five_lengths(tmp_path, relative):
+    """One for each kind of block; a reference image is of its image's size."""
+    demo = files.prepare(tmp_path / "demo", (relative,))
+    sides = [(64 * width, 64 * height) for width in range(1, 7) for height in range(1, 7) if width * height <= 6]
+    written(tmp_path / "set" / "1_zorb toy", sides[:12])
+    given = {"train_data_dir": tmp_path / "set", "max_train_steps": 12, "train_batch_size": 1, "enable_bucket": True}
+    given |= {**GRID, "t5xxl_max_token_length": 192, "cache_text_encoder_outputs": True}
+    if relative == "kontext":
+        given |= {"control_directory": tmp_path / "set" / "1_zorb toy"}
+    told = losses_and_graphs(demo, f"{relative}_flux_train_network", tmp_path, given)
+    assert told["graphs"] == told["predicted"] and told["recompiles"] == 0
+    assert told["num_graphs"] == 2

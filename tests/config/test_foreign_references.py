@@ -15,6 +15,10 @@ def test_musubi_tuner_trains_kontext_with_its_data_sets():
     ledger = musubi.read(found)
     assert ledger.script == "flux_train_network" and ledger.values["model_type"] == "kontext"
     assert ledger.values["guidance_scale"] == 1.0 and not ledger.left()
+    # 228 layers: those of the modulation are left out there, unless the file has patterns of its own.
+    assert ledger.values["network_args"] == ["exclude_patterns=['.*(img_mod|txt_mod|modulation).*']"]
+    own = ["exclude_patterns=['.*single.*']", "include_patterns=['.*single_blocks.0.*']"]
+    assert tuple(musubi.read(found | {"network_args": own}).values["network_args"]) == tuple(own)
 
     general = {"resolution": [1024, 1024], "flux_kontext_no_resize_control": True}
     folder = {"image_directory": "/i", "control_directory": "/c", "cache_directory": "/x"}

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from library import methods
@@ -118,3 +120,16 @@ def test_what_has_no_effect_is_noted(flux_config, sdxl_config):
 )
 def test_block_numbers_of_sdxl(name, block):
     assert block_of(name) == block
+
+
+def test_patterns_choose_layers_by_their_paths_as_in_musubi_tuner(flux_config):
+    text = "exclude_patterns=['.*mlp.*', '.*_mod.*']"
+    args = network_args.read(flux_config(network_args=[text, "include_patterns=['double_blocks.1.*mlp.*']"]))
+    paths = {"double_blocks.0.img_attn.qkv": True, "double_blocks.0.img_mlp.0": False,
+             "double_blocks.1.img_mlp.0": True, "double_blocks.0.txt_mod.lin": False}  # fmt: skip
+    for path, learns in paths.items():
+        layer = SimpleNamespace(part="denoiser", path=path, name="lora_unet_" + path.replace(".", "_"), inside="x")
+        assert (args.rank_of(layer, 4, 1.0) == (4, 1.0)) is learns, path
+    for value in ("['(']", "mlp", "[1]"):
+        (problem,) = wrong(flux_config(network_args=[f"exclude_patterns={value}"]))
+        assert "must be a list of regexes like ['.*attn.*']" in str(problem)

@@ -14,6 +14,7 @@ from library.families.shared.network_args import (
     PLACE,
     NetworkArgs,
     NetworkLayer,
+    PatternArgs,
     indices,
     patterns,
     ranks,
@@ -33,7 +34,7 @@ TYPES = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FluxArgs(NetworkArgs):
+class FluxArgs(PatternArgs):
     """`networks.lora_flux`."""
 
     ggpo: ClassVar[bool] = True
@@ -61,6 +62,7 @@ class FluxArgs(NetworkArgs):
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""
+        yield from self.pattern_problems()
         for name in ("train_double_block_indices", "train_single_block_indices", "in_dims"):
             try:
                 (ranks if name == "in_dims" else indices)(getattr(self, name))
@@ -92,7 +94,7 @@ class FluxArgs(NetworkArgs):
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
         """Patterns of names come first, then the kinds of layers; embedders outside of blocks have in_dims."""
         embedder = self._embedder_rank(layer)
-        if not layer.inside and embedder is None:
+        if (not layer.inside and embedder is None) or self.is_excluded(layer):
             return NO_ADAPTER
         for pattern, own in patterns(self.network_reg_dims, int):
             if re.search(pattern, layer.name):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import opt
-from library.families.shared.network_args import NO_ADAPTER, PLACE, NetworkArgs, NetworkLayer, indices, patterns
+from library.families.shared.network_args import NO_ADAPTER, PLACE, NetworkLayer, PatternArgs, indices, patterns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenArgs(NetworkArgs):
+class QwenArgs(PatternArgs):
     """`networks.lora_qwen_image`."""
 
     train_modulation: bool = opt(False, "adapters on the modulation as well, as files of musubi-tuner have them")
@@ -22,6 +22,7 @@ class QwenArgs(NetworkArgs):
 
     def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
         """The texts that are small languages of their own."""
+        yield from self.pattern_problems()
         for name, read in (("train_block_indices", indices), ("network_reg_dims", lambda text: patterns(text, int)),
                            ("network_reg_lrs", lambda text: patterns(text, float))):  # fmt: skip
             try:
@@ -41,7 +42,7 @@ class QwenArgs(NetworkArgs):
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
         """Patterns of names come first; then blocks are chosen, and the modulation by its switch."""
-        if not layer.inside:
+        if not layer.inside or self.is_excluded(layer):
             return NO_ADAPTER
         for pattern, own in patterns(self.network_reg_dims, int):
             if re.search(pattern, layer.name):

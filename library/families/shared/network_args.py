@@ -4,6 +4,8 @@ The classes are sections of the config engine, so a wrong name, a wrong value an
 worded like those of any other option, all at once and without loading torch.
 """
 
+import ast
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -105,7 +107,41 @@ class NetworkArgs:
         return ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatternArgs(NetworkArgs):
+    """A LoRA whose layers can be chosen by patterns of their paths, as in musubi-tuner."""
+
+    exclude_patterns: str = opt("", "list of regexes, ['...', '...']: layers whose whole path fits one get no adapter")
+    include_patterns: str = opt("", "the same for layers that get one although a pattern excludes them")
+
+    def pattern_problems(self) -> Iterator[Problem]:
+        """What is wrong with the two lists."""
+        for name in ("exclude_patterns", "include_patterns"):
+            try:
+                regexes(getattr(self, name))
+            except ConfigError as e:
+                yield from (problem.replaced(option=name, place=PLACE, topic="training") for problem in e.problems)
+
+    def is_excluded(self, layer: NetworkLayer) -> bool:
+        """Whether the patterns leave a layer out."""
+        fits = [any(re.fullmatch(one, layer.path) for one in regexes(text))
+                for text in (self.exclude_patterns, self.include_patterns)]  # fmt: skip
+        return fits[0] and not fits[1]
+
+
 # ---- the small languages
+
+
+@functools.cache
+def regexes(text: str) -> tuple[str, ...]:
+    """The regexes of a list such as "['.*attn.*', '.*mlp.*']"; () from nothing. Raises ConfigError."""
+    try:
+        found = ast.literal_eval(text.strip() or "[]")
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise ValueError(text)
+        return tuple(re.compile(one).pattern for one in found)
+    except (ValueError, SyntaxError, re.error):
+        raise ConfigError("must be a list of regexes like ['.*attn.*'], got {text}", text=quoted(text)) from None
 
 
 def block_factors(text: str, length: int) -> list[float]:
