@@ -51,7 +51,8 @@ def test_trainings_learn_nearly_the_same_compiled_and_swapped_too(demo, shapes, 
     assert kept != wide and kept == pytest.approx(wide, rel=0.01)
     compiled = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True}
     everything = {"int8_base": True, "blocks_to_swap": 2, **compiled, **few}
-    assert losses("all", **everything) == pytest.approx(kept, rel=0.01)
+    if script.startswith("flux"):  # as products are there for all
+        assert losses("all", **everything) == pytest.approx(kept, rel=0.01)
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     multiplied = losses("products", int8_compute=True, **everything)
     assert multiplied != kept and multiplied == pytest.approx(wide, rel=0.02)
