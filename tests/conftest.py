@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Rare collections of garbage: imports and PyTorch's tracing make many small objects that live, a tenth of whose time
+# they took.
+gc.set_threshold(50_000, 20, 50)
+
 SCRATCH = Path(tempfile.gettempdir()) / f"kohya-tests-{getpass.getuser()}"
 HOME = tempfile.TemporaryDirectory(prefix="kohya-home-", ignore_cleanup_errors=True)
 
@@ -72,12 +76,10 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module", autouse=True)
 def light():
     """Each file begins with what it needs and no more: what others compiled is dropped, and what stays, imported
-    packages above all, is not looked through again by every collection of garbage, which trainings do on purpose. Other
-    collections are rare: PyTorch's tracing makes many small objects that live, a tenth of whose time they took."""
+    packages above all, is not looked through again by every collection of garbage, which trainings do on purpose."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     if settings := sys.modules.get("library.compiler.torch_settings"):
         settings.SETTINGS.want([])  # which blocks that were compiled outside of a training have left
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
