@@ -56,7 +56,8 @@ def test_pressing_train_gives_the_losses_of_this_process(pressed, tmp_path):
 
 def test_compiled_with_inductor_it_gives_the_same_losses(pressed):
     config, page = pressed
-    flags = ["--compile", "--compile_blocks", "double:all", "--output_name", "compiled"]  # the others: compile/test_pairs.py
+    # Code for single blocks: compile/test_pairs.py.
+    flags = ["--compile", "--compile_blocks", "double:all", "--output_name", "compiled"]
     compiled = launch([*command(page.folder / "run.toml", SCRIPT), *flags], page.file.parent)
     told = compiled.facts["compile"]
     assert told["graphs"] == told["predicted"] == {"DoubleStreamBlock": 1}
