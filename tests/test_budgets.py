@@ -8,7 +8,9 @@ from tests import source
 
 FILE_LINES = 400
 FUNCTION_LINES = 60
-LATE_IMPORTS = 84  # inside functions, where loading torch or another package of seconds late is the reason
+# Inside functions, where loading torch or another package of seconds late is the reason; the tokenizers of transformers
+# are three of them, as one import of all three loads every model.
+LATE_IMPORTS = 86
 ANY_PER_100 = 6.6  # annotations that say nothing, of 100: values of other packages, and what a file may hold
 
 # Longer functions, each with the reason why cutting it would make it worse.
