@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "library.tools": (*BOTTOM, "library.families", "library.runs"),
     "library.downloads": (*BOTTOM, REGISTRY, "library.runs"),
     "library.captioning": (*BOTTOM, "library.curation", "library.data", "library.runs"),
+    "library.drawing": (*ENGINE, "library.outputs", "library.train"),
     "library.importers": BOTTOM,
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.tools"),
     "library.train": (*ENGINE, "library.outputs", "library.measuring"),
@@ -82,6 +83,7 @@ MAY_IMPORT = {
         "library.check.isolated",
         "library.captioning",
         "library.downloads",
+        "library.drawing.plan",
     ),
     "sd-scripts": ("library.cli.train_script", "library.families"),
 }
@@ -90,7 +92,7 @@ MAY_IMPORT = {
 HEAVY = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "tensorboard", "cv2", "lycoris")
 NEVER_HEAVY = ("library.config", "library.files", "library.imports", "library.packages", "library.optim.names",
                "library.runs", "library.curation", "library.importers", "library.check.isolated", "kohya_gui",
-               "library.downloads",
+               "library.downloads", "library.drawing.plan", "library.drawing.shell",
                "library.outputs.prompts", "library.outputs.prompt_rows",
                *LAB)  # fmt: skip
 TENSORBOARD = "kohya_gui.server.tensorboard"  # started by the page as a process of its own

@@ -13,6 +13,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.schema import ConfigError, load_toml, options, read_toml, section_options
+from library.drawing import shell as drawing
 from library.families import RUNS, config_class
 from library.runs import foreground, gpu_slots, keys
 
@@ -56,6 +57,11 @@ def probe(argv: list[str]) -> int:
 def bench(argv: list[str]) -> int:
     """Measure this machine with a model."""
     return shell.main(argv, script_of)
+
+
+def sample(argv: list[str]) -> int:
+    """Draw with a base model and LoRA files."""
+    return drawing.main(argv, script_of)
 
 
 def script_of(path: Path) -> str:

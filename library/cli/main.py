@@ -30,6 +30,7 @@ COMMANDS = {
     "caption": Command("caption images with a local tagger or captioning model", "library.captioning.shell:main"),
     "cache": Command("show or clean the cache of compiled code", "library.cli.cache:main"),
     "models": Command("find models on this computer, or download them", "library.downloads.shell:main"),
+    "sample": Command("draw with a base model and LoRA files, side by side", "library.cli.launch:sample"),
     "tools": Command("merge, extract, resize, convert and check LoRA files", "library.tools.shell:main"),
     "import": Command("convert the settings of another trainer into a config", "library.cli.import_config:main"),
     "diff": Command("list the differences between two config files", "library.cli.import_config:diff"),

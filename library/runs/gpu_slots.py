@@ -9,7 +9,7 @@ from pathlib import Path
 from library.config.command import launch_problems
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, Text
-from library.runs import locking, machine, registry
+from library.runs import layout, locking, machine, process, registry
 
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -93,9 +93,34 @@ def _absent(wanted: Iterable[str], every: Iterable[str]) -> Problem | None:
     )
 
 
+@contextlib.contextmanager
+def holding(own: Iterable[str]) -> Iterator[None]:
+    """This process, which is no run, has these lanes within the context; nobody else gets them."""
+    path = _holders() / f"{os.getpid()}.json"
+    layout.store(path, {**process.identity(), "lanes": list(own)})
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def held() -> set[str]:
+    """The lanes of living processes that are no runs."""
+    found: set[str] = set()
+    for path in _holders().glob("*.json"):
+        facts = layout.load(path)
+        if process.alive(facts):
+            found |= set(facts.get("lanes") or ())
+    return found
+
+
+def _holders() -> Path:
+    return registry.home() / "lanes"
+
+
 def free(active: Iterable[JsonMapping]) -> tuple[str, ...]:
-    """The lanes on which no run works."""
-    busy = taken(active)
+    """The lanes on which no run works, and that no other process holds."""
+    busy = taken(active) | held()
     return tuple(lane for lane in dict.fromkeys((*lanes(), CPU)) if lane not in busy)
 
 

@@ -130,13 +130,7 @@ class SampleRunner:
                 del self._components.encoders[name]
 
     def _draw_one(self, number: int, prompt: Prompt, training: Training) -> None:
-        filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
-        filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
-        negative = prompt.negative_prompt or ""
-        filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path or ())
-        mask = prompt.control_image_mask_path
-        filled["mask"] = Image.fromarray(pixels.read_mask(mask)) if mask else None
-        request = SampleRequest(prompt.prompt, negative, **filled, sampler_name=prompt.sample_sampler)
+        request = request_of(prompt)
         path = self._path(number, prompt, training.clock)
         image = cudagraph.with_room(self._components.denoiser, lambda: self._sampler(request))
         if training.method.shards and not training.world.main:
@@ -156,3 +150,13 @@ class SampleRunner:
         name = f"{save.output_name}_" if save.output_name else ""
         moment = time.strftime("%Y%m%d%H%M%S")
         return Path(save.output_dir or "") / "sample" / f"{name}{when}_{number:02d}_{moment}{seed}.png"
+
+
+def request_of(prompt: Prompt) -> SampleRequest:
+    """What a sampler is asked for by a prompt with its defaults filled in; its images are read."""
+    filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
+    filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
+    filled["controls"] = tuple(Image.fromarray(pixels.read(path)) for path in prompt.control_image_path or ())
+    mask = prompt.control_image_mask_path
+    filled["mask"] = Image.fromarray(pixels.read_mask(mask)) if mask else None
+    return SampleRequest(prompt.prompt, prompt.negative_prompt or "", **filled, sampler_name=prompt.sample_sampler)

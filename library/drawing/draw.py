@@ -1,0 +1,131 @@
+"""Draw a comparison with the trainer's own preview sampler. Importing this loads torch."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, PngImagePlugin
+
+from library import families
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError
+from library.config.run_config import RunConfig
+from library.drawing import plan
+from library.drawing.plan import Column
+from library.files import write_atomic
+from library.memory.prepare import prepare_denoiser, prepare_encoders
+from library.memory.quantization import fp8_storage
+from library.methods.applied import AppliedLoras
+from library.outputs import prompts as prompt_files
+from library.outputs.prompts import Prompt
+from library.train.samples import request_of
+from library.train.world import World
+
+MARGIN, TITLE = 8, 22  # pixels in the sheet
+SMALLEST = 160
+
+Report = Callable[[str, int, int], None]  # what is done now, how much of how much; it may raise to end the drawing
+
+
+@dataclass
+class Sheet:
+    """The pictures of a comparison, by row and column; "" where none is drawn yet."""
+
+    columns: list[str]
+    rows: list[str]
+    folder: Path
+    files: list[list[str]] = field(default_factory=list)
+    grid: str = ""
+
+    def as_json(self) -> JsonObject:
+        """For the page."""
+        return {"columns": self.columns, "rows": self.rows, "folder": str(self.folder), "files": self.files,
+                "grid": self.grid}  # fmt: skip
+
+
+def draw(
+    config: RunConfig,
+    columns: Sequence[Column],
+    prompts: Sequence[Prompt],
+    folder: Path,
+    report: Report,
+    store: Callable[[Sheet], None] = lambda sheet: None,
+) -> Sheet:
+    """Draw each prompt in each column, column by column, into a new folder in `folder`. `store` is called after each
+    picture. Raises ConfigError for files that do not fit."""
+    family = families.family_for(config)
+    if wrong := [*family.problems()]:
+        raise ConfigError(*wrong)
+    report("loading the model", 0, 1)
+    world = World(config)
+    parts = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
+    fp8_storage.store_when_read(parts, config)
+    parts.read_vae()
+    parts.read_encoders()
+    for network in (parts.denoiser, parts.vae, *parts.encoders.values()):
+        if network is not None:
+            network.requires_grad_(False).eval()
+    applied = AppliedLoras(parts, family)
+    for path in dict.fromkeys(path for column in columns for path, _ in column.loras):
+        applied.add(path)
+    defaults = {**family.sample_defaults, "sample_sampler": config.sample.sample_sampler}
+    whole = [prompt_files.with_defaults(one, defaults, family.sample_multiple) for one in plan.with_one_seed(prompts)]
+    prepare_encoders(parts.encoders, {}, config)
+    prepare_denoiser(parts.denoiser, family, config, world.device, ())
+    done, total = 0, len(columns) * len(whole)
+    parts.denoiser.register_forward_pre_hook(lambda *_: report("drawing", done, total))
+    place = folder / time.strftime("%Y%m%d-%H%M%S")
+    sheet = Sheet([one.title for one in columns], [one.prompt for one in whole], place)
+    sheet.files = [[""] * len(columns) for _ in whole]
+    model = str(config.model.pretrained_model_name_or_path)
+    sampler = None
+    for at, column in enumerate(columns):
+        applied.set(dict(column.loras))
+        with torch.no_grad(), world.autocast():
+            if sampler is None or applied.changes_text:
+                sampler = family.sampler(parts)
+                for encoder in parts.encoders.values():
+                    encoder.to(world.device)
+                sampler.remember([(one.prompt, one.negative_prompt or "") for one in whole])
+                for encoder in parts.encoders.values():
+                    encoder.to("cpu")
+            for row, prompt in enumerate(whole):
+                image = sampler(request_of(prompt))
+                path = place / f"{row:02d}_{at:02d}.png"
+                _save(image, path, plan.metadata(prompt, column, model))
+                done += 1
+                sheet.files[row][at] = str(path)
+                store(sheet)
+    sheet.grid = str(place / "grid.png")
+    _save(side_by_side(sheet), Path(sheet.grid), plan.metadata(whole[0], columns[0], model))
+    store(sheet)
+    return sheet
+
+
+def side_by_side(sheet: Sheet) -> Image.Image:
+    """All pictures in one, under the titles of their columns."""
+    pictures = [[Image.open(name) for name in row] for row in sheet.files]
+    width = max(SMALLEST, max(picture.width for row in pictures for picture in row)) + MARGIN
+    heights = [max(picture.height for picture in row) + MARGIN for row in pictures]
+    made = Image.new("RGB", (width * len(sheet.columns) + MARGIN, sum(heights) + TITLE + MARGIN), "white")
+    pen = ImageDraw.Draw(made)
+    top = TITLE
+    for at, title in enumerate(sheet.columns):
+        # The default font has Latin letters only; what it lacks is left out.
+        plain = title.replace("×", "x").encode("latin-1", "replace").decode("latin-1")
+        pen.text((MARGIN + at * width, 6), plain[: width // 7], fill="black")
+    for row, height in zip(pictures, heights, strict=True):
+        for at, picture in enumerate(row):
+            made.paste(picture, (MARGIN + at * width, top))
+            picture.close()
+        top += height
+    return made
+
+
+def _save(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
+    told = PngImagePlugin.PngInfo()
+    for name, text in facts.items():
+        told.add_itxt(name, text)
+    write_atomic(path, lambda place: image.save(place, pnginfo=told))

@@ -1,0 +1,89 @@
+"""What is drawn: a column for each setting of the LoRA files, a row for each prompt. No torch in here."""
+
+import json
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from library import families
+from library.config.json_types import JsonMapping, JsonObject
+from library.config.problems import ConfigError
+from library.config.schema import options
+from library.outputs.prompts import Prompt
+
+COMPARE = ("together", "strengths", "files")
+STRENGTHS = (0.0, 0.5, 1.0)
+MOST = 200  # pictures
+# Options that say, besides those of the model, with which numbers and in how much memory is drawn.
+KEPT = ("mixed_precision", "fp8_base", "fp8_base_unet", "int8_base", "blocks_to_swap", "attention_kernel", "sdpa",
+        "xformers", "sample_sampler")  # fmt: skip
+
+Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths
+
+
+@dataclass(frozen=True)
+class Column:
+    """The LoRA files of one column at their strengths; none is the base model alone."""
+
+    title: str
+    loras: tuple[tuple[Path, float], ...]
+
+
+def columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTHS) -> list[Column]:
+    """The columns of a comparison: all files together, all at several strengths, or each by itself. Raises ConfigError
+    for what cannot be compared."""
+    together = ", ".join(_titled(path, strength) for path, strength in loras) or "base model"
+    if len({path for path, _ in loras}) < len(loras):
+        raise ConfigError("A LoRA file is named twice: name each once")
+    if any(not math.isfinite(value) or abs(value) > 10 for value in (*strengths, *(value for _, value in loras))):
+        raise ConfigError("Strengths are numbers from -10 to 10")
+    if compare != "together" and not loras:
+        raise ConfigError("There is nothing to compare without a LoRA: choose a file")
+    if compare == "files":
+        return [Column(_titled(path, strength), ((path, strength),)) for path, strength in loras]
+    if compare == "strengths":
+        return [Column(f"× {by:g}", tuple((path, strength * by) for path, strength in loras)) for by in strengths]
+    return [Column(together, tuple(loras))]
+
+
+def kept(family: str, values: JsonMapping) -> JsonObject:
+    """Of a config's values those that a drawing needs."""
+    known = options(families.config_class(families.lora_script(family)))
+    own = {name for name, option in known.items() if option.section == "model"} | {*KEPT}
+    return {name: value for name, value in values.items() if name in own & known.keys()}
+
+
+def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts; those without a seed get one, the same for all, so that columns differ in nothing but the files."""
+    seed = secrets.randbelow(2**32)
+    return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]
+
+
+def check_size(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
+    """Raise ConfigError for nothing to draw, or far more than anyone looks at."""
+    if not prompts:
+        raise ConfigError("There is nothing to draw: write a prompt")
+    if number_of_columns * len(prompts) > MOST:
+        raise ConfigError("{count} pictures are too many at once, at most {most}: compare fewer",
+            count=number_of_columns * len(prompts), most=MOST)  # fmt: skip
+
+
+def metadata(prompt: Prompt, column: Column, model: str) -> dict[str, str]:
+    """What is written into a picture: a text that other programs read, and all of it as JSON."""
+    given: JsonObject = {name: value for name, value in asdict(prompt).items() if value is not None}
+    tags = "".join(f" <lora:{path.stem}:{strength:g}>" for path, strength in column.loras)
+    text = [prompt.prompt + tags]
+    if prompt.negative_prompt:
+        text.append(f"Negative prompt: {prompt.negative_prompt}")
+    facts = {"Steps": prompt.sample_steps, "CFG scale": prompt.scale, "Distilled CFG Scale": prompt.guidance_scale,
+             "Seed": prompt.seed, "Size": f"{prompt.width}x{prompt.height}", "Model": Path(model).stem}  # fmt: skip
+    text.append(", ".join(f"{name}: {value}" for name, value in facts.items() if value is not None))
+    loras = [{"file": path.name, "strength": strength} for path, strength in column.loras]
+    whole = json.dumps({"model": Path(model).name, "loras": loras, **given}, ensure_ascii=False)
+    return {"parameters": "\n".join(text), "kohya": whole}
+
+
+def _titled(path: Path, strength: float) -> str:
+    return path.stem if strength == 1 else f"{path.stem} × {strength:g}"

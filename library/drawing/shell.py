@@ -1,0 +1,148 @@
+"""`kohya sample`: pictures of a base model with LoRA files, side by side, on a GPU that no training uses."""
+
+import argparse
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from library import families
+from library.config.json_types import JsonMapping
+from library.config.problems import ConfigError
+from library.config.run_config import RunConfig
+from library.config.schema import build, read_toml
+from library.drawing import plan
+from library.families.recognition import recognised
+from library.outputs import prompts as prompt_files
+from library.outputs.prompts import Prompt
+from library.runs import gpu_slots, reader
+from library.runs.job_work import JobRecord, joined
+
+DONE = 0
+WAITING = 1.0  # seconds between two looks whether the GPU is free
+BASE = "pretrained_model_name_or_path"
+
+
+def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
+    """Draw; 0 when it worked. `script_of` says which script a TOML is for. Raises ConfigError."""
+    asked = parser().parse_args(argv)
+    loras = [weighted(text) for text in asked.lora]
+    strengths = numbers(asked.strengths)
+    columns = plan.columns(asked.compare, loras, strengths)
+    prompts = prompts_of(asked)
+    plan.check_size(len(columns), prompts)
+    config = config_of(asked.config, dict(pair(text) for text in asked.set), script_of)
+    with joined("sample") as work, lanes(asked.cpu, work):
+        from library.drawing.draw import Sheet, draw  # loads torch, which looks once for the GPUs that it may use
+
+        def store(sheet: Sheet) -> None:
+            work.store(sheet.as_json())
+            if not work.folder:
+                print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
+
+        sheet = draw(config, columns, prompts, asked.out, work.phase, store)
+        print(sheet.grid)
+    return DONE
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(
+        "kohya sample",
+        description="Draw with a base model and LoRA files, side by side with the same seed. Waits while a training "
+        "uses the GPU.",
+    )
+    made.add_argument("config", type=Path, help="the TOML of a training, or a base model (.safetensors or diffusers)")
+    made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE",
+                      help="an option of the model, such as t5xxl=FILE; may be given several times")  # fmt: skip
+    made.add_argument("--lora", action="append", default=[], metavar="FILE[=STRENGTH]",
+                      help="a LoRA, LoHa or LoKr file; may be given several times")  # fmt: skip
+    made.add_argument("--compare", choices=plan.COMPARE, default="together",
+                      help="together, at several strengths, or each file by itself as for epochs")  # fmt: skip
+    made.add_argument("--strengths", default=", ".join(f"{one:g}" for one in plan.STRENGTHS),
+                      help="factors of the files' strengths for --compare strengths")  # fmt: skip
+    made.add_argument("--prompt", action="append", default=[], help="what to draw, as a line of a prompt file")
+    made.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
+    made.add_argument("--seed", type=int, help="for prompts that have none; else one by chance, the same for all")
+    made.add_argument("--out", type=Path, default=Path("drawings"), metavar="FOLDER", help="where pictures are kept")
+    made.add_argument("--cpu", action="store_true", help="draw on the processor")
+    return made
+
+
+def weighted(text: str) -> tuple[Path, float]:
+    """FILE=0.8 -> the file and its strength; without one it is 1. A name may have a = in it."""
+    path, found, number = text.rpartition("=")
+    if not found or Path(text).is_file():
+        path, number = text, "1"
+    try:
+        return Path(path), float(number)
+    except ValueError:
+        raise ConfigError("{text}: the strength is no number, write FILE=0.8", text=text) from None
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers with commas between them."""
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError("strengths are numbers with commas between, such as 0, 0.5, 1") from None
+
+
+def pair(text: str) -> tuple[str, str]:
+    """OPTION=VALUE as both."""
+    name, found, value = text.partition("=")
+    if not found:
+        raise ConfigError("{text}: write OPTION=VALUE", text=text)
+    return name.strip(), value
+
+
+def prompts_of(asked: argparse.Namespace) -> list[Prompt]:
+    """The prompts of the file and of the command line."""
+    found = [*(prompt_files.read(asked.prompts) if asked.prompts else ())]
+    found += [prompt_files.parse_line(line) for line in asked.prompt if line.strip()]
+    for prompt in found:
+        if why := prompt_files.problem_of(prompt):
+            raise ConfigError("prompt: {why}", why=why)
+    if asked.seed is not None:
+        found = [prompt if prompt.seed is not None else replace(prompt, seed=asked.seed) for prompt in found]
+    return found
+
+
+def config_of(path: Path, given: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
+    """The config to draw with: of a TOML its model and how that fits into memory, of a model's file that model alone.
+
+    `script_of` says which script a TOML is for.
+    """
+    if path.suffix.lower() == ".toml":
+        values = read_toml(path)
+        family = families.config_class(script_of(path)).family
+    else:
+        found = recognised(path)
+        if not found.family:
+            raise ConfigError("{path} is {words}, and no base model to draw with", path=path, words=found.words)
+        family, values = found.family, {BASE: str(path), **found.options}
+    return build(families.config_class(families.lora_script(family)), plan.kept(family, {**values, **given}), notes=[])
+
+
+@contextlib.contextmanager
+def lanes(cpu: bool, work: JobRecord) -> Iterator[None]:
+    """A GPU that nobody uses, for this process alone; waits for one."""
+    with contextlib.ExitStack() as stack:
+        told = False
+        while True:
+            with gpu_slots.choosing():
+                active = [run for run in reader.runs() if run.active and run.is_here]
+                own = gpu_slots.choose({"cpu": cpu}, gpu_slots.free(run.facts for run in active))
+                if own:
+                    stack.enter_context(gpu_slots.holding(own))
+                    break
+            names = ", ".join(run.id for run in active) or "another drawing"
+            work.phase(f"waiting for {names}")
+            if not told and not work.folder:
+                print(f"waiting for {names}", flush=True)
+            told = True
+            time.sleep(WAITING)
+        os.environ.update(gpu_slots.environment(own))
+        yield

@@ -1,0 +1,236 @@
+"""Drawing: columns of strengths and files with one seed, exact sums, waiting for the GPU, and files that do not fit."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from library import families
+from library.cli.launch import script_of
+from library.cli.main import main
+from library.config.problems import ConfigError
+from library.drawing import plan, shell
+from library.drawing.draw import draw
+from library.methods import lora
+from library.methods.applied import AppliedLoras
+from library.outputs.prompts import Prompt
+from library.runs import gpu_slots, layout, process, reader
+from library.runs import job as jobs
+from library.tools import names
+from tests.training import shallow  # noqa: F401
+
+SCRIPTS = [families.lora_script(name) for name in families.FAMILIES]
+CAT = Prompt("a cat", width=64, height=64, seed=3, sample_steps=2)
+
+
+def quiet(what, done, total):
+    """A report that nobody reads."""
+
+
+@pytest.fixture
+def given(shallow, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+
+    def of(script):
+        return shell.config_of(shallow.configs[script], {"mixed_precision": "no"}, script_of)
+
+    return of
+
+
+def adapter_names(family, parts):
+    """Some layers of the denoiser and of a text encoder, by the names that files have for them."""
+    from library.methods import targets
+
+    found = {}
+    for part, root in lora.networks(parts).items():
+        layers = [one for one in targets.layers(root, part, family.adapter_name, ()) if "attn" in one.path.lower()]
+        found |= {one.name: one.layer for one in layers[:3] if isinstance(one.layer, torch.nn.Linear)}
+    return found
+
+
+def lora_file(path, layers, rank=4, seed=0, text=True):
+    """A LoRA that changes these layers visibly."""
+    chance = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, layer in layers.items():
+        if text or name.startswith("lora_unet"):
+            rows, columns = layer.weight.shape
+            tensors[f"{name}.lora_down.weight"] = torch.randn(rank, columns, generator=chance)
+            tensors[f"{name}.lora_up.weight"] = torch.randn(rows, rank, generator=chance)
+            tensors[f"{name}.alpha"] = torch.tensor(float(rank))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_grid_over_strengths_is_drawn_with_one_seed_and_metadata(given, script, tmp_path):
+    config = given(script)
+    family = families.family_for(config)
+    parts = family.load(torch.float32, torch.float32)
+    file = lora_file(tmp_path / "zorb.safetensors", adapter_names(family, parts))
+    columns = plan.columns("strengths", [(file, 1.0)], [0.0, 1.0, 0.0])
+    stored = []
+    sheet = draw(config, columns, [CAT], tmp_path / "out", quiet, lambda one: stored.append(one.as_json()))
+    bare, changed, again = (Image.open(name) for name in sheet.files[0])
+    assert bare.tobytes() == again.tobytes() != changed.tobytes()  # a strength of 0 is the base model itself
+    assert bare.size == (64, 64) and sheet.columns == ["× 0", "× 1", "× 0"] and len(stored) == 4
+    facts = json.loads(changed.text["kohya"])
+    assert facts["seed"] == 3 and facts["loras"] == [{"file": "zorb.safetensors", "strength": 1.0}]
+    assert changed.text["parameters"].startswith("a cat <lora:zorb:1>\n") and "Seed: 3" in changed.text["parameters"]
+    grid = Image.open(sheet.grid)
+    assert grid.width > 3 * 64 and Path(sheet.grid).parent.parent == tmp_path / "out"
+
+
+def test_what_is_added_is_what_a_merge_adds(given, tmp_path):
+    config = given(SCRIPTS[0])
+    family = families.family_for(config)
+    parts = family.load(torch.float32, torch.float32)
+    layers = adapter_names(family, parts)
+    name = next(name for name in layers if name.startswith("lora_unet"))
+    layer = layers[name]
+    x = torch.randn(2, 5, layer.weight.shape[1])
+    before = layer(x)
+    rows, columns = layer.weight.shape
+    one, two = lora_file(tmp_path / "a.safetensors", layers), lora_file(tmp_path / "b.safetensors", layers, 3, 1)
+    w = {key: torch.randn(rows if key.endswith("_a") else 2, 2 if key.endswith("_a") else columns)
+         for key in ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")}  # fmt: skip
+    save_file({f"{name}.{key}": value for key, value in w.items()} | {f"{name}.alpha": torch.tensor(1.0)},
+              tmp_path / "loha.safetensors")  # fmt: skip
+    k = {
+        "lokr_w1": torch.randn(2, 2),
+        "lokr_w2_a": torch.randn(rows // 2, 3),
+        "lokr_w2_b": torch.randn(3, columns // 2),
+    }
+    save_file({f"{name}.{key}": value for key, value in k.items()} | {f"{name}.alpha": torch.tensor(6.0)},
+              tmp_path / "lokr.safetensors")  # fmt: skip
+    applied = AppliedLoras(parts, family)
+    files = [one, two, tmp_path / "loha.safetensors", tmp_path / "lokr.safetensors"]
+    for path in files:
+        applied.add(path)
+    assert applied.changes_text and torch.equal(layer(x), before)
+    deltas = [t[f"{name}.lora_up.weight"] @ t[f"{name}.lora_down.weight"] for t in map(load_file, files[:2])]
+    deltas.append((w["hada_w1_a"] @ w["hada_w1_b"]) * (w["hada_w2_a"] @ w["hada_w2_b"]) / 2)
+    deltas.append(torch.kron(k["lokr_w1"], k["lokr_w2_a"] @ k["lokr_w2_b"]) * 6 / 3)
+    for path, delta in zip(files, deltas, strict=True):
+        applied.set({path: 0.7})
+        torch.testing.assert_close(layer(x), before + 0.7 * x @ delta.T, rtol=1e-4, atol=1e-3)
+    applied.set({one: 0.5, two: -1.0})
+    both = before + x @ (0.5 * deltas[0] - deltas[1]).T
+    torch.testing.assert_close(layer(x), both, rtol=1e-4, atol=1e-3)
+    applied.set({})
+    assert torch.equal(layer(x), before)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"lora_unet_nowhere.lora_down.weight": (2, 2)}, "nothing for this model"),
+        ({"{name}.lora_down.weight": (2, 7), "{name}.lora_up.weight": (9, 2)}, "another size"),
+        ({"{name}.lora_down.weight": (2, 7)}, "another size"),
+        ({"{name}.lora_down.weight": (2, 7), "{name}.dora_scale": (1, 7)}, "is DoRA, which is not drawn"),
+        ({"{name}.something": (2, 2)}, "which is no LoRA, LoHa or LoKr"),
+    ],
+)
+def test_files_that_do_not_fit_are_sentences(given, tmp_path, tensors, says):
+    config = given(SCRIPTS[0])
+    family = families.family_for(config)
+    parts = family.load(torch.float32, torch.float32)
+    name = next(iter(adapter_names(family, parts)))
+    save_file(
+        {key.replace("{name}", name): torch.zeros(shape) for key, shape in tensors.items()}, tmp_path / "x.safetensors"
+    )
+    with pytest.raises(ConfigError, match=says):
+        AppliedLoras(parts, family).add(tmp_path / "x.safetensors")
+    (tmp_path / "y.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError):
+        AppliedLoras(parts, family).add(tmp_path / "y.safetensors")
+
+
+def test_columns_and_prompts_that_make_no_sense_are_refused():
+    file, other = Path("a.safetensors"), Path("b.safetensors")
+    assert [one.title for one in plan.columns("files", [(file, 1.0), (other, 0.8)])] == ["a", "b × 0.8"]
+    assert plan.columns("together", [])[0].loras == ()
+    for compare, loras, strengths in (
+        ("strengths", [], [1.0]),
+        ("files", [(file, 1.0), (file, 0.5)], [1.0]),
+        ("together", [(file, float("nan"))], [1.0]),
+        ("strengths", [(file, 1.0)], [99.0]),
+    ):
+        with pytest.raises(ConfigError):
+            plan.columns(compare, loras, strengths)
+    with pytest.raises(ConfigError, match="write a prompt"):
+        plan.check_size(1, [])
+    with pytest.raises(ConfigError, match="too many"):
+        plan.check_size(50, [CAT] * 5)
+    first, second = plan.with_one_seed([Prompt("a"), Prompt("b")])
+    assert first.seed == second.seed is not None and plan.with_one_seed([CAT]) == [CAT]
+
+
+def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys, monkeypatch):  # noqa: F811
+    given(SCRIPTS[0])
+    config = str(shallow.configs[SCRIPTS[0]])
+    line = "a cat --w 64 --h 64 --s 1"
+    folder = tmp_path / "job"
+    folder.mkdir()
+    monkeypatch.setenv(jobs.FOLDER, str(folder))
+    assert main(["sample", config, "--prompt", line, "--out", str(tmp_path / "o"), "--cpu"]) == 0
+    result = layout.load(folder / jobs.RESULT)
+    assert result["rows"] == ["a cat"] and Path(result["files"][0][0]).is_file() and Path(result["grid"]).is_file()
+    assert gpu_slots.held() == set()
+    capsys.readouterr()
+    for words, says in (
+        (["--lora", "x=strong"], "strength is no number"),
+        (["--set", "novalue"], "OPTION=VALUE"),
+        (["--compare", "files"], "nothing to compare"),
+        (["--strengths", "a"], "strengths are numbers"),
+        ([], "write a prompt"),
+    ):
+        prompts = ["--prompt", line] if words else []
+        assert main(["sample", config, *prompts, *words]) == 1
+        assert says in capsys.readouterr().err
+    assert main(["sample", str(tmp_path / "none.safetensors"), "--prompt", "a"]) == 1
+
+
+def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
+    given(SCRIPTS[0])
+    monkeypatch.setattr(shell, "WAITING", 0.02)
+    monkeypatch.setattr(gpu_slots, "lanes", lambda: ("0",))
+    training = reader.RecordedRun(tmp_path / "zorb", {"id": "zorb", "state": "running", "lanes": ["0"]})
+    monkeypatch.setattr(type(training), "active", property(lambda self: self in busy))
+    monkeypatch.setattr(type(training), "is_here", property(lambda self: True))
+    busy = [training]
+    monkeypatch.setattr(reader, "runs", lambda: [training])
+    told = []
+    work = type("Work", (), {"folder": "x", "phase": lambda self, text: told.append(text)})()
+    threading.Timer(0.3, busy.clear).start()
+    began = time.monotonic()
+    with shell.lanes(False, work):
+        assert time.monotonic() - began > 0.2 and set(told) == {"waiting for zorb"}
+        assert gpu_slots.held() == {"0"} and "0" not in gpu_slots.free([])  # and no training gets it meanwhile
+    assert gpu_slots.held() == set()
+    layout.store(gpu_slots._holders() / "1.json", {**process.identity(), "process_start": 1.0, "lanes": ["0"]})
+    assert gpu_slots.held() == set()  # of a process that was killed
+
+
+def test_names_of_other_programs_are_understood(given, tmp_path):
+    config = given(SCRIPTS[0])
+    family = families.family_for(config)
+    parts = family.load(torch.float32, torch.float32)
+    layers = {n: one for n, one in adapter_names(family, parts).items() if n.startswith("lora_unet")}
+    path = lora_file(tmp_path / "a.safetensors", layers)
+    out = tmp_path / "b.safetensors"
+    assert main(["tools", "convert", str(path), "--to", "diffusers", "--out", str(out)]) == 0
+    assert names.split(next(iter(load_file(out))))
+    applied = AppliedLoras(parts, family)
+    applied.add(out)
+    layer = next(iter(layers.values()))
+    x = torch.randn(1, 3, layer.weight.shape[1])
+    before = layer(x)
+    applied.set({out: 1.0})
+    assert not torch.equal(layer(x), before)
