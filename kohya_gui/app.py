@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from kohya_gui.dataset.images import DatasetTab
+from kohya_gui.drawing.drawing import DrawingTab
 from kohya_gui.form.api import FormApi
 from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
@@ -72,6 +73,8 @@ def build(roots: Sequence[Path] = ()) -> Page:
                     lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
                 with gr.Tab("Data set", id="images"):
                     images = DatasetTab(roots or paths.roots())
+                with gr.Tab("Try it", id="drawing"):
+                    drawing = DrawingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
                 with gr.Tab("LoRA tools", id="tools"):
                     ToolsTab()
             with gr.Column(scale=2, min_width=0, elem_id="side"):
@@ -89,6 +92,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
     page.service.here_only.add("allow")
     page.service.add(FormApi(forms, {tab.id: tab.adapters for tab in TABS}, roots or paths.roots()).answers)
     page.service.add(ModelsApi(forms, roots or paths.roots()).answers)
+    page.service.add(drawing.answers, drawing.shows)
     page.service.add(lab.answers)
     acts = RunActions(forms)
     page.service.add(acts.answers, acts.shows)

@@ -1,5 +1,6 @@
 // The page's script: every tab, and what Gradio's handlers call of them.
 import { mount as mountImages } from "./dataset/images.js";
+import { mount as mountDrawing } from "./drawing/drawing.js";
 import { base, download, fill, mount as mountForm, read, rest } from "./form/page.js";
 import "./form/datasets.js";
 import "./form/live.js";
@@ -16,5 +17,5 @@ import { mount as mountCommands } from "./tools/commands.js";
 
 // Gradio takes its handlers as text, which runs outside of every module: this is the one name that it finds them under.
 Object.assign(window, {
-  kohya: { base, download, fill, mountCommands, mountForm, mountImages, mountLab, mountQueue, pickedRun, read, rest },
+  kohya: { base, download, fill, mountCommands, mountDrawing, mountForm, mountImages, mountLab, mountQueue, pickedRun, read, rest },
 });

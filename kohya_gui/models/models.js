@@ -246,9 +246,9 @@ class Models {
     this.go.disabled = true;
     try {
       this.after = values;
-      await ask("models_get", { files: plan.files.filter(({ left }) => left).map(({ what }) => what), folder: this.folder.value });
+      const { job } = await ask("models_get", { files: plan.files.filter(({ left }) => left).map(({ what }) => what), folder: this.folder.value });
       showMessage(this.said, "plain", "The download goes on when this window or the page is closed, and can be started again.");
-      void this.look();
+      void this.look(job);
     } catch (error) {
       this.after = null;
       this.go.disabled = false;

@@ -5,7 +5,7 @@ import { translated } from "../i18n/words.js";
 import { all, around, hit, isField, make, makeButton, one, saveFile, setValue } from "../server/elements.js";
 import { address, ask, messageOf, wait } from "../server/http.js";
 
-/** @typedef {HTMLDialogElement & { row?: { step: string, large: string }[] }} Comparison the samples of the row that is shown */
+/** @typedef {HTMLDialogElement & { row?: { title: string, large: string }[] }} Comparison the samples of the row that is shown */
 
 /** @type {Record<string, string>} */
 const TITLES = { lora: "LoRA", dreambooth: "DreamBooth", finetune: "Finetune" };
@@ -89,12 +89,12 @@ function compare(sample) {
   const row = sample.parentElement ? all(sample.parentElement, ".sample") : [];
   const place = row.indexOf(sample);
   dialog ??= build();
-  const samples = row.map(({ dataset }) => ({ step: dataset.step ?? "", large: dataset.large ?? "" }));
+  const samples = row.map(({ dataset }) => ({ title: dataset.title ?? translated(say("Step {step}", { step: dataset.step ?? "" })), large: dataset.large ?? "" }));
   dialog.row = samples;
   one(dialog, "p").textContent = sample.dataset.prompt ?? "";
   const [first, second] = dialog.querySelectorAll("select");
   for (const choice of [first, second])
-    choice.replaceChildren(...samples.map(({ step }, i) => make("option", { value: String(i) }, translated(say("Step {step}", { step })))));
+    choice.replaceChildren(...samples.map(({ title }, i) => make("option", { value: String(i) }, title)));
   second.value = String(place);
   first.value = String(Math.min(place + 1, row.length - 1)); // the one before it, as the newest comes first
   dialog.classList.toggle("single", row.length < 2);
@@ -127,7 +127,7 @@ function draw(dialog) {
     const sample = i ? first : second;
     if (!sample) continue;
     if (image.getAttribute("src") !== sample.large) image.src = sample.large;
-    image.alt = translated(say("Step {step}", { step: sample.step }));
+    image.alt = sample.title;
   }
   one(dialog, ".pair").style.setProperty("--at", `${one(dialog, "input", HTMLInputElement).value}%`);
 }

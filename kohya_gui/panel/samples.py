@@ -32,7 +32,10 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     if not rows:
         return ""
     shown = "".join(_row(run, number, events) for number, events in sorted(rows.items()))
-    title = "<h3>Samples <small>click one to compare it with another step</small></h3>"
+    title = (
+        "<h3>Samples <small>click one to compare it with another step</small>"
+        f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
+    )
     return f'<section class="samples">{title}{shown}</section>'
 
 

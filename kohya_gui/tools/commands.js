@@ -16,7 +16,7 @@ const busy = (job) => job.state === "running" || job.state === "stopping";
  * What a field holds; a list of files has a line `path=weight` each.
  * @param {HTMLElement} field
  */
-function valueToSend(field) {
+export function valueToSend(field) {
   if (isField(field)) return typeof fieldValue(field) === "string" ? field.value.trim() : fieldValue(field);
   return all(field, ".file").map((row) => {
     const [path, weight] = all(row, "input", HTMLInputElement).map((input) => input.value.trim());
@@ -31,7 +31,7 @@ const values = (form) => Object.fromEntries(all(form, "[data-field]").map((field
  * Rows of files: there is always an empty one at the end.
  * @param {HTMLElement} list
  */
-function grow(list) {
+export function grow(list) {
   const rows = all(list, ".file");
   if (!rows.at(-1)?.querySelector("input")?.value.trim()) return;
   const row = /** @type {HTMLElement} */ (rows[0].cloneNode(true));
@@ -64,12 +64,14 @@ function card(job, at) {
  * @param {HTMLElement} where
  * @param {string} command
  * @param {(job: Job) => void} ended called with each that ends
+ * @param {(job: Job) => void} [changed] called with each that works, at every look
  */
-export function watcher(where, command, ended) {
+export function watcher(where, command, ended, changed = () => {}) {
   let turn = 0;
   /** @type {Set<string>} */
   const working = new Set();
-  async function look() {
+  async function look(begun = "") {
+    if (begun) working.add(begun); // it may have ended before the first look
     const mine = ++turn;
     for (;;) {
       /** @type {Job[]} */
@@ -90,8 +92,10 @@ export function watcher(where, command, ended) {
         return element;
       }));
       for (const job of found) {
-        if (busy(job)) working.add(job.id);
-        else if (working.delete(job.id)) ended(job);
+        if (busy(job)) {
+          working.add(job.id);
+          changed(job);
+        } else if (working.delete(job.id)) ended(job);
       }
       if (!working.size || !where.isConnected) return;
       await wait(700);
@@ -131,9 +135,9 @@ export function mount(element, more = () => ({}), ended = () => {}) {
     const form = forms.find((one) => !one.hidden) ?? forms[0];
     go.disabled = true;
     try {
-      await ask("command_begin", { command, name: form.dataset.name, values: { ...values(form), ...more() } });
+      const { id } = await ask("command_begin", { command, name: form.dataset.name, values: { ...values(form), ...more() } });
       showMessage(answer, "good", "");
-      look();
+      look(id);
     } catch (error) {
       showMessage(answer, "bad", messageOf(error));
     }

@@ -17,7 +17,7 @@ from library.tools.forms import FORMS as TOOLS
 COMMANDS: dict[str, Forms] = {"tools": TOOLS, "caption": CAPTION}
 AT_ONCE = {"tools": 3, "caption": 1}  # processes; captions of one folder by two models would mix
 LISTED = 6
-TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {"models": {"get": "Download"}}
+TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {"models": {"get": "Download"}, "sample": {}}
 ENDING = ".safetensors"
 
 
@@ -77,6 +77,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
     command, name, *rest = *job.facts.get("arguments", ()), "", ""
     titles = TITLES.get(command, {})
+    name = "Drawing" if command == "sample" else name
     out = next((word.removeprefix("--out=") for word in rest if word.startswith("--out=")), "")
     about = out or next((word for word in rest if word and not word.startswith("--")), "")
     return {
@@ -132,7 +133,7 @@ def _field(start: str, field: CommandField) -> str:
         return f'<div class="field check"><label>{box}<span>{label}</span></label>{about}</div>'
     top = f'<div class="field{required}{" wide" * (field.kind in WIDE)}"><label for="{element}">{label}</label>'
     if field.kind == "files":
-        return f'{top}<div class="files" {facts} data-start="{element}">{_file_row(element)}</div>{about}</div>'
+        return f'{top}<div class="files" {facts} data-start="{element}">{lora_row(element)}</div>{about}</div>'
     if field.kind == "choice":
         unset = "" if field.default or field.required else '<option value="">as in the input</option>'
         chosen = "".join(f"<option{' selected' * (c == field.default)}>{escape(c)}</option>" for c in field.choices)
@@ -147,7 +148,8 @@ def _field(start: str, field: CommandField) -> str:
 WIDE = ("file", "folder", "new", "files", "lines")
 
 
-def _file_row(element: str) -> str:
+def lora_row(element: str) -> str:
+    """A LoRA file and its weight, the first of a list that grows."""
     return (
         f'<div class="file"><input id="{element}-first" aria-label="LoRA file" spellcheck="false" autocomplete="off">'
         + picker.button("lora", "LoRA file", "file")

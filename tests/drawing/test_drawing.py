@@ -19,7 +19,7 @@ from library.drawing.draw import draw
 from library.methods import lora
 from library.methods.applied import AppliedLoras
 from library.outputs.prompts import Prompt
-from library.runs import gpu_slots, layout, process, reader
+from library.runs import gpu_slots, layout, process, reader, start
 from library.runs import job as jobs
 from library.tools import names
 from tests.training import shallow  # noqa: F401
@@ -212,7 +212,9 @@ def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
     began = time.monotonic()
     with shell.lanes(False, work):
         assert time.monotonic() - began > 0.2 and set(told) == {"waiting for zorb"}
-        assert gpu_slots.held() == {"0"} and "0" not in gpu_slots.free([])  # and no training gets it meanwhile
+        assert gpu_slots.held() == {"0"} and "0" not in gpu_slots.free([])
+        with pytest.raises(ConfigError, match="The GPU draws pictures"):  # so no training gets it meanwhile
+            start.begin(start.TrainingJob("x", "x", "x", str(tmp_path / "o"), ""))
     assert gpu_slots.held() == set()
     layout.store(gpu_slots._holders() / "1.json", {**process.identity(), "process_start": 1.0, "lanes": ["0"]})
     assert gpu_slots.held() == set()  # of a process that was killed

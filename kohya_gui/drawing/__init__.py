@@ -1,0 +1,1 @@
+"""The tab for trying LoRA files."""

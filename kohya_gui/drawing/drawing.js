@@ -1,0 +1,171 @@
+// The tab Try it: what is filled in becomes a drawing, and what was drawn is shown in rows and columns.
+import { read } from "../form/page.js";
+import { translated } from "../i18n/words.js";
+import { all, hit, isField, make, one, showMessage } from "../server/elements.js";
+import { ask, messageOf } from "../server/http.js";
+import { grow, valueToSend, watcher } from "../tools/commands.js";
+
+/** @typedef {{ small: string, large: string }} Picture */
+/** @typedef {{ columns: string[], rows: string[], cells: (Picture | null)[][], folder: string }} Sheet */
+/** @typedef {[name: string, title: string]} Choice */
+
+const TAB = "tab:", RUN = "run:", JOB = "job:";
+/** @type {HTMLElement | undefined} */
+let place;
+let wanted = ""; // the sheet to show, once it is known
+let asked = ""; // the run that was asked for in its panel
+/** @type {((begun?: string) => void) | undefined} */
+let look;
+
+/**
+ * @template {Element} [T=HTMLElement]
+ * @param {string} selector
+ * @param {new () => T} [type]
+ */
+const part = (selector, type) => one(place ?? document, selector, type);
+const model = () => part("#draw-model", HTMLSelectElement);
+const sheets = () => part("#draw-sheet", HTMLSelectElement);
+const text = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part(`#draw-${id}`)).value;
+
+/** @param {Element} element */
+export function mount(element) {
+  place = one(element, ".drawing");
+  const found = watcher(part(".jobs"), "sample", (job) => void refresh(JOB + job.id), (job) => void drawSheet(JOB + job.id));
+  look = found;
+  part("form").addEventListener("submit", (event) => event.preventDefault());
+  part("form").addEventListener("input", (event) => {
+    const list = hit(event, ".files");
+    if (list) grow(list);
+  });
+  model().addEventListener("change", () => void chooseModel());
+  sheets().addEventListener("change", () => void drawSheet(sheets().value));
+  part(".epochs").addEventListener("click", () => void fillEpochs());
+  part(".go", HTMLButtonElement).addEventListener("click", () => void begin());
+  void start();
+  found();
+}
+
+/** Show the run that was asked for beside its samples, if one was. */
+async function start() {
+  const run = asked;
+  asked = "";
+  await refresh(run);
+  if (!run) return;
+  model().value = run;
+  await chooseModel();
+}
+
+/**
+ * Read again what can be chosen; what was chosen stays.
+ * @param {string} [show] the sheet to show
+ */
+async function refresh(show = "") {
+  try {
+    /** @type {{ models: Choice[], sheets: Choice[] }} */
+    const known = await ask("draw_choices");
+    for (const [list, choices] of /** @type {[HTMLSelectElement, Choice[]][]} */ ([[model(), known.models], [sheets(), known.sheets]])) {
+      const before = list.value;
+      list.replaceChildren(...choices.map(([value, title]) => make("option", { value }, title)));
+      if (choices.some(([value]) => value === before)) list.value = before;
+    }
+    part(".board").hidden = !known.sheets.length;
+    if (show && known.sheets.some(([value]) => value === show)) sheets().value = show;
+    if (known.sheets.length) await drawSheet(sheets().value);
+    settle();
+  } catch (error) {
+    showMessage(part(".said-of"), "bad", messageOf(error));
+  }
+}
+
+/** What needs a run is there only where one is chosen. */
+function settle() {
+  part(".epochs").hidden = !model().value.startsWith(RUN);
+}
+
+async function chooseModel() {
+  settle();
+  if (!model().value.startsWith(RUN)) return;
+  const { prompts } = await ofRun();
+  const field = part("#draw-prompts", HTMLTextAreaElement);
+  if (!field.value.trim()) field.value = prompts.join("\n");
+}
+
+/** @returns {Promise<{ files: string[], prompts: string[] }>} */
+async function ofRun() {
+  try {
+    return await ask("draw_run", { run: model().value.slice(RUN.length) });
+  } catch (error) {
+    showMessage(part(".said-of"), "bad", messageOf(error));
+    return { files: [], prompts: [] };
+  }
+}
+
+/** Name every file that the run has saved, and compare them. */
+async function fillEpochs() {
+  const { files } = await ofRun(), list = part(".files");
+  for (const row of all(list, ".file").slice(1)) row.remove();
+  all(list, "input", HTMLInputElement)[0].value = "";
+  for (const file of files) {
+    const last = all(list, ".file").at(-1);
+    if (last) one(last, "input", HTMLInputElement).value = file;
+    grow(list);
+  }
+  if (files.length > 1) part("#draw-compare", HTMLSelectElement).value = "files";
+  showMessage(part(".said-of"), files.length ? "" : "bad", files.length ? "" : "This run has saved no LoRA file yet.");
+}
+
+async function begin() {
+  const go = part(".go", HTMLButtonElement), chosen = model().value;
+  const fields = Object.fromEntries(all(part("form"), "[data-prompt]").filter(isField).map((field) => [field.dataset.prompt, field.value]));
+  go.disabled = true;
+  try {
+    const { job } = await ask("draw_begin", {
+      model: chosen, form: chosen.startsWith(TAB) ? read(chosen.slice(TAB.length)) : "", fields, prompts: text("prompts"),
+      loras: String(valueToSend(part(".files"))).split("\n").filter(Boolean), compare: text("compare"), strengths: text("strengths"), folder: text("folder"),
+    });
+    wanted = JOB + job.id;
+    showMessage(part(".said-of"), "good", "");
+    look?.(job.id);
+  } catch (error) {
+    showMessage(part(".said-of"), "bad", messageOf(error));
+  }
+  go.disabled = false;
+}
+
+/**
+ * Show a sheet: each row is a strip whose pictures can be compared (monitor.js).
+ * @param {string} name
+ */
+async function drawSheet(name) {
+  try {
+    /** @type {Sheet} */
+    const { columns, rows, cells, folder } = await ask("draw_sheet", { name });
+    if (!cells.length || (sheets().value !== name && wanted !== name)) return;
+    part(".board").hidden = false;
+    part(".where").textContent = folder;
+    part(".pictures").replaceChildren(...rows.map((prompt, row) => make("div", { className: "row-of" },
+      make("p", { title: prompt, className: "own" }, make("span", { className: "own" }, prompt)),
+      make("div", { className: "strip", role: "group" }, cells[row].map((cell, column) => (cell ? picture(cell, columns[column], prompt) : make("span")))))));
+  } catch (error) {
+    showMessage(part(".said-of"), "bad", messageOf(error));
+  }
+}
+
+/**
+ * @param {Picture} cell
+ * @param {string} title
+ * @param {string} prompt
+ */
+function picture({ small, large }, title, prompt) {
+  const shown = translated(title);
+  const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
+  return make("button", { type: "button", className: "sample", "data-title": shown, "data-large": large, "data-prompt": prompt, "aria-label": `${shown}: ${prompt}` }, image, make("span", {}, title));
+}
+
+document.addEventListener("click", (event) => {
+  const button = hit(event, "[data-try]");
+  if (!button) return;
+  asked = RUN + button.dataset.try;
+  all(document, "button[role=tab]").find((tab) => tab.textContent?.trim() === translated("Try it"))?.click();
+  if (place?.isConnected) void start(); // else the tab is made now, for the first time
+});

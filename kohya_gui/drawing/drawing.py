@@ -1,0 +1,212 @@
+"""The tab Try it: pictures with LoRA files at chosen strengths, side by side; samples of runs in the same way."""
+
+import mimetypes
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from urllib.parse import urlencode
+
+import gradio as gr
+from starlette.responses import Response
+
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.prompts import NUMBERS
+from kohya_gui.panel import samples
+from kohya_gui.server import paths, picker
+from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from kohya_gui.tools.commands import job_status, lora_row
+from library import families
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Text
+from library.config.run_config import RunConfig
+from library.config.schema import build, read_toml, to_toml
+from library.drawing import plan
+from library.families import RUNS, config_class
+from library.files import write_atomic
+from library.outputs import prompt_rows, prompts
+from library.runs import job as jobs
+from library.runs import layout, reader
+
+KIND = "sample"
+LISTED = 20  # runs, and as many drawings as jobs are kept
+FOLDER = ("kohya", "drawings")  # below the first root, unless another folder is chosen
+TAB, RUN, JOB = "tab:", "run:", "job:"  # what begins the name of a choice
+
+
+class DrawingTab:
+    """The tab's place on the page, and the answers to what its script asks. Made inside `gr.Blocks`."""
+
+    def __init__(self, forms: Mapping[str, SettingsForm], titles: Mapping[str, str], roots: Sequence[Path]) -> None:
+        self.forms, self.titles, self.roots = forms, titles, roots
+        gr.HTML(self._markup(), js_on_load="window.kohya.mountDrawing(element)", apply_default_css=False)
+
+    @property
+    def answers(self) -> dict[str, Handler]:
+        """What scripts may ask."""
+        return {"draw_choices": self.choices, "draw_run": self.of_run, "draw_begin": self.begin,
+                "draw_sheet": self.sheet}  # fmt: skip
+
+    @property
+    def shows(self) -> dict[str, PictureHandler]:
+        """The pictures that may be asked for."""
+        return {"drawn": self.show}
+
+    def choices(self, sent: ApiRequest) -> JsonObject:
+        """Which models can be drawn with, and what can be shown; nothing of what was sent counts."""
+        runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:LISTED]
+        forms = [[TAB + tab, Text("The form of {name}", name=title)] for tab, title in self.titles.items()]
+        done = [job for job in jobs.every(KIND) if job.result.get("files")]
+        when = [time.strftime("%d %b %H:%M:%S", time.localtime(job.started)) for job in done]
+        drawn = [[JOB + job.id, Text("Drawing of {time}", time=at)] for job, at in zip(done, when, strict=True)]
+        listed = [[RUN + run.id, Text("Run {run}", run=run.id)] for run in runs]
+        sampled = [entry for run, entry in zip(runs, listed, strict=True) if _samples(run)]
+        return {"models": [*forms, *listed], "sheets": [*drawn, *sampled]}
+
+    def of_run(self, sent: ApiRequest) -> JsonObject:
+        """The LoRA files that a run has saved, in their order, and the prompts that it draws."""
+        run = _run(sent.text("run"))
+        events = reader.progress(run.folder).update().events
+        files = dict.fromkeys(_absolute(run, event) for event in events.get("saved", ()))
+        kept = [str(path) for path in files if path.suffix == ".safetensors" and path.is_file()]
+        asked = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
+        return {"files": kept, "prompts": [one for one in asked if one]}
+
+    def begin(self, sent: ApiRequest) -> JsonObject:
+        """Start a drawing. What can be wrong with the form is said before."""
+        if busy := next((job for job in jobs.every(KIND) if job.active), None):
+            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
+        config, loras = self._config(sent), [self._lora(line) for line in sent.texts("loras") if line.strip()]
+        compare, strengths = sent.text("compare"), _numbers(sent.text("strengths"))
+        if compare not in plan.COMPARE:
+            raise ConfigError("There is no such choice: load the page again.")
+        lines = _lines(sent)
+        columns = plan.columns(compare, loras, strengths)
+        plan.check_size(len(columns), [prompts.parse_line(line) for line in lines])
+        folder = paths.inside(sent.text("folder"), self.roots, "folder")
+        place = jobs.new(KIND)
+        write_atomic(place / f"{config.script}.toml", to_toml(config))
+        write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")
+        words = [KIND, str(place / f"{config.script}.toml"), f"--prompts={place / 'prompts.txt'}", f"--out={folder}",
+                 f"--compare={compare}", f"--strengths={', '.join(f'{one:g}' for one in strengths)}",
+                 *(f"--lora={path}={strength:g}" for path, strength in loras)]  # fmt: skip
+        return {"job": job_status(jobs.start(KIND, words, place))}
+
+    def sheet(self, sent: ApiRequest) -> JsonObject:
+        """Pictures in rows and columns: of a drawing, or of a run's samples by prompt and step."""
+        name = sent.text("name")
+        if name.startswith(RUN):
+            return _of_samples(_run(name.removeprefix(RUN)))
+        job = jobs.find(name.removeprefix(JOB))
+        found = job.result
+        rows = enumerate(found.get("files") or [])
+        cells = [[_cell("drawn", {"job": job.id, "row": row, "column": column}) if file else None
+                  for column, file in enumerate(files)] for row, files in rows]  # fmt: skip
+        return {"columns": found.get("columns") or [], "rows": found.get("rows") or [], "cells": cells,
+                "folder": found.get("folder") or ""}  # fmt: skip
+
+    def show(self, query: Mapping[str, str]) -> Response:
+        """A picture of a drawing by its place; nothing else can be asked for."""
+        try:
+            found = jobs.find(query.get("job")).result["files"]
+            path = paths.present(found[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
+        except (KeyError, ValueError, IndexError, TypeError):
+            raise ConfigError("There is no such picture.") from None
+        small = query.get("small")
+        body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
+        kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
+        return Response(body, media_type=kind or "application/octet-stream", headers=samples.KEPT)
+
+    def _config(self, sent: ApiRequest) -> RunConfig:
+        """What of a form or a run's config a drawing needs."""
+        name = sent.text("model")
+        if name.startswith(RUN):
+            run = _run(name.removeprefix(RUN))
+            script, values = str(run.facts.get("script")), read_toml(run.folder / layout.TOML)
+            if script not in RUNS:
+                raise ConfigError("There is no such choice: load the page again.")
+            family = config_class(script).family
+        else:
+            form = self.forms.get(name.removeprefix(TAB))
+            if form is None:
+                raise ConfigError("There is no such choice: load the page again.")
+            given = form.parse_submission(sent.text("form"))
+            family, values = given.family, given.values
+        config = build(config_class(families.lora_script(family)), plan.kept(family, values), notes=[])
+        if not config.model.pretrained_model_name_or_path:
+            raise ConfigError("The form of {titles} names no base model: fill that in first.",
+                titles=self.titles.get(name.removeprefix(TAB), name))  # fmt: skip
+        paths.allow(config, self.roots)
+        return config
+
+    def _lora(self, line: str) -> tuple[Path, float]:
+        path, _, number = line.rpartition("=")
+        return paths.present(path, self.roots, (".safetensors",), "LoRA files"), _number(number)
+
+    def _markup(self) -> str:
+        numbers = "".join(
+            f'<div class="field"><label for="draw-{name}">{label}</label><input id="draw-{name}" data-prompt="{name}"'
+            f' inputmode="decimal" spellcheck="false" autocomplete="off"><small>{escape(about)}</small></div>'
+            for name, label, about in NUMBERS
+        )
+        return (Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+                .replace("[numbers]", numbers)
+                .replace("[row]", lora_row("draw-lora"))
+                .replace("[browse]", picker.button("folder", "Folder for pictures", "folder"))
+                .replace("[folder]", escape(str(self.roots[0].joinpath(*FOLDER)))))  # fmt: skip
+
+
+def _run(name: str) -> reader.RecordedRun:
+    try:
+        return reader.run(name)
+    except KeyError:
+        raise ConfigError("This run is not there any more: load the page again.") from None
+
+
+def _absolute(run: reader.RecordedRun, event: JsonObject) -> Path:
+    return Path(str(run.facts.get("folder") or "."), str(event.get("file") or ""))
+
+
+def _samples(run: reader.RecordedRun) -> Sequence[JsonObject]:
+    return reader.progress(run.folder).update().events.get("sample", ())
+
+
+def _of_samples(run: reader.RecordedRun) -> JsonObject:
+    """The samples of a run: a row for each prompt, a column for each step."""
+    events = list(enumerate(_samples(run)))
+    steps = sorted({int(event.get("step") or 0) for _, event in events})
+    rows = sorted({int(event.get("number") or 0) for _, event in events})
+    said = {int(event.get("number") or 0): str(event.get("prompt") or "") for _, event in events}
+    at = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
+    cells = [[_cell("picture", {"run": run.id, "sample": at[row, step]}) if (row, step) in at else None
+              for step in steps] for row in rows]  # fmt: skip
+    titles = [Text("Step {step}", step=step) for step in steps]
+    return {"columns": titles, "rows": [said[row] for row in rows], "cells": cells,
+            "folder": str(run.facts.get("output_dir") or "")}  # fmt: skip
+
+
+def _cell(show: str, query: JsonObject) -> JsonObject:
+    """The addresses of a picture."""
+    return {"small": f"own/{show}?" + urlencode({**query, "small": 1}), "large": f"own/{show}?" + urlencode(query)}
+
+
+def _lines(sent: ApiRequest) -> list[str]:
+    """The prompts as lines of a prompt file, each with the fields that are for all."""
+    fields = sent.values("fields")
+    known = {"negative_prompt", *(name for name, *_ in NUMBERS)}
+    if fields.keys() - known or not all(isinstance(value, str) for value in fields.values()):
+        raise ConfigError("This is not what the page sends: load it again")
+    fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}
+    rows = [{"prompt": line.strip(), **fields} for line in sent.text("prompts").splitlines() if line.strip()]
+    return prompt_rows.text(rows).splitlines() if rows else []
+
+
+def _numbers(text: str) -> list[float]:
+    return [_number(part) for part in text.split(",") if part.strip()] or list(plan.STRENGTHS)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.strip() or 1)
+    except ValueError:
+        raise ConfigError("Strengths are numbers, such as 0.8") from None

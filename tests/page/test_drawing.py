@@ -1,0 +1,190 @@
+"""The tab Try it: what is filled in becomes a command, samples of runs stand beside each other, nothing leads out."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from kohya_gui.drawing import drawing
+from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.tab import FAMILIES, TABS
+from kohya_gui.server.json_api import ApiRequest
+from library.config.problems import ConfigError
+from library.config.schema import read_toml
+from library.runs import job as jobs
+from library.runs import layout, reader, registry
+
+TAB = TABS[0]
+NAME = next(iter(TAB.configs))
+
+
+@pytest.fixture
+def tab(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    root = (tmp_path / "root").resolve()
+    root.mkdir()
+    for name in ("a", "b", "model"):
+        (root / f"{name}.safetensors").write_text("x")
+    (tmp_path / "secret.safetensors").write_text("x")
+    made = drawing.DrawingTab.__new__(drawing.DrawingTab)
+    form = SettingsForm(TAB.id, FAMILIES, TAB.configs, TAB.basics)
+    made.forms, made.titles, made.roots = {TAB.id: form}, {TAB.id: TAB.title}, [root]
+    made.started = []
+    answer = lambda folder: jobs.BackgroundJob(folder, {"kind": "sample"})  # noqa: E731
+    monkeypatch.setattr(jobs, "start", lambda kind, words, folder: made.started.append(words) or answer(folder))
+    return made
+
+
+def sent(tmp_path, **more):
+    root = tmp_path / "root"
+    values = {"pretrained_model_name_or_path": str(root / "model.safetensors"), "blocks_to_swap": "5",
+              "train_data_dir": "/etc", "learning_rate": "nonsense"}  # fmt: skip
+    form = json.dumps({"family": NAME, "values": values, "launch": {}})
+    return ApiRequest({"model": f"tab:{TAB.id}", "form": form, "loras": [f"{root}/a.safetensors=0.8"],
+                       "prompts": "a cat\n\n a dog ", "fields": {"width": "512", "seed": "3", "height": ""},
+                       "compare": "strengths", "strengths": "0, 1", "folder": str(root / "out"), **more})  # fmt: skip
+
+
+def test_a_form_becomes_a_command(tab, tmp_path):
+    root = tmp_path / "root"
+    tab.begin(sent(tmp_path))
+    ((kind, config, prompts, *rest),) = tab.started
+    assert kind == "sample"
+    assert read_toml(config) == {"pretrained_model_name_or_path": str(root / "model.safetensors"), "blocks_to_swap": 5}
+    text = Path(prompts.removeprefix("--prompts=")).read_text("utf-8")
+    assert text == "a cat --w 512 --d 3\na dog --w 512 --d 3\n"
+    assert rest == [f"--out={root / 'out'}", "--compare=strengths", "--strengths=0, 1",
+                    f"--lora={root / 'a.safetensors'}=0.8"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"loras": ["{root}/../secret.safetensors=1"]}, "outside"),
+        ({"loras": ["{root}/none.safetensors=1"]}, "does not exist"),
+        ({"loras": ["{root}/a.safetensors=strong"]}, "Strengths are numbers"),
+        ({"loras": []}, "nothing to compare"),
+        ({"loras": "x"}, "list of texts"),
+        ({"folder": "/etc"}, "outside"),
+        ({"prompts": " "}, "write a prompt"),
+        ({"prompts": "a --ci /etc/passwd"}, "begins as an option"),
+        ({"fields": {"width": "wide"}}, "width cannot be"),
+        ({"fields": {"rest": " --ci /etc/x"}}, "not what the page sends"),
+        ({"compare": "rm"}, "no such choice"),
+        ({"strengths": "a"}, "Strengths are numbers"),
+        ({"strengths": "nan"}, "from -10 to 10"),
+        ({"model": "tab:none"}, "no such choice"),
+        ({"model": "run:../../x"}, "not there any more"),
+        ({"form": '{"family": "x", "values": {}, "launch": {}}'}, "no family"),
+        ({"form": json.dumps({"family": NAME, "values": {}, "launch": {}})}, "names no base model"),
+        ({"form": json.dumps({"family": NAME, "values": {"pretrained_model_name_or_path": "/etc/passwd"},
+                              "launch": {}})}, "outside"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_or_leads_out_is_refused(tab, tmp_path, more, says):
+    root = str(tmp_path / "root")
+    given = {name: [one.replace("{root}", root) for one in value] if isinstance(value, list) else value
+             for name, value in more.items()}  # fmt: skip
+    with pytest.raises(ConfigError, match=says):
+        tab.begin(sent(tmp_path, **given))
+    assert tab.started == []
+
+
+def run_with_samples(root):
+    """A finished run with two prompts at two steps, and two files."""
+    folder = root / "out" / "runs" / "zorb-1"
+    folder.mkdir(parents=True)
+    facts = {"id": folder.name, "script": TAB.configs[NAME]().script, "state": "finished", "started": 1.0,
+             "folder": str(root), "output_dir": str(root / "out"), "output_name": "zorb"}  # fmt: skip
+    layout.store(folder / layout.RUN, facts)
+    (folder / layout.TOML).write_text(f'pretrained_model_name_or_path = "{root / "model.safetensors"}"\n', "utf-8")
+    lines = []
+    for step in (10, 20):
+        (root / "out" / f"zorb-{step}.safetensors").write_text("x")
+        lines.append({"kind": "saved", "file": str(root / "out" / f"zorb-{step}.safetensors"), "step": step})
+        for number, prompt in enumerate(("a cat", "a dog")):
+            place = root / "out" / f"{step}_{number}.png"
+            Image.new("RGB", (32, 32), (step, 40, 40)).save(place)
+            lines.append({"kind": "sample", "file": str(place), "step": step, "number": number, "prompt": prompt})
+    (folder / layout.PROGRESS).write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
+    registry.add(folder)
+    return folder
+
+
+def test_a_runs_samples_and_files_are_there(tab, tmp_path):
+    run_with_samples(tmp_path / "root")
+    known = tab.choices(ApiRequest({}))
+    assert [name for name, _ in known["models"]] == [f"tab:{TAB.id}", "run:zorb-1"]
+    assert known["sheets"] == [["run:zorb-1", "Run zorb-1"]]
+    sheet = tab.sheet(ApiRequest({"name": "run:zorb-1"}))
+    assert sheet["columns"] == ["Step 10", "Step 20"] and sheet["rows"] == ["a cat", "a dog"]
+    assert sheet["cells"][1][0] == {"small": "own/picture?run=zorb-1&sample=1&small=1",
+                                    "large": "own/picture?run=zorb-1&sample=1"}  # fmt: skip
+    found = tab.of_run(ApiRequest({"run": "zorb-1"}))
+    assert [name[-14:-12] for name in found["files"]] == ["10", "20"] and found["prompts"] == ["a cat", "a dog"]
+    tab.begin(sent(tmp_path, model="run:zorb-1"))
+    assert read_toml(tab.started[0][1]) == {
+        "pretrained_model_name_or_path": str(tmp_path / "root" / "model.safetensors")
+    }
+
+
+def test_only_pictures_of_a_drawing_inside_the_roots_are_shown(tab, tmp_path):
+    inside, outside = tmp_path / "root" / "0.png", tmp_path / "0.png"
+    for path in (inside, outside):
+        Image.new("RGB", (32, 32)).save(path)
+    folder = jobs.new("sample")
+    layout.store(folder / jobs.JOB, {"kind": "sample", "state": "finished", "started": 1.0})
+    files = [[str(inside), str(outside), "", str(tmp_path / "root" / "a.safetensors")]]
+    layout.store(folder / jobs.RESULT, {"columns": ["a", "b", "c", "d"], "rows": ["x"], "files": files, "folder": "f"})
+    query = {"job": folder.name, "row": "0"}
+    assert tab.show({**query, "column": "0"}).media_type == "image/png"
+    assert tab.show({**query, "column": "0", "small": "1"}).media_type == "image/jpeg"
+    for more in ({"column": "1"}, {"column": "2"}, {"column": "3"}, {"column": "9"}, {"column": "x"}, {}):
+        with pytest.raises(ConfigError):
+            tab.show({**query, **more})
+    with pytest.raises(ConfigError):
+        tab.show({"job": "../x", "row": "0", "column": "0"})
+    sheet = tab.sheet(ApiRequest({"name": f"job:{folder.name}"}))
+    assert sheet["cells"][0][2] is None and sheet["columns"] == ["a", "b", "c", "d"]
+    for name in ("job:../x", "run:none", ""):
+        with pytest.raises(ConfigError):
+            tab.sheet(ApiRequest({"name": name}))
+
+
+@pytest.mark.browser
+def test_files_of_a_run_are_compared(visit, served, monkeypatch):
+    run_with_samples(served[1])
+    asked = []
+    monkeypatch.setattr(jobs, "start", lambda kind, words, folder: asked.append(words) or finished(folder, served[1]))
+
+    def finished(folder, root):
+        Image.new("RGB", (32, 32), (9, 90, 9)).save(root / "drawn.png")
+        layout.store(folder / jobs.RESULT, {"columns": ["zorb-10", "zorb-20"], "rows": ["a cat"], "folder": str(root),
+                                            "files": [[str(root / "drawn.png")] * 2]})  # fmt: skip
+        layout.store(folder / jobs.JOB, {"kind": "sample", "state": "finished", "started": 2.0,
+                                         "arguments": ["sample", "x.toml"]})  # fmt: skip
+        return jobs.at(folder)
+
+    seen = visit()
+    page = seen.page
+    page.locator("[data-try]").click()  # beside the samples of the run
+    box = page.locator(".drawing")
+    box.locator(".board .sample").nth(3).wait_for()
+    assert box.locator("#draw-model").input_value() == "run:zorb-1" == box.locator("#draw-sheet").input_value()
+    page.wait_for_function("document.querySelector('#draw-prompts').value === 'a cat\\na dog'")
+    assert box.locator(".board .sample span").all_inner_texts() == ["Step 10", "Step 20"] * 2
+    box.get_by_role("button", name="All files of this run").click()
+    page.wait_for_function("document.querySelector('#draw-compare').value === 'files'")
+    box.get_by_role("button", name="Draw", exact=True).click()
+    box.locator(".board .sample span", has_text="zorb-20").wait_for()
+    assert [word for word in asked[0] if word.startswith("--lora=")] == [
+        f"--lora={served[1] / 'out' / f'zorb-{step}.safetensors'}=1" for step in (10, 20)
+    ]
+    box.locator(".board .sample").first.click()
+    page.locator("dialog.compare").wait_for()
+    assert page.locator("dialog.compare select").first.inner_text().split() == ["zorb-10", "zorb-20"]
+    page.keyboard.press("Escape")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert reader.run("zorb-1").state == "finished"
