@@ -9,6 +9,7 @@ import { grow, valueToSend, watcher } from "../tools/commands.js";
 /** @typedef {{ columns: string[], rows: string[], cells: (Picture | null)[][], folder: string }} Sheet */
 /** @typedef {[name: string, title: string]} Choice */
 
+const FEW = 16; // pictures that are shown as they are, and not as thumbnails
 const TAB = "tab:", RUN = "run:", JOB = "job:";
 /** @type {HTMLElement | undefined} */
 let place;
@@ -143,9 +144,10 @@ async function drawSheet(name) {
     if (!cells.length || (sheets().value !== name && wanted !== name)) return;
     part(".board").hidden = false;
     part(".where").textContent = folder;
+    const few = cells.flat().length <= FEW;
     part(".pictures").replaceChildren(...rows.map((prompt, row) => make("div", { className: "row-of" },
       make("p", { title: prompt, className: "own" }, make("span", { className: "own" }, prompt)),
-      make("div", { className: "strip", role: "group" }, cells[row].map((cell, column) => (cell ? picture(cell, columns[column], prompt) : make("span")))))));
+      make("div", { className: "strip", role: "group" }, cells[row].map((cell, column) => (cell ? picture(few ? { ...cell, small: cell.large } : cell, columns[column], prompt) : make("span")))))));
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
   }

@@ -180,7 +180,7 @@ class Models {
     const sizes = wanted.map(({ what, size }) => this.plan?.files.find((one) => one.what === what)?.left ?? size);
     const total = sizes.reduce((sum, size) => sum + size, 0), free = this.plan?.free ?? this.known?.free ?? 0;
     const complete = this.model.value !== OTHER || wanted.some(({ option }) => option === BASE);
-    const facts = { sizes: sizes.map(sizeOf).join(" + "), total: sizeOf(total), free: sizeOf(free) };
+    const facts = { sizes: sizes.filter(Boolean).map(sizeOf).join(" + "), total: sizeOf(total), free: sizeOf(free) };
     const template = total > free ? "{sizes} = {total} to download, and only {free} free: choose another folder" : "{sizes} = {total} to download, {free} free";
     this.room.textContent = wanted.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
     this.room.classList.toggle("bad", total > free);

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from PIL import Image
 from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
@@ -91,8 +92,6 @@ def file_of(run: reader.RecordedRun, place: int) -> Path:
 @lru_cache(maxsize=512)
 def thumbnail(path: Path, changed: int) -> bytes:
     """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError for what is none."""
-    from PIL import Image
-
     made = io.BytesIO()
     with _opened(path) as picture:
         picture.draft("RGB", (SMALL, SMALL))
@@ -109,8 +108,6 @@ def whole(path: Path) -> bytes:
 
 
 def _opened(path: Path) -> Any:
-    from PIL import Image
-
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError("This picture is too large to be shown.")

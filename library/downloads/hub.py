@@ -175,7 +175,7 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
     address = f"{constants.ENDPOINT}/{file.repository}/resolve/{file.commit}/{quote(file.path)}"
     own = token()
 
-    class Progress:
+    class ByteCount:
         """What huggingface_hub tells of each block; it stands in for its progress bar."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -187,14 +187,14 @@ def _fill(part: Path, file: RemoteFile, report: Report) -> None:
             self.done += int(more)
             report(file.name, self.done, file.size)
 
-        def __enter__(self) -> "Progress":
+        def __enter__(self) -> "ByteCount":
             return self
 
         def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                      trace: TracebackType | None) -> None:  # fmt: skip
             """There is nothing to close."""
 
-    bar: Any = Progress
+    bar: Any = ByteCount
     headers = {"authorization": f"Bearer {own}"} if own else {}
     with part.open("ab") as out:
         try:

@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
                       help="factors of the files' strengths for --compare strengths")  # fmt: skip
     made.add_argument("--prompt", action="append", default=[], help="what to draw, as a line of a prompt file")
     made.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
-    made.add_argument("--seed", type=int, help="for prompts that have none; else one by chance, the same for all")
+    made.add_argument("--seed", type=int, help="for prompts that have none; else a random one, the same for all")
     made.add_argument("--out", type=Path, default=Path("drawings"), metavar="FOLDER", help="where pictures are kept")
     made.add_argument("--cpu", action="store_true", help="draw on the processor")
     return made

@@ -1,6 +1,7 @@
 """Drawing: columns of strengths and files with one seed, exact sums, waiting for the GPU, and files that do not fit."""
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -200,6 +201,8 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
 def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
     given(SCRIPTS[0])
     monkeypatch.setattr(shell, "WAITING", 0.02)
+    for name in gpu_slots.environment("0"):
+        monkeypatch.setenv(name, "before")  # which is put back
     monkeypatch.setattr(gpu_slots, "lanes", lambda: ("0",))
     training = reader.RecordedRun(tmp_path / "zorb", {"id": "zorb", "state": "running", "lanes": ["0"]})
     monkeypatch.setattr(type(training), "active", property(lambda self: self in busy))
@@ -212,7 +215,8 @@ def test_it_waits_until_no_training_has_the_lane(given, monkeypatch, tmp_path):
     began = time.monotonic()
     with shell.lanes(False, work):
         assert time.monotonic() - began > 0.2 and set(told) == {"waiting for zorb"}
-        assert gpu_slots.held() == {"0"} and "0" not in gpu_slots.free([])
+        assert os.environ[gpu_slots.VISIBLE] == "0" and gpu_slots.held() == {"0"}
+        assert "0" not in gpu_slots.free([])
         with pytest.raises(ConfigError, match="The GPU draws pictures"):  # so no training gets it meanwhile
             start.begin(start.TrainingJob("x", "x", "x", str(tmp_path / "o"), ""))
     assert gpu_slots.held() == set()
