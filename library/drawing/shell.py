@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from library import families
 from library.config.json_types import JsonMapping
@@ -19,6 +20,9 @@ from library.outputs import prompts as prompt_files
 from library.outputs.prompts import Prompt
 from library.runs import gpu_slots, reader
 from library.runs.job_work import JobRecord, joined
+
+if TYPE_CHECKING:
+    from library.drawing.draw import Sheet
 
 DONE = 0
 WAITING = 1.0  # seconds between two looks whether the GPU is free
@@ -35,9 +39,9 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     plan.check_size(len(columns), prompts)
     config = config_of(asked.config, dict(pair(text) for text in asked.set), script_of)
     with joined("sample") as work, lanes(asked.cpu, work):
-        from library.drawing.draw import Sheet, draw  # loads torch, which looks once for the GPUs that it may use
+        draw = families.load("library.drawing.draw:draw")  # with torch, which looks once for the GPUs that it may use
 
-        def store(sheet: Sheet) -> None:
+        def store(sheet: "Sheet") -> None:
             work.store(sheet.as_json())
             if not work.folder:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
