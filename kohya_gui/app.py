@@ -33,7 +33,7 @@ from kohya_gui.server.scripts import ScriptTags
 from kohya_gui.server.serving import access_of, announce, bind, is_private, parser, prefix_of, serve
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.theme import HEAD, THEME
-from kohya_gui.server.uploads import Uploads
+from kohya_gui.server.uploads import ImageUploads
 from kohya_gui.tools.commands import ToolCommands
 from kohya_gui.tools.tools import ToolsTab
 from library import families
@@ -82,7 +82,7 @@ def build(roots: Sequence[Path] = ()) -> Page:
         monitor.on_load(page)
     page.service.add(Picker(roots or paths.roots()).answers)
     page.service.add(images.answers, images.shows)
-    uploads = Uploads(roots or paths.roots())
+    uploads = ImageUploads(roots or paths.roots())
     page.service.add(uploads.answers)
     page.service.takes.update(uploads.takes)
     page.service.add(ToolCommands(roots or paths.roots()).answers)

@@ -37,7 +37,7 @@ class Upload:
     busy: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Uploads:
+class ImageUploads:
     """Files on their way, by the names of what has come of them so far."""
 
     def __init__(self, roots: Sequence[Path]) -> None:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from kohya_gui.app import application, build
 from kohya_gui.server.json_api import ApiRequest
-from kohya_gui.server.uploads import Uploads
+from kohya_gui.server.uploads import ImageUploads
 from library.config.problems import ConfigError
 from tests.training import listing
 
@@ -27,7 +27,7 @@ def picture(seed=0, side=64):
 @pytest.fixture
 def uploads(tmp_path):
     (tmp_path / "root").mkdir()
-    return Uploads([tmp_path / "root"])
+    return ImageUploads([tmp_path / "root"])
 
 
 class Browser:
@@ -84,7 +84,7 @@ def test_an_upload_goes_on_where_it_broke_off_also_after_a_restart(browser, tmp_
     content = picture(side=128)
     (verdict,) = browser.ask(("cat.png", content))
     browser.send(verdict, content, most=3)
-    browser.uploads = Uploads(browser.uploads.roots)
+    browser.uploads = ImageUploads(browser.uploads.roots)
     assert browser.send(verdict, content) == {"again": True}
     (verdict,) = browser.ask(("cat.png", content))
     assert verdict["offset"] == 3000
