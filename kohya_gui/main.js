@@ -10,6 +10,7 @@ import "./form/search.js";
 import "./form/start_preset.js";
 import { mount as mountLab } from "./lab/lab.js";
 import "./models/models.js";
+import "./panel/first_steps.js";
 import { pickedRun } from "./panel/monitor.js";
 import { mount as mountQueue } from "./panel/queue.js";
 import "./server/allowed_folders.js";

@@ -181,7 +181,7 @@ function anyway(button) {
  * Show the images of a tab's form where captions are written.
  * @param {string} tab
  */
-async function writeCaptions(tab) {
+export async function showImages(tab) {
   const titles = ["Data set", translated("Data set")];
   all(document, 'button[role="tab"]').find((button) => titles.includes(button.textContent.trim()))?.click();
   for (let i = 0; i < 100 && !document.querySelector(".images")?.checkVisibility(); i++) await wait(50);
@@ -215,7 +215,7 @@ const CLICKS = [
   [".undo", (button) => undo(button.dataset.tab ?? tabOf(button))],
   [".message > .away", (button) => button.closest(".bar")?.classList.add("away")],
   [".message .anyway", anyway],
-  [".message .captions", (button) => writeCaptions(tabOf(button))],
+  [".message .captions", (button) => showImages(tabOf(button))],
   [".fix", fix],
   [".forget", forgetKey],
   [".compare", (button) => compare(button.dataset.tab ?? "")],

@@ -28,7 +28,11 @@ ENDING = {"": "", "after_step": "{doing} · stops after this step", "now": "{doi
 PAUSED = "The queue is paused: {why} {trainings} left."
 EMPTY = (
     '<div class="empty"><p><b>No training yet.</b></p>'
-    "<p>A training shows here while it runs, whether it was started with Train or in a shell.</p></div>"
+    "<p>A training shows here while it runs, whether it was started with Train or in a shell.</p>"
+    '<ol class="first-steps"><li><button type="button" data-step="model">Choose a model</button></li>'
+    '<li><button type="button" data-step="images">Add images</button></li>'
+    '<li><button type="button" data-step="look">Look at them</button></li>'
+    '<li><button type="button" data-step="train">Start the training</button></li></ol></div>'
 )
 SILENT = 300.0  # seconds without news of a run that works, from which on that is said
 FULL = 0.95  # of a memory or a disk, from which on it is marked

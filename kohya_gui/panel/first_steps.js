@@ -1,0 +1,40 @@
+// The four steps to a first training, in the panel as long as there was none: each leads to where it is done.
+import { onSettled } from "../form/page.js";
+import { showImages } from "../form/live.js";
+import { all, hit, isField, one } from "../server/elements.js";
+import { wait } from "../server/http.js";
+
+const MODEL = "pretrained_model_name_or_path";
+const IMAGES = ["train_data_dir", "dataset_config", "in_json"];
+
+const shown = () => all(document, ".training").find((training) => training.checkVisibility());
+
+/** The training tab that is open, or else the first one, opened. */
+async function training() {
+  if (!shown()) one(document, 'button[role="tab"]').click();
+  for (let i = 0; i < 100 && !shown(); i++) await wait(50);
+  return shown();
+}
+
+/** @type {Record<string, (where: HTMLElement) => unknown>} */
+const STEPS = {
+  model: (where) => one(where, ".find-models").click(),
+  images: (where) => {
+    one(where, ".datasets").scrollIntoView({ block: "center" });
+    one(where, ".choose-images input").focus({ preventScroll: true });
+  },
+  look: (where) => showImages(one(where, "form.settings").id.replace(/-form$/, "")),
+  train: (where) => one(where, ".bar button.train").focus(),
+};
+
+document.addEventListener("click", async (event) => {
+  const button = hit(event, ".first-steps button");
+  const where = button && (await training());
+  if (where) STEPS[button.dataset.step ?? ""](where);
+});
+onSettled((where) => {
+  if (!where.checkVisibility()) return;
+  const has = (/** @type {string} */ name) => all(where, `[data-option=${name}]`).some((field) => isField(field) && field.value.trim());
+  const done = { model: has(MODEL), images: IMAGES.some(has) };
+  one(document, "#side").dataset.done = Object.entries(done).filter(([, is]) => is).map(([name]) => name).join(" ");
+});
