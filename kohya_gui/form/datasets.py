@@ -59,7 +59,7 @@ def section(configs: Mapping[str, type]) -> str:
         '<div class="share" hidden><i></i></div></div>'
         f'<details><summary>Captions, masks and more</summary><div class="grid">{"".join(others)}</div></details>'
         '<button type="button" data-row="remove">Remove</button></li></template>'
-        '<div class="drop"><p>Drop images and their captions here.</p><div class="acts">'
+        '<div class="drop"><p>Drop images and their captions here.</p><div class="send-acts">'
         '<label class="choose-images">Choose images<input type="file" multiple'
         f' accept="{endings}"></label><button type="button" data-row="add">Add a folder</button>'
         '<button type="button" data-row="add-set" title="Folders that are trained at another size" hidden>'
